@@ -1,0 +1,56 @@
+# Few verbs. `make test` and `make demo` each work alone in a new clone.
+SHELL  := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint constraints.txt
+
+# A stamp in the virtual environment says what is installed there; it goes stale when the pins change.
+DEV    := $(VENV)/.installed-dev
+CORE   := $(VENV)/.installed-core
+PINS   := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test demo format bench clean
+
+help:  ## list the verbs
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+
+setup: $(DEV)  ## create the virtual environment with everything the checks need
+
+test: $(DEV)  ## set up, fetch tokenizers, then lint, formatting, types, layers and tests
+	@$(BIN)/python tests/tokenizers/fetch.py
+	@echo "» ruff check";          $(BIN)/ruff check --quiet --output-format=concise .
+	@echo "» ruff format --check"; $(BIN)/ruff format --check --quiet .
+	@echo "» mypy";                $(BIN)/mypy --no-error-summary
+	@echo "» lint-imports";        said=$$($(BIN)/lint-imports --no-logo) || { echo "$$said"; exit 1; }
+	@echo "» pytest";              $(BIN)/python -m pytest
+
+demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## watch a small agent at work: no download of weights, no GPU
+	@$(BIN)/agentfly run recipes/demo.py
+
+format: $(DEV)  ## rewrite the code the way ruff wants it
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(DEV)  ## run the benchmarks
+	@$(BIN)/python benchmarks/run.py
+
+clean:  ## remove the virtual environment, fetched files and caches
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentfly needs Python 3.11 or later: make PYTHON=python3.12")'
+	@echo "» creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(DEV): $(PINS) | $(BIN)/python
+	@echo "» installing agentfly[dev] into $(VENV), about a minute"
+	@start=$$SECONDS; $(PIP) --editable '.[dev]' && echo "  done in $$((SECONDS - start)) s"
+	@touch $(CORE) $(DEV)
+
+$(CORE): $(PINS) | $(BIN)/python
+	@echo "» installing agentfly into $(VENV), about a minute"
+	@start=$$SECONDS; $(PIP) --editable . && echo "  done in $$((SECONDS - start)) s"
+	@touch $(CORE)

@@ -1,0 +1,1 @@
+"""What the rollout costs, holds and wastes, beside a plain floor and peers: `python benchmarks/run.py`."""

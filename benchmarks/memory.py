@@ -1,0 +1,111 @@
+"""What finished and living chains hold in memory.
+
+Each figure is taken in a fresh process. `held` is what tracemalloc sees still allocated once the rollout is
+over and only its result is kept; RSS is read at the moment when every chain waits in the backend for its last
+turn.
+
+    python -m benchmarks.memory [--quick]
+"""
+
+import argparse
+import asyncio
+import gc
+import resource
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sides import floor
+from benchmarks.sides.serve import Case
+from benchmarks.table import print_table
+
+MIB = 2**20
+
+
+def prepare(side: str, chains: int, turns: int) -> Case:
+    if side == "floor":
+        return floor.prepare(chains, turns)
+    from benchmarks.sides import agentfly_run
+
+    return agentfly_run.prepare(chains, turns)
+
+
+def held_per_chain(side: str, chains: int, turns: int) -> tuple[float, float]:
+    """Bytes held by a finished chain, and its tokens."""
+    case = prepare(side, chains, turns)
+    case.run()  # caches that stay whatever the number of chains are filled here
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    result = case.run()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return (after - before) / chains, case.inspect(result).tokens / chains
+
+
+def rss_of_live_chains(chains: int, turns: int) -> tuple[float, float]:
+    """MiB of the process with every chain suspended in its last turn, and how much of it the chains added."""
+    from agentfly.backend import Request
+    from agentfly.types import Completion
+    from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, rows
+
+    class Gate(FakeBackend):
+        """Holds the last turn of every chain until all have come that far."""
+
+        waiting, rss, open = 0, 0.0, asyncio.Event()
+
+        async def generate(self, request: Request) -> Completion:
+            if self.model.reply(request.prompt).turn == turns - 1:
+                self.waiting += 1
+                if self.waiting == chains:
+                    self.rss = resident()
+                    self.open.set()
+                await self.open.wait()
+            return await super().generate(request)
+
+    gate = Gate(fake_model(chains, turns))
+    agent, work = agent_on(gate), rows(chains, turns)
+    before = resident()
+    result = asyncio.run(agent.run(work, max_turns=turns, num_chains=1))
+    assert sum(result.rewards) == chains, "every chain should have earned 1"
+    return gate.rss, gate.rss - before
+
+
+def resident() -> float:
+    """MiB of this process in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / MIB
+
+
+def in_new_process(function: Callable[..., tuple[float, float]], *arguments: Any) -> tuple[float, float]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="What finished and living chains hold in memory.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    options = parser.parse_args(arguments)
+    several, many = (20, 200) if options.quick else (200, 10_000)
+
+    rows = []
+    for side in ("floor", "agentfly"):
+        for turns in (5, 75):
+            held, tokens = in_new_process(held_per_chain, side, several, turns)
+            rows.append([side, f"{turns}", f"{tokens:.0f}", f"{held / 1000:.1f}", f"{held / tokens:.1f}"])
+    print_table("Held by a finished chain", ["side", "turns", "tokens", "KB", "bytes per token"], rows)
+
+    whole, added = in_new_process(rss_of_live_chains, many, 5)
+    print_table(
+        "RSS with every chain alive, suspended in the backend",
+        ["side", "chains", "process MiB", "of it chains MiB", "KB per chain"],
+        [["agentfly", f"{many:,}", f"{whole:.0f}", f"{added:.0f}", f"{added * MIB / many / 1000:.1f}"]],
+    )
+
+
+if __name__ == "__main__":
+    main()

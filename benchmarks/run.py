@@ -1,0 +1,52 @@
+"""All core benchmarks, one after another, each in its own process.
+
+python benchmarks/run.py             all of it, some minutes
+python benchmarks/run.py --quick     a smoke run of half a minute; the figures mean little
+python benchmarks/run.py memory      one of them
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ("orchestration", "memory", "schedule")
+
+
+def fetch_tokenizers() -> None:
+    """The tests' script knows where they come from; it does nothing when they are there."""
+    if not (ROOT / ".cache" / "tokenizers" / "qwen2_5" / "tokenizer.json").exists():
+        subprocess.run([sys.executable, ROOT / "tests" / "tokenizers" / "fetch.py"], check=True)
+
+
+def run(name: str, *, quick: bool) -> bool:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if quick else [])]
+    return subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the core benchmarks.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default"
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+
+    fetch_tokenizers()
+    packages = ("agentfly", "tokenizers", "transformers", "numpy")
+    print(f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages), sep=", ")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    failed = [name for name in options.names or BENCHMARKS if not run(name, quick=options.quick)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

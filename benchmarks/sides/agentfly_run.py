@@ -1,0 +1,78 @@
+"""AgentFly: `await agent.run(rows)`, through the public door, over a backend that answers at once."""
+
+import asyncio
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agentfly import reward, tool
+from agentfly.agents import HFAgent
+from agentfly.backend import Backend, Request
+from agentfly.types import Completion, Finish
+from benchmarks.sides.floor import renderer
+from benchmarks.sides.serve import TOKENIZER, Case, Outcome, serve
+from benchmarks.workload import FakeModel, expected, question
+
+
+@tool
+async def add(a: int, b: int) -> str:
+    """Add two integers."""
+    return str(a + b)
+
+
+@reward
+def right(prediction: str, expected: int) -> float:
+    return float(str(expected) in prediction)
+
+
+class FakeBackend(Backend):
+    """Zero latency, but not zero: every chain waits for its turn as it would for a server."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+
+    @property
+    def weight_version(self) -> int:
+        return 0
+
+    async def generate(self, request: Request) -> Completion:
+        await asyncio.sleep(0)
+        reply = self.model.reply(request.prompt)
+        return Completion(reply.ids, reply.logprobs, [0] * len(reply.ids), Finish.STOP)
+
+
+def fake_model(chains: int, turns: int) -> FakeModel:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    return FakeModel(chains, turns, lambda text: tokenizer.encode(text).ids, renderer(tokenizer))
+
+
+def agent_on(backend: Backend, add: Any = add) -> HFAgent:
+    return HFAgent(
+        model_name_or_path=str(TOKENIZER), tools=[add], reward=right, template="qwen2.5", backend=backend
+    )
+
+
+def rows(chains: int, turns: int) -> list[dict[str, Any]]:
+    return [
+        {"messages": [{"role": "user", "content": question(chain)}], "expected": expected(chain, turns)}
+        for chain in range(chains)
+    ]
+
+
+def prepare(chains: int, turns: int) -> Case:
+    agent = agent_on(FakeBackend(fake_model(chains, turns)))
+    work = rows(chains, turns)
+    return Case(lambda: asyncio.run(agent.run(work, max_turns=turns, num_chains=1)), inspect)
+
+
+def inspect(result: Any) -> Outcome:
+    segments = [segment for trajectory in result.trajectories for segment in trajectory.segments]
+    return Outcome(
+        reward=sum(result.rewards),
+        tokens=sum(len(segment) for segment in segments),
+        sampled=sum(int(segment.mask.sum()) for segment in segments),
+    )
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,40 @@
+"""One action a turn, between tags: the form that text worlds are played in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agentfly.agents.code import only_text_tool
+from agentfly.agents.prompted import PromptedAgent
+from agentfly.policy import Reaction
+from agentfly.types import Message, Reply, ToolCall
+
+_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+
+
+class ActionAgent(PromptedAgent):
+    """Reads `<think>…</think><action>…</action>` and hands the action's text to the one action tool."""
+
+    default_system_prompt = (
+        "Think about what to do next between <think> and </think>, then write one action between <action> and </action>."
+    )
+    default_on_no_call = Reaction(nudge="Write one action between <action> and </action>.", limit=2)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tool, self._parameter = only_text_tool(self)
+
+    def parse(self, text: str) -> Reply:
+        """The first action after the thinking."""
+        think = _THINK.search(text)
+        thinking = think[1].strip() if think else ""
+        action = _ACTION.search(text, think.end() if think else 0)
+        if action is not None:
+            call = ToolCall(self._tool, {self._parameter: action[1].strip()})
+            return Reply(Message("assistant", text, (call,), thinking))
+        if "<action>" in text:
+            unclosed = ToolCall(self._tool, problem="<action> is not closed by </action>", raw=text)
+            return Reply(Message("assistant", text, (unclosed,), thinking))
+        return Reply(Message("assistant", text, thinking=thinking))

@@ -1,0 +1,51 @@
+"""Code as action: the model writes a block of code, and the code tool runs it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agentfly.agents.prompted import PromptedAgent
+from agentfly.errors import ConfigError
+from agentfly.types import Message, Reply, ToolCall
+
+_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```|<code>\n?(.*?)</code>", re.DOTALL)
+_OPENED = re.compile(r"```(?:python|py)[ \t]*\n|<code>")
+
+
+class CodeAgent(PromptedAgent):
+    """Runs the first fenced or tagged block of a reply. A reply without one is the answer."""
+
+    default_system_prompt = (
+        "Solve the task by writing Python. Put the code to run in one block\n```python\n…\n```\n"
+        "and stop: what it prints comes in the next turn. When you know the answer, write it without a code block."
+    )
+    observation_form = "Output:\n{observation}"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tool, self._parameter = only_text_tool(self)
+
+    def parse(self, text: str) -> Reply:
+        """The first block of code, as a call of the code tool."""
+        block = _BLOCK.search(text)
+        if block is not None:
+            code = block[1] if block[1] is not None else block[2]
+            return Reply(Message("assistant", text, (ToolCall(self._tool, {self._parameter: code}),)))
+        if opened := _OPENED.search(text):
+            unclosed = ToolCall(self._tool, problem="the code block is not closed", raw=text[opened.start() :])
+            return Reply(Message("assistant", text, (unclosed,)))
+        return Reply(Message("assistant", text))
+
+
+def only_text_tool(agent: PromptedAgent) -> tuple[str, str]:
+    """The name and parameter of an agent's one tool, which takes one text."""
+    name = type(agent).__name__
+    tools = list(agent.toolbox)
+    if len(tools) != 1:
+        raise ConfigError(f"{name} takes exactly one tool, not {len(tools)}: {', '.join(agent.toolbox.names) or 'none'}")
+    schema = tools[0].arguments.schema
+    wanted = schema.get("required") or list(schema["properties"])[:1]
+    if len(wanted) != 1 or schema["properties"][wanted[0]].get("type", "string") != "string":
+        raise ConfigError(f"{name} hands its tool one text; {tools[0].name!r} takes {', '.join(schema['properties']) or 'nothing'}")
+    return tools[0].name, wanted[0]

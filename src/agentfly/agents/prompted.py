@@ -1,0 +1,30 @@
+"""What the agents share whose tools are described in the prompt: they are answered in a user's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentfly.agent import BaseAgent
+from agentfly.tooling import ToolResult
+from agentfly.types import Image, Message, ToolCall
+
+
+class PromptedAgent(BaseAgent):
+    """An agent whose calls are words in its text, in a form its system prompt explains."""
+
+    native_tools = False
+    observation_form = "{observation}"
+    """How an answer reads in the user's turn."""
+
+    def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
+        if not results:
+            return []
+        parts: list[str | Image] = []
+        for result in results:
+            shown = result.observation if isinstance(result.observation, tuple) else (result.observation,)
+            text = "".join(part for part in shown if isinstance(part, str))
+            parts.append(self.observation_form.replace("{observation}", text))
+            parts += [part for part in shown if isinstance(part, Image)]
+        if all(isinstance(part, str) for part in parts):
+            return [Message("user", "\n".join(str(part) for part in parts))]
+        return [Message("user", tuple(parts))]

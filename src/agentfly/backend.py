@@ -1,0 +1,75 @@
+"""The backend contract: tokens in, tokens and log-probabilities out.
+
+A backend never sees a chain, only requests; any number may be under way at once. Cancelling the task that awaits
+`generate` aborts the request. Everything a backend raises on purpose is a `BackendFault` or a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly.errors import ConfigError
+from agentfly.template import Template
+from agentfly.types import Completion, Image, Message, Sampling
+
+
+class Speaks(enum.Enum):
+    """What a backend is prompted with."""
+
+    TOKENS = "tokens"
+    """Our template renders; the prompt is the buffer."""
+    MESSAGES = "messages"
+    """The server renders. Trainable only where the server returns the ids of what it showed and sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn to sample."""
+
+    prompt: Sequence[int]
+    """All of the segment so far; empty for a backend that speaks messages."""
+    sampling: Sampling
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that end the turn; the one sampled is part of the completion."""
+    messages: tuple[Message, ...] = ()
+    """The same prompt as messages; empty for a backend that speaks tokens."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas in OpenAI form; empty for a backend that speaks tokens."""
+    images: tuple[Image, ...] = ()
+    chain: str = ""
+    """Requests of one chain share it, so that a cache can follow the chain from turn to turn."""
+    turn: int = 0
+    """Turns the chain has done; a backend that queues may serve the least advanced chain first."""
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+    """Called with each stretch of new ids as it is sampled; None: nobody watches."""
+
+
+class Backend(ABC):
+    """Where tokens come from."""
+
+    speaks: Speaks = Speaks.TOKENS
+    context_length: int | None = None
+    """Most tokens of prompt and completion together; None: not known."""
+
+    @property
+    @abstractmethod
+    def weight_version(self) -> int:
+        """The version that a request started now would be sampled with."""
+
+    @abstractmethod
+    async def generate(self, request: Request) -> Completion:
+        """Sample one turn."""
+
+    def attach(self, template: Template) -> None:
+        """Learn the chat format the agent prompts with. Few backends care: tokens in, tokens out."""
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take new weights, by name, as `version`; return once every later request is sampled with them."""
+        raise ConfigError(f"{type(self).__name__} cannot take new weights, so nothing can be trained through it")
+
+    async def close(self) -> None:
+        """Release what the backend holds. Safe to call twice."""

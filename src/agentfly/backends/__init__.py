@@ -1,0 +1,30 @@
+"""The backends by name. Each is imported when it is asked for, since some are heavy."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from agentfly.backend import Backend
+from agentfly.errors import ConfigError
+
+BACKENDS = {
+    "client": ("agentfly.backends.client", "ClientBackend"),
+    "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
+}
+
+
+def open_backend(name: str, **settings: Any) -> Backend:
+    """The backend of that name with those settings."""
+    if name not in BACKENDS:
+        close = difflib.get_close_matches(name, BACKENDS, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}.{hint}")
+    module, attribute = BACKENDS[name]
+    factory: type[Backend] = getattr(importlib.import_module(module), attribute)
+    try:
+        return factory(**settings)
+    except TypeError as error:
+        raise ConfigError(f"backend {name!r} does not take these settings: {error}") from error
+

@@ -1,0 +1,288 @@
+"""Sample from any OpenAI-compatible server.
+
+Two ways to speak. `tokens`: our template renders, `/completions` takes ids and must give back the ids it
+sampled with their log-probabilities, or the request fails; nothing is decoded and encoded again.
+`messages`: the server renders; the ids come along where it returns them, and where it does not the completion
+is a message only and cannot train.
+
+Log-probabilities are the server's. vLLM reports them before temperature and top-p unless it was started with
+`--logprobs-mode processed_logprobs`: train at a temperature other than 1 only on a server started so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+
+from agentfly.backend import Backend, Request, Speaks
+from agentfly.backends import wire
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.types import Completion, Finish
+
+T = TypeVar("T")
+Read = Callable[[httpx.Response], Awaitable[T]]
+
+_log = logging.getLogger(__name__)
+_OURS = frozenset({"messages", "model", "n", "prompt", "stream"})
+_LONGEST_WAIT = 120.0
+"""Seconds. A server that asks for more (a used-up quota) is believed, and the request fails at once."""
+
+
+class ClientBackend(Backend):
+    """A model behind an OpenAI-compatible server."""
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = "http://localhost:8000/v1",
+        *,
+        api_key: str | None = None,
+        speaks: Speaks | str = Speaks.MESSAGES,
+        exact: bool = True,
+        context_length: int | None = None,
+        weight_version: int = 0,
+        timeout: float = 3600.0,
+        max_connections: int = 256,
+        retries: int = 4,
+        backoff: float = 0.5,
+        requests_per_minute: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing is sent before the first request.
+
+        `api_key`: None takes OPENAI_API_KEY, and sends none where that is not set.
+        `exact`: ask a server that speaks messages for ids and log-probabilities too.
+        `context_length`: None asks the server, where we speak tokens.
+        `weight_version`: what every token is stamped with; a served model is not ours to train.
+        `timeout`: seconds without a byte of an answer.
+        `backoff`: seconds before the first retry, doubled each time; a server's Retry-After goes before it.
+        `requests_per_minute`: None does not limit.
+        `extra_body`: fields sent with every request, over ours.
+        """
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url={base_url!r} must start with http:// or https://")
+        if taken := sorted(_OURS & set(extra_body or ())):
+            raise ConfigError(f"extra_body may not set {', '.join(taken)}: the backend does")
+        self.model = model
+        self.base_url = base_url.rstrip("/")
+        self.speaks = _speaks(speaks)
+        self.exact = exact
+        self.context_length = context_length
+        self.retries = retries
+        self.backoff = backoff
+        self.extra_body = dict(extra_body or {})
+        self._version = weight_version
+        self._timeout = httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None)
+        self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+        self._key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._limiter = _Limiter(requests_per_minute)
+        self._doors: dict[asyncio.AbstractEventLoop, _Door] = {}
+        self._dialect = wire.Dialect.EXTENDED
+        self._asked_context = False
+
+    @property
+    def weight_version(self) -> int:
+        """The version that every token is stamped with."""
+        return self._version
+
+    @weight_version.setter
+    def weight_version(self, version: int) -> None:
+        self._version = version
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one turn."""
+        if self.speaks is Speaks.TOKENS:
+            return await self._complete(request)
+        return await self._chat(request)
+
+    async def close(self) -> None:
+        """Close the connections of every event loop that still runs; one that ended has closed its own."""
+        here = asyncio.get_running_loop()
+        while self._doors:
+            loop, door = self._doors.popitem()
+            if loop is here:
+                await door.life.aclose()
+            elif loop.is_running():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(door.life.aclose(), loop))
+
+    async def _complete(self, request: Request) -> Completion:
+        """Tokens in, tokens out."""
+        if request.images:
+            raise ConfigError("/completions takes no pictures; say speaks='messages' for a model that sees")
+        version = self._version
+        room = await self._room(len(request.prompt), request.sampling.max_tokens)
+        body = {**wire.completions_body(self.model, request, room), **self.extra_body}
+        turn = await self._send("/completions", body, lambda got: wire.read_turn(got, request), request.chain)
+        if not turn.ids and turn.finish is not Finish.ABORTED:
+            raise BackendFault(f"{self.base_url} ended the turn without one sampled token")
+        return Completion(turn.ids, turn.logprobs, [version] * len(turn.ids), turn.finish or Finish.STOP)
+
+    async def _room(self, prompt: int, wanted: int | None) -> int:
+        """The most tokens that this turn may have."""
+        if self.context_length is None and not self._asked_context:
+            async with (await self._door()).lock:
+                if not self._asked_context:
+                    self.context_length = await self._served_context()
+                    self._asked_context = True
+        if self.context_length is None:
+            if wanted is None:
+                raise ConfigError(
+                    f"{self.base_url} does not say how long its context is, and max_tokens is None: "
+                    "give the backend context_length=, or the sampling max_tokens="
+                )
+            return wanted
+        room = self.context_length - prompt
+        if room < 1:
+            raise BackendFault(
+                f"the prompt has {prompt} tokens, the server's context {self.context_length}: no room left"
+            )
+        return room if wanted is None else min(wanted, room)
+
+    async def _served_context(self) -> int | None:
+        """The context length of our model as the server lists it (vLLM does); None: it does not."""
+        try:
+            listed = (await self._send("/models", None, wire.read_object)).get("data")
+        except (wire.Refused, ConfigError):
+            return None
+        cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
+        lengths = (card.get("max_model_len") for card in cards if card.get("id") == self.model)
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    async def _chat(self, request: Request) -> Completion:
+        """Messages in, a message out, with its tokens where the server returns them."""
+        version = self._version
+        answer = await self._ask_chat(request)
+        if not answer.ids:
+            return Completion((), (), (), answer.finish, message=answer.message)
+        if request.on_tokens:
+            request.on_tokens(answer.ids)
+        versions = [version] * len(answer.ids)
+        return Completion(answer.ids, answer.logprobs, versions, answer.finish, answer.prompt_ids, answer.message)
+
+    async def _ask_chat(self, request: Request) -> wire.Answer:
+        """Ask in the richest dialect that the server has not refused."""
+        asked: list[dict[str, Any]] = []
+        refusals: list[str] = []
+        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, wire.Dialect):
+            body = {**wire.chat_body(self.model, request, dialect, self.exact), **self.extra_body}
+            if body in asked:
+                continue
+            asked.append(body)
+            try:
+                answer = await self._send("/chat/completions", body, wire.read_answer, request.chain)
+            except wire.Refused as refusal:
+                if refusal.too_long:
+                    raise
+                refusals.append(str(refusal))
+                continue
+            self._keep(dialect, refusals)
+            return answer
+        raise BackendFault("; and asked in plainer words, ".join(dict.fromkeys(refusals)))
+
+    def _keep(self, dialect: wire.Dialect, refusals: Sequence[str]) -> None:
+        if not refusals:
+            return
+        if self.exact and self._dialect is wire.Dialect.EXTENDED:
+            _log.warning("no token ids from this server, so what it samples cannot train: %s", refusals[0])
+        self._dialect = dialect
+
+    async def _send(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str = "") -> T:
+        """Ask, and ask again while the trouble may pass. `read` makes something of a good answer."""
+        for attempt in itertools.count():
+            await self._limiter.turn()
+            try:
+                return await self._attempt(path, body, read, chain)
+            except wire.Passing as trouble:
+                wait = trouble.wait
+                if wait is None:
+                    wait = min(30.0, self.backoff * 2**attempt) * random.uniform(0.75, 1.25)
+                if attempt >= self.retries or wait > _LONGEST_WAIT:
+                    raise BackendFault(f"{trouble} (asked {attempt + 1} times)") from trouble
+                await asyncio.sleep(wait)
+        raise AssertionError("the attempts are counted above")
+
+    async def _attempt(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str) -> T:
+        client = (await self._door()).client
+        headers = {"x-session-id": chain} if chain else {}
+        method = "GET" if body is None else "POST"
+        try:
+            async with client.stream(method, path, json=body, headers=headers) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise wire.refusal(response, self.model)
+                return await read(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise wire.Passing(
+                f"cannot reach {self.base_url}: {wire.reason(error)}; check that the server is running "
+                f"(`vllm serve {self.model}` starts one) and that base_url= is its address, with /v1"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise BackendFault(
+                f"no answer from {self.base_url} in {self._timeout.read:g} s; timeout= allows more"
+            ) from error
+        except httpx.TransportError as error:
+            raise wire.Passing(f"{self.base_url} broke off its answer: {wire.reason(error)}") from error
+
+    async def _door(self) -> _Door:
+        """This event loop's own client: connections cannot be shared between loops."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._doors:
+            for ended in [known for known in self._doors if known.is_closed()]:
+                self._doors.pop(ended, None)
+            life = self._open()
+            self._doors[loop] = _Door(life, await anext(life), asyncio.Lock())
+        return self._doors[loop]
+
+    async def _open(self) -> AsyncGenerator[httpx.AsyncClient, None]:
+        """A generator, because an ending event loop closes its generators: no connection outlives it."""
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        client = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=self._timeout, limits=self._limits)
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+class _Door(NamedTuple):
+    life: AsyncGenerator[httpx.AsyncClient, None]
+    client: httpx.AsyncClient
+    lock: asyncio.Lock
+
+
+class _Limiter:
+    """At most so many requests in any minute, first come first served, over all event loops."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        if per_minute is not None and per_minute < 1:
+            raise ConfigError(f"requests_per_minute={per_minute} must be at least 1; None does not limit")
+        self._slots: deque[float] | None = None if per_minute is None else deque(maxlen=per_minute)
+        self._lock = threading.Lock()
+
+    async def turn(self) -> None:
+        """Return when one more request may go out."""
+        if self._slots is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            slot = max(now, self._slots[0] + 60.0) if len(self._slots) == self._slots.maxlen else now
+            self._slots.append(slot)
+        if slot > now:
+            await asyncio.sleep(slot - now)
+
+
+def _speaks(value: Speaks | str) -> Speaks:
+    try:
+        return Speaks(value)
+    except ValueError:
+        ways = " or ".join(repr(way.value) for way in Speaks)
+        raise ConfigError(f"speaks={value!r}; it may be {ways}") from None

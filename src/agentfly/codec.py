@@ -1,0 +1,190 @@
+"""Text to ids and back, where control tokens come from the template and from nowhere else.
+
+A control token is what the chat format is made of: every special token, and every added token that the template's
+source mentions. Text is cut at the control tokens the template wrote, and the runs between them are encoded by a
+tokenizer that has no control tokens at all. So the literal text `<|im_end|>` inside a tool's answer stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from agentfly.errors import ConfigError
+
+BYTES = "bytes"
+"""The name of the tokenizer that needs no files: one token a byte, and ChatML's control tokens."""
+
+
+class ChatTokenizer(Protocol):
+    """What is needed of a Hugging Face tokenizer."""
+
+    @property
+    def backend_tokenizer(self) -> Tokenizer: ...
+    @property
+    def special_tokens_map(self) -> dict[str, Any]: ...
+
+    chat_template: Any
+
+
+class Codec:
+    """One tokenizer, with the control tokens of one chat format set apart."""
+
+    def __init__(self, tokenizer: ChatTokenizer, source: str) -> None:
+        """`source` is the text of the template: added tokens that it mentions are control tokens."""
+        self._whole = tokenizer.backend_tokenizer
+        added = {i: token for i, token in self._whole.get_added_tokens_decoder().items() if token.content}
+        control = {i: t for i, t in added.items() if t.special or (t.content.strip() and t.content in source)}
+        if not control:
+            raise ConfigError("this tokenizer has no control tokens, so no turn could ever be seen to end")
+        self.control: dict[str, int] = {token.content: i for i, token in control.items()}
+        self._control_ids = frozenset(control)
+        self._plain = _without(tokenizer, self._control_ids)
+        self._eats_left = frozenset(i for i, token in control.items() if token.lstrip)
+        self._eats_right = frozenset(i for i, token in control.items() if token.rstrip)
+        self.eats_space = bool(self._eats_left or self._eats_right)
+        """Some control tokens swallow the white space beside them."""
+        self._pattern = re.compile(any_of(self.control))
+        self.forged = re.compile(any_of(self.control, open_end=True))
+        """Control text in somebody's words, or the beginning of some where the words end."""
+        self._plain_cached = lru_cache(maxsize=512)(self.plain)
+
+    def encode(self, text: str, guard: str = "") -> list[int]:
+        """The ids of rendered text. `guard` is a character to take out again; it keeps forged control text apart."""
+        out: list[int] = []
+        for piece in self.pieces(text):
+            if isinstance(piece, int):
+                out.append(piece)
+            else:
+                out += self._plain_cached(piece, guard)
+        return out
+
+    def cut(self, text: str, guard: str) -> str:
+        """The text with `guard` inside everything that could be read as a control token."""
+        return self.forged.sub(lambda match: f"{match[0][0]}{guard}{match[0][1:]}", text)
+
+    def pieces(self, text: str) -> Iterator[str | int]:
+        """The text cut at its control tokens: runs of plain text, and the control tokens' ids."""
+        at = 0
+        for match in self._pattern.finditer(text):
+            token, before = self.control[match[0]], text[at : match.start()]
+            if token in self._eats_left:
+                before = before.rstrip()
+            if before:
+                yield before
+            yield token
+            at = match.end()
+            if token in self._eats_right:
+                at += len(text) - at - len(text[at:].lstrip())
+        if at < len(text):
+            yield text[at:]
+
+    def plain(self, text: str, guard: str = "") -> list[int]:
+        """The ids of a run of plain text: never a control token, whatever the text says."""
+        ids: list[int] = self._plain.encode(text.replace(guard, "") if guard else text, add_special_tokens=False).ids
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        # Some tokenizers' merges rebuild a control token out of plain characters: cut the forged text apart for good.
+        if not guard:
+            guard = free_mark([text])
+            text = self.cut(text, guard)
+        return [i for part in text.split(guard) if part for i in self._spelled(part)]
+
+    def _spelled(self, text: str) -> list[int]:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        return [i for character in text for i in self._plain.encode(character, add_special_tokens=False).ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
+        text: str = self._whole.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def free_mark(texts: Sequence[str]) -> str:
+    """A private-use character that none of the texts holds."""
+    for mark in map(chr, chain(range(0xE000, 0xF8FE), range(0xF0000, 0xFFFFE))):
+        if not any(mark in text for text in texts):
+            return mark
+    raise ConfigError("these messages hold every private-use character there is; none is left to guard them with")
+
+
+_plains: WeakKeyDictionary[ChatTokenizer, dict[tuple[int, frozenset[int]], Tokenizer]] = WeakKeyDictionary()
+"""Tokenizers without control tokens, by what they were made of: making one takes a second, a template only needs to read it."""
+
+
+def _without(tokenizer: ChatTokenizer, control: frozenset[int]) -> Tokenizer:
+    """The tokenizer without these added tokens, and without what it puts around whole texts."""
+    whole = tokenizer.backend_tokenizer
+    made, key = _plains.setdefault(tokenizer, {}), (whole.get_vocab_size(), control)
+    if key not in made:
+        spec = json.loads(whole.to_str())
+        spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] not in control]
+        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
+        made[key] = Tokenizer.from_str(json.dumps(spec))
+    return made[key]
+
+
+def any_of(words: Iterable[str], open_end: bool = False) -> str:
+    """A pattern of the longest word at a place; with `open_end` also of a word that the end of the text cuts off.
+
+    Built as a tree: tokenizers have up to thousands of control tokens, and all begin with the same few characters.
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        node = tree
+        for character in word:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def written(node: dict[str, Any], top: bool = False) -> str:
+        ways = [re.escape(character) + written(child) for character, child in node.items() if character]
+        if open_end and not top and ways:
+            ways.append(r"\s*\Z")
+        if not ways:
+            return ""
+        if len(ways) == 1 and "" not in node:
+            return ways[0]
+        return f"(?:{'|'.join(ways)})" + ("?" if "" in node else "")
+
+    return written(tree, top=True)
+
+
+def load_tokenizer(name: str) -> ChatTokenizer:
+    """The tokenizer of a local folder or a model on the Hugging Face hub; `bytes` needs no files."""
+    if name == BYTES:
+        return byte_tokenizer()
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: ChatTokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no tokenizer for {name!r}: it is neither a local folder with tokenizer.json nor a model that the hub "
+            f"gave out ({' '.join(str(error).split())[:200]}). Download the model once and pass its folder, or use "
+            f"{BYTES!r} with the scripted backend."
+        ) from error
+    return loaded
+
+
+def byte_tokenizer() -> ChatTokenizer:
+    """A tokenizer made on the spot: one token a byte, and ChatML's control tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    wrapped: ChatTokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    return wrapped

@@ -1,0 +1,57 @@
+"""Every error AgentFly raises on purpose.
+
+    AgentFlyError
+    ├── ConfigError         what you wrote cannot work; the message says what was asked, what there is, what to do
+    │   └── DataError       a row, message or file cannot be read; names the place
+    ├── TemplateError       this chat template cannot do what the rollout needs, found before the first token
+    ├── RecordError         a trajectory would stop being true (a wrong append, a value JSON cannot keep)
+    └── Fault               something outside the model's words broke while a chain ran; the failure policy decides
+        ├── EnvironmentFault    the world died or hung: a fresh one may do
+        ├── ToolFault           a tool's own code raised
+        ├── BackendFault        the engine or server failed
+        └── RewardFault         a reward raised, or returned what is no reward
+
+The model's mistakes (an unknown tool, bad JSON, a wrong argument) are no errors here: they are answered.
+"""
+
+from __future__ import annotations
+
+
+class AgentFlyError(Exception):
+    """Something AgentFly itself found wrong."""
+
+
+class ConfigError(AgentFlyError):
+    """What the user wrote cannot work."""
+
+
+class DataError(ConfigError):
+    """A row, a message or a file cannot be read."""
+
+
+class TemplateError(AgentFlyError):
+    """A chat template cannot do what is asked of it."""
+
+
+class RecordError(AgentFlyError):
+    """A record would stop being true."""
+
+
+class Fault(AgentFlyError):
+    """Something outside the model's words broke while a chain ran."""
+
+
+class EnvironmentFault(Fault):
+    """An environment died, hung, or could not start or reset."""
+
+
+class ToolFault(Fault):
+    """A tool's own code raised."""
+
+
+class BackendFault(Fault):
+    """The engine or server that samples tokens failed."""
+
+
+class RewardFault(Fault):
+    """A reward raised, or returned what is no reward."""

@@ -1,0 +1,112 @@
+"""What a template puts around the contents of a delta, learned once, so that most deltas need no rendering.
+
+The scaffolding between an assistant turn and the next is the same every time: only the contents (and, where a template
+shows them, the call ids) change. A form is learned from one rendering with slots in their place, and believed only
+after it foretold the renderings of all probes. Text that the template could compare with a literal never gets here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agentfly.codec import Codec
+from agentfly.errors import TemplateError
+
+_EDGE = "\uf8fe"
+_SLOT = re.compile(f"{_EDGE}(\\d{{7}}){_EDGE}")
+_PROBES = ("x", "", " ", "\n\n x \n", 'say "é" \\ {a: [1]}\tb', "7", "{}", "x\ny", "<b>&amp;</b> ``` ''", "e\u0301 %s")
+"""Contents that show whether a template writes text as it is, trims it, or does something else to it."""
+_IDS = ("call00017", "call00018")
+
+Suffix = Callable[[Sequence[str], Sequence[str]], tuple[int, str]]
+"""Contents and call ids to the closing token before them and the text a template makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The scaffolding of one shape of delta, encoded as far as it does not touch the contents."""
+
+    close: int
+    tail: str
+    """The text after the last value: the opening of the model's next turn."""
+    trim: bool
+    pieces: tuple[str | int, ...]
+    """Fixed text, and the numbers of the values in it: first the contents, then the call ids."""
+    runs: tuple[tuple[tuple[int, ...], tuple[str | int, ...]], ...]
+    """Ids that never change, and behind each a run of plain text with values in it."""
+
+    shows_ids: bool
+    """Call ids are among the values."""
+
+    def text(self, contents: Sequence[str], call_ids: Sequence[str]) -> str:
+        """What the template would write, by this form."""
+        return _fill(self.pieces, self._values(contents, call_ids))
+
+    def ids(self, contents: Sequence[str], call_ids: Sequence[str], codec: Codec) -> list[int]:
+        values = self._values(contents, call_ids)
+        out: list[int] = []
+        for fixed, run in self.runs:
+            out += fixed
+            if run:
+                out += codec.plain(_fill(run, values))
+        return out
+
+    def _values(self, contents: Sequence[str], call_ids: Sequence[str]) -> list[str]:
+        return [*([text.strip() for text in contents] if self.trim else contents), *call_ids]
+
+
+def learn(suffix: Suffix, messages: int, codec: Codec) -> Form | None:
+    """The form of a delta of so many messages; None when the template does more than put text between text."""
+    contents, call_ids = [_slot(i) for i in range(messages)], [_slot(messages + i) for i in range(messages)]
+    try:
+        close, text = suffix(contents, call_ids)
+        parts = _SLOT.split(text)
+        pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(parts) if i % 2 or part)
+        if [piece for piece in pieces if isinstance(piece, int) and piece < messages] != list(range(messages)):
+            return None
+        for trim in (False, True):
+            shows_ids = any(isinstance(piece, int) and piece >= messages for piece in pieces)
+            form = Form(close, parts[-1], trim, pieces, tuple(_runs(pieces, codec)), shows_ids)
+            if all(_foretells(form, suffix, probe, messages) for probe in _PROBES):
+                return form
+    except TemplateError:
+        pass
+    return None
+
+
+def _foretells(form: Form, suffix: Suffix, probe: str, messages: int) -> bool:
+    contents, call_ids = [probe] * messages, [_IDS[i % 2] for i in range(messages)]
+    return (form.close, form.text(contents, call_ids)) == suffix(contents, call_ids)
+
+
+def _slot(number: int) -> str:
+    """Nine characters, as long as the call ids of templates that count them."""
+    return f"{_EDGE}{number:07d}{_EDGE}"
+
+
+def _fill(pieces: Sequence[str | int], values: Sequence[str]) -> str:
+    return "".join([values[piece] if isinstance(piece, int) else piece for piece in pieces])
+
+
+def _runs(pieces: Sequence[str | int], codec: Codec) -> Iterator[tuple[tuple[int, ...], tuple[str | int, ...]]]:
+    """Runs of plain text that hold a value are left to be encoded with it; all else is encoded here."""
+    fixed: list[int] = []
+    run: list[str | int] = []
+    for piece in pieces:
+        for part in [piece] if isinstance(piece, int) else codec.pieces(piece):
+            if isinstance(piece, str) and isinstance(part, int):  # a control token: nothing merges over it
+                if any(isinstance(each, int) for each in run):
+                    yield tuple(fixed), tuple(run)
+                    fixed.clear()
+                else:
+                    fixed += codec.plain(_fill(run, ()))
+                run.clear()
+                fixed.append(part)
+            else:
+                run.append(part)
+    if any(isinstance(each, int) for each in run):
+        yield tuple(fixed), tuple(run)
+    else:
+        yield (*fixed, *codec.plain(_fill(run, ()))), ()

@@ -1,0 +1,112 @@
+"""What is declared about a chain before it runs: reactions to the model's slips, limits, and what to make of failures."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly.errors import ConfigError
+from agentfly.trajectory import FailureKind, Treatment
+
+
+class Then(enum.Enum):
+    """How a chain proceeds."""
+
+    END = "end"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What happens after a turn of some kind."""
+
+    then: Then = Then.CONTINUE
+    nudge: str | None = None
+    """A user message that goes with it; None adds nothing."""
+    limit: int | None = 3
+    """How many such turns in a row are borne before the chain ends; None: no limit."""
+
+    @classmethod
+    def of(cls, value: Reaction | str | Mapping[str, Any]) -> Reaction:
+        """Read `"end"`, `"continue"`, or a Reaction or its fields."""
+        if isinstance(value, Reaction):
+            return value
+        fields = {"then": value} if isinstance(value, str) else dict(value)
+        try:
+            fields["then"] = Then(fields.get("then", "continue"))
+            reaction = cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{value!r} is no reaction; write 'end', 'continue', or Reaction(then, nudge=…, limit=…) ({error})"
+            ) from error
+        if reaction.limit is not None and reaction.limit < 1:
+            raise ConfigError(f"a reaction's limit must be at least 1, not {reaction.limit}; None means no limit")
+        return reaction
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Reactions to a reply that does not move the chain on."""
+
+    on_no_call: Reaction
+    """A reply without a call. Ending here makes the reply the final answer."""
+    on_invalid_call: Reaction
+    """A call that cannot be run: unreadable, unknown tool, arguments that do not fit."""
+    on_tool_error: Reaction
+    """A tool whose own code failed or ran out of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a chain may go. None means no limit."""
+
+    max_turns: int = 10
+    max_chain_tokens: int | None = None
+    """Sampled tokens of the whole chain."""
+    context_length: int | None = None
+    """Tokens of prompt and reply together; None takes the backend's own limit."""
+    chain_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_chain_tokens", "context_length", "chain_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be above 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """What becomes of a chain that failed."""
+
+    retries: int = 1
+    """How often a chain is run anew, with fresh environments, after an environment, backend or reward fault."""
+    environment: Treatment = Treatment.MASK
+    backend: Treatment = Treatment.MASK
+    agent: Treatment = Treatment.MASK
+    reward: Treatment = Treatment.MASK
+    tool: Treatment = Treatment.MASK
+    timeout: Treatment = Treatment.MASK
+    cancelled: Treatment = Treatment.MASK
+    truncation: Treatment = Treatment.TRAIN
+    parse: Treatment = Treatment.TRAIN
+
+    @classmethod
+    def of(cls, value: FailurePolicy | Mapping[str, Any] | None) -> FailurePolicy:
+        """Read a policy, or its fields with treatments by name; None is the default."""
+        if value is None or isinstance(value, FailurePolicy):
+            return value or cls()
+        try:
+            return cls(**{name: v if name == "retries" else Treatment(v) for name, v in value.items()})
+        except (TypeError, ValueError) as error:
+            treatments = ", ".join(t.value for t in Treatment)
+            raise ConfigError(f"{dict(value)!r} is no failure policy ({error}); treatments are {treatments}") from error
+
+    def treatment(self, kind: FailureKind) -> Treatment:
+        treatment: Treatment = getattr(self, kind.value)
+        return treatment
+
+    def retried(self, kind: FailureKind) -> bool:
+        """Whether running the chain anew could help: the fault was neither the model's nor in the user's code."""
+        return kind in (FailureKind.ENVIRONMENT, FailureKind.BACKEND)

@@ -1,0 +1,269 @@
+"""Messages to tokens: `start` renders a conversation, `extend` renders what comes after a sampled turn, `parse` reads one.
+
+The invariant: what was sampled is never encoded again. `extend` renders a stand-in conversation with the template's own
+Jinja, cuts right behind the closing token of the stand-in's assistant turn, and keeps the rest. A control token splits
+text before any merge, so what follows the cut is exactly what the template would have put after the sampled turn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from agentfly.codec import ChatTokenizer, Codec, any_of, free_mark
+from agentfly.errors import TemplateError
+from agentfly.forms import Form, learn
+from agentfly.rendering import Renderer
+from agentfly.types import Message, Reply, ToolCall
+
+GUARDED = frozenset({"user", "tool"})
+"""Roles whose text may never become a control token; system text and earlier assistant turns are trusted."""
+_THINKING = ("<think>", "[THINK]", "<|START_THINKING|>")
+"""What a prompt ends with when it has already opened the model's thinking."""
+
+
+class Reader(Protocol):
+    """Reads the text of one assistant turn; never raises."""
+
+    def __call__(self, text: str, *, thinking_open: bool = False) -> Reply: ...
+
+
+class History(enum.Enum):
+    """What later turns see of earlier ones, where a template's full rendering rewrites them (Qwen3, gpt-oss)."""
+
+    APPEND = "append"
+    """Everything stays as it was sampled; one segment a chain."""
+    TEMPLATE = "template"
+    """As the template renders it, e.g. without earlier thinking; each rewrite seals a segment and begins the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """What follows a sampled turn."""
+
+    close: int
+    """The closing token the template ends such a turn with, for a turn that was cut off before it."""
+    ids: list[int]
+    """From right behind the closing token up to and with the opening of the model's next turn."""
+    closers: frozenset[int]
+    """Sampled tokens that stand for `close`: all stop tokens, or `close` alone where it also opens what follows (GLM)."""
+    thinking_open: bool = False
+    """The ids end inside the model's thinking."""
+
+    def after(self, last: int | None) -> list[int]:
+        """What to append to a turn whose last token is `last`: the ids, behind the close if the turn lacks it."""
+        return self.ids if last in self.closers else [self.close, *self.ids]
+
+
+class Template:
+    """One chat format over one tokenizer, with one set of tools."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        source: str,
+        *,
+        close: Sequence[str],
+        stop: Sequence[str] = (),
+        reader: Reader,
+        name: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: History = History.APPEND,
+        variables: Mapping[str, Any] | None = None,
+        today: datetime.date | None = None,
+        image: str = "",
+    ) -> None:
+        """`source` is Jinja; `close` the tokens it may end an assistant turn with; `variables` go to it by name.
+
+        `stop` are those of `close` that end the sampling; none: all. gpt-oss also ends its thinking with `<|end|>`.
+        `today` is the date the template may print; None takes the day of construction. It stays for the whole run.
+        `image` stands for a picture in templates that can only show text; empty: pictures are refused there.
+        """
+        self.name, self.source, self.history = name or "the tokenizer's own", source, history
+        self.tools = tuple(tools)
+        given = {**_special_tokens(tokenizer), **(variables or {})}
+        self._renderer = Renderer(source, name=self.name, tools=tools, variables=given, today=today, image=image)
+        self.render = self._renderer.render
+        self.shows_tools, self.shows_images = self._renderer.shows_tools, bool(image) or self._renderer.shows_images
+        self.codec = Codec(tokenizer, source + image)
+        self._reader = reader
+        close = [text for text in close if text in self.codec.control]
+        if not close:
+            raise TemplateError(f"template {self.name!r}: the tokenizer has none of the tokens that end its turns")
+        self.stop_ids = frozenset(self.codec.control[text] for text in close if not stop or text in stop)
+        self.close_id = self.codec.control[close[0]]
+        """How the format itself ends a turn."""
+        self._close_pattern = re.compile(any_of(close))
+        self._opens_thinking = any(opening in source for opening in _THINKING)
+        self._closers = self.stop_ids if self._closes_itself() else None
+        self._forms: dict[tuple[tuple[str, str], ...], Form | None] = {}
+        self._formless = re.compile("|".join(filter(None, (self.codec.forged.pattern, any_of(self._renderer.literals)))))
+        self._own_marks = "".join(set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False))))
+        self.refused: dict[str, str] = {}
+        """Kinds of delta (see `delta_kind`) that the audit found inexact, and why; `extend` refuses them."""
+        self.rewritten: dict[str, str] = {}
+        """Kinds of delta after which the template itself would show earlier turns differently, and how."""
+        self.thinking_open = self._generation_prompt().rstrip().endswith(_THINKING)
+        """The prompt of `start` ends inside the model's thinking."""
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a whole conversation, up to and with the opening of the model's turn."""
+        guard = self._guard(messages)
+        return self.codec.encode(self.render(self._guarded(messages, guard)), guard)
+
+    def extend(self, delta: Sequence[Message]) -> Extended:
+        """What follows a sampled turn when `delta` comes next, up to and with the opening of the model's next turn.
+
+        All answers of a turn go in one delta: some templates put them in one block.
+        """
+        if self.refused and (reason := self.refused.get(delta_kind(delta))):
+            raise TemplateError(f"template {self.name!r} cannot be extended by {delta_kind(delta)}: {reason}")
+        return self._by_form(delta) or self._by_rendering(delta)
+
+    def parse(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Reply:
+        """What the model said in one turn. Never raises: what cannot be read is told in the reply."""
+        return self.read(self.text(ids, prompt))
+
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """The text of a sampled turn, without the token that closes it.
+
+        Where `prompt` already opened the model's thinking, the opening is put back, so that the turn reads whole.
+        """
+        opened = self._opened_thinking(prompt) if self._opens_thinking else ""
+        return opened + self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+
+    def read(self, text: str) -> Reply:
+        """The reply in the text of one turn."""
+        return self._reader(text)
+
+    def _opened_thinking(self, prompt: Sequence[int]) -> str:
+        end = self.codec.decode(list(prompt[-8:])).rstrip()
+        return next((opening for opening in _THINKING if end.endswith(opening)), "")
+
+    # ── guarding: untrusted text that spells a control token is cut by a character that no message holds ──
+
+    def _guard(self, messages: Sequence[Message]) -> str:
+        return free_mark([self._own_marks, *(text for message in messages for text in _texts(message))])
+
+    def _guarded(self, messages: Sequence[Message], guard: str) -> list[Message]:
+        def safe(message: Message) -> Message:
+            if message.role not in GUARDED or not any(map(self.codec.forged.search, _texts(message))):
+                return message
+            content = message.content
+            parts = (content,) if isinstance(content, str) else content
+            cut = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in parts)
+            name, call_id = self.codec.cut(message.name, guard), self.codec.cut(message.tool_call_id, guard)
+            return Message(message.role, cut[0] if isinstance(content, str) else cut, (), "", name, call_id)
+
+        return [safe(message) for message in messages]
+
+    # ── extending: render behind a stand-in turn, cut at its closing token ──
+
+    def _by_rendering(self, delta: Sequence[Message]) -> Extended:
+        guard = self._guard(delta)
+        close, text = self._suffix(self._guarded(delta, guard), guard)
+        opens = text.rstrip().endswith(_THINKING)
+        return Extended(close, self.codec.encode(text, guard), self._closers or frozenset({close}), opens)
+
+    def _suffix(self, delta: Sequence[Message], guard: str) -> tuple[int, str]:
+        """The closing token of the turn before `delta`, and the text from there to the model's next turn."""
+        mark, problem = f"zQ{guard}Qz", TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}")
+        for turn in _stand_ins(mark, delta):
+            try:
+                full = self.render([Message("user", "u"), turn, *delta])
+            except TemplateError as error:
+                problem = error
+                continue
+            at = full.rfind(mark)
+            if at < 0:
+                continue
+            if close := self._close_pattern.search(full, at):
+                return self.codec.control[close[0]], full[close.end() :]
+            problem = TemplateError(f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(delta)}")
+        raise problem
+
+    def _closes_itself(self) -> bool:
+        """The assistant turn ends with its own token, not with the token that opens the next turn."""
+        try:
+            text = self.render([Message("user", "u"), Message("assistant", "zQ")], open_turn=False)
+        except TemplateError:
+            return True
+        return self._close_pattern.search(text, text.rfind("zQ")) is not None
+
+    def _generation_prompt(self) -> str:
+        try:
+            user = [Message("user", "u")]
+            return self.render(user).removeprefix(self.render(user, open_turn=False))
+        except TemplateError:
+            return ""
+
+    # ── the fast way: most deltas are contents in a form that was learned before ──
+
+    def _by_form(self, delta: Sequence[Message]) -> Extended | None:
+        shape = tuple([(m.role, m.name) for m in delta])
+        if shape not in self._forms:
+            if len(self._forms) >= 4096:
+                self._forms.clear()
+            self._forms[shape] = self._learn(delta)
+        form = self._forms[shape]
+        if form is None:
+            return None
+        contents: list[str] = []
+        for message in delta:
+            if not isinstance(message.content, str) or self._formless.search(message.content):
+                return None
+            contents.append(message.content)
+        call_ids: list[str] = []
+        if form.shows_ids:
+            call_ids = [self._renderer.call_id(message.tool_call_id) for message in delta]
+            if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
+                return None
+        opens = form.tail.rstrip().endswith(_THINKING)
+        return Extended(form.close, form.ids(contents, call_ids, self.codec), self._closers or frozenset({form.close}), opens)
+
+    def _learn(self, delta: Sequence[Message]) -> Form | None:
+        if self.codec.eats_space or any(self.codec.forged.search(message.name) for message in delta):
+            return None
+
+        def suffix(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
+            filled = zip(delta, contents, call_ids, strict=True)
+            return self._suffix([Message(m.role, text, (), "", m.name, call) for m, text, call in filled], "\ue000")
+
+        return learn(suffix, len(delta), self.codec)
+
+
+def delta_kind(delta: Sequence[Message]) -> str:
+    """What a delta is made of, in words: `tool`, `tools` (two or more), `user`, `tool, user`, `nothing`."""
+    runs = [(role, len(list(run))) for role, run in groupby(message.role for message in delta)]
+    return ", ".join(role if count == 1 else f"{role}s" for role, count in runs) or "nothing"
+
+
+def _stand_ins(mark: str, delta: Sequence[Message]) -> Iterator[Message]:
+    """Assistant turns that could come before `delta`, the likeliest first."""
+    answers = [message for message in delta if message.role == "tool"]
+    calls = tuple(ToolCall(m.name or "f", {"q": mark}, m.tool_call_id or f"call{i:05d}") for i, m in enumerate(answers))
+    if calls:
+        yield Message("assistant", "", calls)
+    if len(calls) > 1:
+        yield Message("assistant", "", calls[:1])  # one call a turn at most (Llama)
+    yield Message("assistant", mark, calls[:1])  # calls are not shown, or there are none
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Every text of a message that a template might show."""
+    yield message.text
+    yield message.name
+    yield message.tool_call_id
+    if message.thinking or message.tool_calls:
+        yield message.thinking
+        yield json.dumps([call.to_dict() for call in message.tool_calls], ensure_ascii=False, default=str)
+
+
+def _special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
+    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}

@@ -1,0 +1,65 @@
+"""What is known of a family of models beyond its template: how its turns end, and how its calls are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from agentfly.templates.format import ChatFormat
+
+_READERS = (
+    ("<|channel|>", "harmony"),
+    ("<arg_key>", "glm"),
+    ("<function=", "qwen-xml"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<｜tool▁call▁begin｜>", "deepseek"),
+    ("<|START_ACTION|>", "command-r"),
+    ("<|python_tag|>", "llama-json"),
+    ("ipython", "llama-json"),
+)
+"""Text in a template's source that tells how its calls are written; the first that is found counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family of models."""
+
+    name: str
+    needs: tuple[str, ...]
+    """Control tokens the format is made of: the tokenizer must have them, and a template that writes them is this family's."""
+    close: tuple[str, ...]
+    """Control tokens a turn of the model may end with."""
+    stop: tuple[str, ...] = ()
+    """Those of `close` that end the sampling; empty: all."""
+    reader: str = "plain"
+    """How calls are read, where the template's source does not tell."""
+    image: str = ""
+    """What stands for a picture in a template that shows only text; empty: none is known."""
+    format: ChatFormat | None = None
+    """How the family writes, by our own hand; None: the tokenizer's own template is used."""
+    corrected: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of delta where the family's template has a known mistake that `extend` does not make, and which."""
+    aliases: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, format: ChatFormat, **facts: object) -> Family:
+        """The family of a format; its close, reader and image are the format's."""
+        given: dict[str, object] = {
+            "needs": format.close[:1], "close": format.close, "reader": format.reader, "image": format.image, **facts,
+        }  # fmt: skip
+        return cls(name=format.name, format=format, **given)  # type: ignore[arg-type]
+
+    def writes(self, source: str, tokens: Set[str]) -> bool:
+        """A template with this source, on a tokenizer with these added tokens, is this family's."""
+        return all(token in source and token in tokens for token in self.needs)
+
+    def image_of(self, tokens: Set[str]) -> str:
+        """The image marker, where the tokenizer has it."""
+        return self.image if set(re.findall(r"<[^<>]+>|\[[^\[\]]+\]", self.image)) <= tokens else ""
+
+
+def reader_of(source: str, otherwise: str = "plain") -> str:
+    """The name of the reader for the calls that a template writes."""
+    return next((reader for mark, reader in _READERS if mark in source), otherwise)

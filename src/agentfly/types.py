@@ -1,0 +1,314 @@
+"""The words every layer shares: messages, calls, tasks, sampling settings, completions.
+
+Standard library only. Every type here is frozen: a stage that wants something else makes a new value.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import io
+import json
+import mimetypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agentfly.errors import DataError
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A picture inside a message, kept as a URL so that a record of it survives JSON."""
+
+    url: str
+    """A `data:` URI, or an address that the backend can fetch."""
+
+    @classmethod
+    def of(cls, source: object) -> Image:
+        """Take an Image, a URL, a path, bytes, a Pillow image, or an OpenAI `image_url` part."""
+        if isinstance(source, Image):
+            return source
+        if isinstance(source, Mapping) and "url" in source:
+            return cls(str(source["url"]))
+        if isinstance(source, str) and source.startswith(("data:", "http://", "https://")):
+            return cls(source)
+        if isinstance(source, str | Path):
+            path = Path(source)
+            if not path.is_file():
+                raise DataError(f"no image at {str(path)!r}; give a file, a data: URI or an http(s) address")
+            return cls._from_bytes(path.read_bytes(), mimetypes.guess_type(path.name)[0] or "image/png")
+        if isinstance(source, bytes):
+            return cls._from_bytes(source, "image/png")
+        if hasattr(source, "save"):
+            buffer = io.BytesIO()
+            source.save(buffer, format="PNG")
+            return cls._from_bytes(buffer.getvalue(), "image/png")
+        raise DataError(f"cannot make an image of a {type(source).__name__}; give a path, bytes, a URL or a Pillow image")
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, media_type: str) -> Image:
+        return cls(f"data:{media_type};base64,{base64.b64encode(data).decode()}")
+
+
+Content = str | tuple[str | Image, ...]
+"""What a message says: text, or stretches of text and pictures in order."""
+
+
+def content_of(value: object) -> Content:
+    """Read content in any form people write it: text, None, or a list of OpenAI parts."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if not isinstance(value, Sequence):
+        raise DataError(f"message content is a {type(value).__name__}; it may be text or a list of parts")
+    parts = tuple(_part_of(part) for part in value)
+    return "".join(p for p in parts if isinstance(p, str)) if all(isinstance(p, str) for p in parts) else parts
+
+
+def _part_of(part: object) -> str | Image:
+    if isinstance(part, str | Image):
+        return part
+    if isinstance(part, Mapping):
+        kind = part.get("type")
+        if kind == "text" and isinstance(part.get("text"), str):
+            return str(part["text"])
+        if kind in ("image", "image_url") and part.get(kind, part.get("image")) is not None:
+            return Image.of(part.get(kind, part.get("image")))
+    raise DataError(f"cannot read the message part {part!r:.120}; parts are {{'type': 'text'|'image'|'image_url', …}}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the model asked for, as far as it could be read."""
+
+    name: str
+    """Empty when not even the name could be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    """Pairs the call with its answer; empty until the chain numbers it."""
+    problem: str = ""
+    """What was wrong with the text of the call, in words for the model; empty when it read well."""
+    raw: str = ""
+    """The text that could not be read; empty when it read well."""
+
+    @classmethod
+    def of(cls, value: ToolCall | Mapping[str, Any]) -> ToolCall:
+        """Read an OpenAI tool call, `{"id", "type": "function", "function": {"name", "arguments"}}`."""
+        if isinstance(value, ToolCall):
+            return value
+        function = value.get("function", value)
+        name, arguments, call_id = str(function.get("name") or ""), function.get("arguments"), str(value.get("id") or "")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments) if arguments.strip() else {}
+            except ValueError as error:
+                return cls(name, id=call_id, problem=f"its arguments are not JSON: {error}", raw=arguments)
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, Mapping):
+            return cls(name, id=call_id, problem="its arguments are not a JSON object", raw=json.dumps(arguments))
+        return cls(name, dict(arguments), call_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI form, with the arguments as an object: what chat templates read."""
+        out: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+        if self.id:
+            out["id"] = self.id
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: Content = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    thinking: str = ""
+    """The reasoning before the answer, where the model's format sets it apart."""
+    name: str = ""
+    """For a tool's answer: the tool."""
+    tool_call_id: str = ""
+    """For a tool's answer: the call it answers."""
+
+    @classmethod
+    def of(cls, value: Message | Mapping[str, Any]) -> Message:
+        """Read an OpenAI message."""
+        if isinstance(value, Message):
+            return value
+        if not isinstance(value, Mapping):
+            raise DataError(f"a message is a {type(value).__name__}; it must be a mapping with 'role' and 'content'")
+        role = value.get("role")
+        if role not in ROLES:
+            raise DataError(f"a message has the role {role!r}; roles are {', '.join(ROLES)}")
+        return cls(
+            role=role,
+            content=content_of(value.get("content")),
+            tool_calls=tuple(ToolCall.of(call) for call in value.get("tool_calls") or ()),
+            thinking=str(value.get("reasoning_content") or value.get("thinking") or ""),
+            name=str(value.get("name") or ""),
+            tool_call_id=str(value.get("tool_call_id") or ""),
+        )
+
+    @property
+    def text(self) -> str:
+        """The content without its pictures."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        if isinstance(self.content, str):
+            return ()
+        return tuple(part for part in self.content if isinstance(part, Image))
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI form: what chat templates, chat servers and files read."""
+        content: Any = self.content
+        if not isinstance(content, str):
+            content = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part.url}
+                for part in content
+            ]
+        out: dict[str, Any] = {"role": self.role, "content": content}
+        if self.thinking:
+            out["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            out["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        if self.name:
+            out["name"] = self.name
+        if self.tool_call_id:
+            out["tool_call_id"] = self.tool_call_id
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was read out of one turn of the model."""
+
+    message: Message
+    answer: str | None = None
+    """The final answer, where the format marks one; None when it does not."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, in words for the model; empty when all of it read well."""
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return self.message.tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt, and the named columns that came with it."""
+
+    messages: tuple[Message, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Every column of the row but `messages`, offered to rewards and environments by name."""
+    id: str = ""
+
+    @classmethod
+    def of(cls, value: object, id: str = "") -> Task:
+        """Read a Task, a conversation, a question, or a row with `question` or `messages` and other columns."""
+        if isinstance(value, Task):
+            return value
+        if isinstance(value, str):
+            value = {"question": value}
+        if isinstance(value, Mapping):
+            return cls._from_row(value, id)
+        if isinstance(value, Sequence):
+            return cls(_conversation(value), {}, id)
+        raise DataError(f"a task is a {type(value).__name__}; it may be a question, a list of messages or a row")
+
+    @classmethod
+    def _from_row(cls, row: Mapping[str, Any], id: str) -> Task:
+        columns = {str(name): value for name, value in row.items() if name != "messages"}
+        given = columns.get("id")
+        if row.get("messages") is not None:
+            messages = _conversation(row["messages"])
+        elif isinstance(row.get("question"), str) and row["question"].strip():
+            pictures = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
+            content = (*(Image.of(p) for p in pictures), row["question"]) if pictures else row["question"]
+            messages = (Message("user", content),)
+        else:
+            raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {', '.join(map(repr, row)) or 'nothing'}")
+        return cls(messages, columns, id or (str(given) if given is not None else ""))
+
+    @property
+    def question(self) -> str:
+        """The text of the last user message."""
+        return next((m.text for m in reversed(self.messages) if m.role == "user"), "")
+
+
+def _conversation(value: object) -> tuple[Message, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise DataError(f"'messages' must be a non-empty list of messages, not {value!r:.80}")
+    return tuple(Message.of(message) for message in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Every field reaches the backend; one that a backend cannot honour is refused there."""
+
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    """Tokens of one turn; None means as many as the context has room for."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn; what was sampled up to and with them is kept."""
+    seed: int | None = None
+    """None draws anew each time."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0 and 0 ≤ min_p ≤ 1 are needed, not {self}")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}; None means no limit")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+
+
+class Finish(enum.Enum):
+    """Why the backend stopped sampling."""
+
+    STOP = "stop"
+    """The model closed its turn, or wrote a stop string."""
+    LENGTH = "length"
+    """The token limit cut it off."""
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled turn: the tokens, and with each the log-probability and weight version it was sampled with."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    weight_versions: Sequence[int]
+    finish: Finish
+    prompt_ids: Sequence[int] | None = None
+    """What the model was really shown, from servers that render the prompt themselves; None: the request's own tokens."""
+    message: Message | None = None
+    """The reply as the server read it, from servers that speak messages; None: the template reads the tokens."""
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
+            raise ValueError(
+                f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probabilities and "
+                f"{len(self.weight_versions)} weight versions; the three must be equally many"
+            )
+        if not self.token_ids and self.message is None and self.finish is not Finish.ABORTED:
+            raise ValueError("a completion needs sampled tokens, or the message of a server that returns none")

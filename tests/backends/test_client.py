@@ -1,0 +1,609 @@
+"""The client backend against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentfly.backend import Request, Speaks
+from agentfly.backends.client import ClientBackend
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.types import Finish, Image, Message, Sampling, ToolCall
+from tests.backends.openai_server import (
+    OpenAIServer,
+    Reply,
+    chat,
+    completion,
+    event,
+    refuses,
+    says,
+    streams,
+    writes,
+)
+
+PROMPT = [1, 2, 3]
+MODELS = {"data": [{"id": "tiny", "max_model_len": 100}]}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[OpenAIServer]:
+    server = OpenAIServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running.reset()
+    running.answers("/models", says(MODELS))
+    return running
+
+
+def tokens(server: OpenAIServer, **settings: Any) -> ClientBackend:
+    return ClientBackend("tiny", server.url, speaks="tokens", **{"backoff": 0.001, **settings})
+
+
+def messages(server: OpenAIServer, **settings: Any) -> ClientBackend:
+    return ClientBackend("tiny", server.url, **{"backoff": 0.001, **settings})
+
+
+def ask(sampling: Sampling | None = None, **fields: Any) -> Request:
+    """The same question to either kind of backend."""
+    given = {"messages": (Message("user", "Hi"),), **fields}
+    return Request(prompt=PROMPT, sampling=sampling or Sampling(max_tokens=16), **given)
+
+
+# Tokens.
+
+
+async def test_tokens_in_tokens_out_exactly(server: OpenAIServer) -> None:
+    server.answers("/completions", says(completion([7, 8, 2], [-0.5, -0.25, -0.125], prompt_token_ids=PROMPT)))
+    done = await tokens(server, weight_version=4).generate(ask(stop_ids=frozenset({2, 0}), chain="chain-9"))
+    assert list(done.token_ids) == [7, 8, 2]
+    assert list(done.logprobs) == [-0.5, -0.25, -0.125]
+    assert list(done.weight_versions) == [4, 4, 4]
+    assert (done.finish, done.prompt_ids, done.message) == (Finish.STOP, None, None)
+    assert server.bodies("/completions") == [
+        {
+            "model": "tiny",
+            "prompt": PROMPT,
+            "max_tokens": 16,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": [0, 2],
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "include_stop_str_in_output": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+        }
+    ]
+    assert server.seen[-1].headers["x-session-id"] == "chain-9"
+
+
+async def test_every_sampling_field_reaches_the_server(server: OpenAIServer) -> None:
+    server.answers("/completions", says(completion()))
+    sampling = Sampling(0.0, 0.9, 20, 0.05, 1.1, 5, ("</a>", "END"), 11)
+    await tokens(server, extra_body={"priority": 3}).generate(ask(sampling))
+    (body,) = server.bodies("/completions")
+    assert body.items() >= {
+        "temperature": 0.0, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1,
+        "max_tokens": 5, "stop": ["</a>", "END"], "seed": 11, "priority": 3,
+    }.items()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "finish"),
+    [("stop", Finish.STOP), ("length", Finish.LENGTH), ("abort", Finish.ABORTED)],
+)
+async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: Finish) -> None:
+    server.answers("/completions", says(completion(finish=given)))
+    assert (await tokens(server).generate(ask())).finish is finish
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (completion(ids=None), "return_token_ids"),
+        (completion(logprobs=None), "speaks='messages' works without"),
+        (completion(logprobs=[-0.5]), "log-probability for each"),
+        (completion(logprobs=[-0.5, None]), "log-probability for each"),
+        (completion(prompt_token_ids=[0, *PROMPT]), "another prompt, of 4 tokens, than the 3"),
+        (completion(ids=[], logprobs=[]), "without one sampled token"),
+        (completion(finish="content_filter"), "content filter"),
+        (completion(finish="mood"), "finish_reason 'mood'"),
+        ({"choices": []}, "no choice"),
+        ([], "no JSON object"),
+    ],
+)
+async def test_an_answer_that_would_not_be_exact_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
+    server.answers("/completions", says(answer))
+    with pytest.raises(BackendFault, match=words):
+        await tokens(server).generate(ask())
+    assert len(server.bodies("/completions")) == 1
+
+
+async def test_a_page_instead_of_json_is_shown(server: OpenAIServer) -> None:
+    server.answers("/completions", writes("<html>Welcome</html>"))
+    with pytest.raises(BackendFault, match="<html>Welcome"):
+        await tokens(server).generate(ask())
+
+
+async def test_a_turn_has_the_room_that_the_context_leaves(server: OpenAIServer) -> None:
+    server.answers("/completions", says(completion()))
+    backend = tokens(server)
+    await asyncio.gather(
+        backend.generate(ask(Sampling())),
+        backend.generate(ask(Sampling(max_tokens=500))),
+        backend.generate(ask(Sampling(max_tokens=5))),
+    )
+    assert sorted(body["max_tokens"] for body in server.bodies("/completions")) == [5, 97, 97]
+    assert (backend.context_length, len(server.bodies("/models"))) == (100, 1)
+    with pytest.raises(BackendFault, match="100 tokens, the server's context 100: no room"):
+        await backend.generate(Request(prompt=[1] * 100, sampling=Sampling()))
+
+
+async def test_a_server_that_hides_its_context_needs_a_limit_from_us(server: OpenAIServer) -> None:
+    server.answers("/models")
+    server.answers("/completions", says(completion()))
+    backend = tokens(server)
+    with pytest.raises(ConfigError, match=r"context_length=.*max_tokens="):
+        await backend.generate(ask(Sampling()))
+    await backend.generate(ask())
+    await tokens(server, context_length=10).generate(ask(Sampling()))
+    assert [body["max_tokens"] for body in server.bodies("/completions")] == [16, 7]
+
+
+async def test_pictures_cannot_go_as_tokens(server: OpenAIServer) -> None:
+    with pytest.raises(ConfigError, match="speaks='messages'"):
+        await tokens(server).generate(ask(images=(Image("data:image/png;base64,AA=="),)))
+
+
+# A stream of tokens.
+
+
+async def test_a_stream_is_delivered_piece_by_piece(server: OpenAIServer) -> None:
+    whole = b"".join(
+        [
+            b": hello\n\n",
+            event(completion([7], [-0.5], None, prompt_token_ids=PROMPT, text="a\u2028b\u0085c")),
+            b'data: {"choices":\r\ndata: [{"token_ids": [8, 9], "text": "",\r\n'
+            b'data: "logprobs": {"token_logprobs": [-1.5, -2.5]}, "finish_reason": null}]}\r\n\r\n',
+            event(completion([], [], "length")),
+            event({"choices": [], "usage": {"completion_tokens": 3}}),
+            b"data: [DONE]\n\n",
+        ]
+    )
+    server.answers("/completions", streams(*(whole[i : i + 37] for i in range(0, len(whole), 37))))
+    heard: list[list[int]] = []
+    done = await tokens(server).generate(ask(on_tokens=lambda ids: heard.append(list(ids))))
+    assert heard == [[7], [8, 9]]
+    assert (list(done.token_ids), list(done.logprobs)) == ([7, 8, 9], [-0.5, -1.5, -2.5])
+    assert done.finish is Finish.LENGTH
+    assert server.bodies("/completions")[0]["stream"] is True
+
+
+GOOD = (event(completion([7], [-0.5], None)), event(completion([8], [-0.5])), b"data: [DONE]\n\n")
+BROKEN = event({"error": {"message": "engine died", "code": 500}})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(streams(b": started\n\n", cut=True), id="cut"),
+        pytest.param(streams(BROKEN, b"data: [DONE]\n\n"), id="error"),
+        pytest.param(streams(b"data: [DONE]\n\n"), id="empty"),
+    ],
+)
+async def test_a_stream_that_delivered_nothing_is_asked_for_again(server: OpenAIServer, first: Reply) -> None:
+    server.answers("/completions", first, streams(*GOOD))
+    heard: list[int] = []
+    done = await tokens(server).generate(ask(on_tokens=heard.extend))
+    assert heard == list(done.token_ids) == [7, 8]
+    assert len(server.bodies("/completions")) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        pytest.param(streams(GOOD[0], cut=True), "broke off after 1 tokens", id="cut"),
+        pytest.param(streams(GOOD[0], GOOD[1][:20], cut=True), "broke off after 1 tokens", id="cut in an event"),
+        pytest.param(streams(GOOD[0], BROKEN), "after 1 tokens.*engine died", id="error"),
+        pytest.param(streams(GOOD[0], b"data: [DONE]\n\n"), "no finish_reason came", id="ended early"),
+        pytest.param(streams(event(completion(None, None, None))), "return_token_ids", id="no ids"),
+        pytest.param(streams(b"data: {oops\n\n"), "no JSON object.*oops", id="no JSON"),
+    ],
+)
+async def test_a_stream_somebody_watched_is_never_sampled_twice(server: OpenAIServer, reply: Reply, words: str) -> None:
+    server.answers("/completions", reply, streams(*GOOD))
+    with pytest.raises(BackendFault, match=words):
+        await tokens(server).generate(ask(on_tokens=lambda ids: None))
+    assert len(server.bodies("/completions")) == 1
+
+
+async def test_a_stream_cut_after_its_finish_is_whole(server: OpenAIServer) -> None:
+    server.answers("/completions", streams(*GOOD[:2], cut=True))
+    assert list((await tokens(server).generate(ask(on_tokens=lambda ids: None))).token_ids) == [7, 8]
+
+
+async def test_a_server_that_does_not_stream_is_read_whole(server: OpenAIServer) -> None:
+    server.answers("/completions", says(completion()))
+    heard: list[int] = []
+    await tokens(server).generate(ask(on_tokens=heard.extend))
+    assert heard == [7, 8]
+
+
+# Messages.
+
+
+async def test_chat_with_ids_can_train(server: OpenAIServer) -> None:
+    answer = chat({"content": "Hello"}, ids=[7, 8], logprobs=[-0.5, -0.25], prompt=[1, 5])
+    server.answers("/chat/completions", says(answer))
+    heard: list[int] = []
+    done = await messages(server).generate(ask(on_tokens=heard.extend))
+    assert (list(done.token_ids), list(done.logprobs)) == ([7, 8], [-0.5, -0.25])
+    assert (list(done.prompt_ids or ()), list(done.weight_versions)) == ([1, 5], [0, 0])
+    assert done.message == Message("assistant", "Hello")
+    assert heard == [7, 8]
+    assert server.bodies("/chat/completions") == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_tokens": 16,
+            "return_token_ids": True,
+            "logprobs": True,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        chat({"content": "Hello"}),
+        chat({"content": "Hello"}, logprobs=[-0.5, -0.25]),
+        chat({"content": "Hello"}, ids=[7, 8], logprobs=[-0.5, -0.25]),
+        chat({"content": "Hello"}, ids=[7, 8], logprobs=[-0.5], prompt=[1]),
+        chat({"content": "Hello"}, ids=[7, 8], prompt=[1]),
+    ],
+)
+async def test_chat_without_all_of_the_ids_is_a_message_only(server: OpenAIServer, answer: object) -> None:
+    server.answers("/chat/completions", says(answer))
+    done = await messages(server).generate(ask())
+    assert (list(done.token_ids), list(done.logprobs), done.prompt_ids) == ([], [], None)
+    assert done.message == Message("assistant", "Hello")
+
+
+async def test_native_tool_calls_and_thinking_are_read(server: OpenAIServer) -> None:
+    good = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    bad = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
+    message = {"content": None, "tool_calls": [good, bad], "reasoning_content": "Sum them."}
+    server.answers("/chat/completions", says(chat(message, "tool_calls")))
+    done = await messages(server).generate(ask())
+    assert done.message is not None
+    first, second = done.message.tool_calls
+    assert (first.name, dict(first.arguments), first.id, first.problem) == ("add", {"a": 1, "b": 2}, "c1", "")
+    assert second.raw == '{"a": 1'
+    assert "not JSON" in second.problem
+    assert (done.message.thinking, done.message.content, done.finish) == ("Sum them.", "", Finish.STOP)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_thinking_has_two_names(server: OpenAIServer, name: str) -> None:
+    server.answers("/chat/completions", says(chat({"content": "4", name: "2+2"})))
+    done = await messages(server).generate(ask())
+    assert done.message == Message("assistant", "4", thinking="2+2")
+
+
+HISTORY = (
+    Message("user", ("Look: ", Image("data:image/png;base64,AA=="))),
+    Message("assistant", "", (ToolCall("add", {"a": "é"}, "c1"), ToolCall("", id="c2", raw="{")), "Hm."),
+    Message("tool", "3", name="add", tool_call_id="c1"),
+)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+async def test_a_conversation_takes_the_form_of_the_api(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "ok"})))
+    await messages(server).generate(ask(Sampling(stop=("END",)), messages=HISTORY, tools=(TOOL,)))
+    (body,) = server.bodies("/chat/completions")
+    user, assistant, tool = body["messages"]
+    assert user["content"] == [
+        {"type": "text", "text": "Look: "},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+    ]
+    first, second = assistant["tool_calls"]
+    assert first == {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": "é"}'}}
+    assert json.loads(second["function"]["arguments"]) == {}
+    assert assistant["reasoning"] == assistant["reasoning_content"] == "Hm."
+    assert tool == {"role": "tool", "content": "3", "name": "add", "tool_call_id": "c1"}
+    assert body["tools"] == [TOOL]
+    assert body["include_stop_str_in_output"] is True
+    assert "max_tokens" not in body
+
+
+async def test_a_server_that_refuses_unknown_fields_is_asked_plainly_from_then_on(
+    server: OpenAIServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers(
+        "/chat/completions",
+        refuses("Unrecognized request argument supplied: return_token_ids"),
+        says(chat({"content": "Hello"})),
+    )
+    backend = messages(server)
+    sampling = Sampling(temperature=0.5, top_k=4, max_tokens=16)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            done = await backend.generate(ask(sampling, messages=HISTORY))
+    assert done.message == Message("assistant", "Hello")
+    assert [record.getMessage() for record in caplog.records if "cannot train" in record.getMessage()] != []
+    refused, *plain = server.bodies("/chat/completions")
+    assert refused["return_token_ids"] is True
+    assert len(plain) == 2
+    for body in plain:
+        assert set(body) == {"model", "messages", "temperature", "top_k", "max_completion_tokens"}
+        assert "reasoning" not in body["messages"][1]
+        assert "name" not in body["messages"][2]
+
+
+async def test_a_server_of_the_old_words_is_found_too(server: OpenAIServer) -> None:
+    server.answers(
+        "/chat/completions",
+        refuses("extra fields not permitted", 422),
+        refuses("max_completion_tokens: extra fields not permitted", 422),
+        says(chat({"content": "Hello"})),
+    )
+    backend = messages(server)
+    await backend.generate(ask())
+    await backend.generate(ask())
+    assert [("max_tokens" in body) for body in server.bodies("/chat/completions")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+async def test_a_refusal_that_plain_words_do_not_cure_is_told_and_not_remembered(
+    server: OpenAIServer,
+) -> None:
+    server.answers("/chat/completions", refuses('"auto" tool choice requires --enable-auto-tool-choice'))
+    backend = messages(server)
+    with pytest.raises(BackendFault, match="--enable-auto-tool-choice"):
+        await backend.generate(ask())
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    await backend.generate(ask())
+    assert server.bodies("/chat/completions")[-1]["return_token_ids"] is True
+
+
+async def test_ids_are_not_asked_for_where_they_are_not_wanted(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    await messages(server, exact=False).generate(ask())
+    assert not {"return_token_ids", "logprobs"} & set(server.bodies("/chat/completions")[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (chat({"content": "…"}, "content_filter"), "content filter"),
+        ({"choices": [{"finish_reason": "stop"}]}, "holds no message"),
+        ({"error": {"message": "no such luck"}}, "no such luck"),
+        (chat({"content": 3}), "cannot be read"),
+    ],
+)
+async def test_a_reply_that_is_none_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
+    server.answers("/chat/completions", says(answer))
+    with pytest.raises(BackendFault, match=words):
+        await messages(server).generate(ask())
+
+
+# Trouble.
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param(refuses("overloaded", 500), id="500"),
+        pytest.param(refuses("starting", 503), id="503"),
+        pytest.param(refuses("slow down", 429, {"retry-after": "0"}), id="429"),
+        pytest.param(refuses("slow down", 429, {"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}), id="date"),
+        pytest.param(says({"error": {"message": "busy", "code": 503}}), id="200 with an error"),
+    ],
+)
+async def test_trouble_that_passes_is_waited_out(server: OpenAIServer, trouble: Reply) -> None:
+    server.answers("/chat/completions", trouble, trouble, says(chat({"content": "Hello"})))
+    done = await messages(server).generate(ask())
+    assert done.message == Message("assistant", "Hello")
+    assert len(server.bodies("/chat/completions")) == 3
+
+
+@pytest.mark.timeout(30)
+async def test_the_wait_is_the_one_the_server_asks_for(server: OpenAIServer) -> None:
+    trouble = refuses("slow down", 429, {"retry-after": "0"})
+    server.answers("/chat/completions", trouble, says(chat({"content": "Hello"})))
+    assert (await messages(server, backoff=60.0).generate(ask())).message is not None
+
+
+async def test_a_wait_too_long_fails_at_once(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", refuses("quota used up", 429, {"retry-after": "86400"}))
+    with pytest.raises(BackendFault, match="quota used up"):
+        await messages(server).generate(ask())
+    assert len(server.bodies("/chat/completions")) == 1
+
+
+async def test_trouble_that_stays_is_a_fault_in_the_servers_words(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", refuses("engine is dead", 500))
+    with pytest.raises(BackendFault, match=r"answered 500: engine is dead \(asked 3 times\)"):
+        await messages(server, retries=2).generate(ask())
+    assert len(server.bodies("/chat/completions")) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (401, ConfigError, "check api_key="),
+        (403, ConfigError, "check api_key="),
+        (404, ConfigError, "check model='tiny'"),
+        (307, ConfigError, "check model='tiny'"),
+        (400, BackendFault, "answered 400: it will not do"),
+        (413, BackendFault, "answered 413: it will not do"),
+    ],
+)
+async def test_a_refusal_has_an_owner(server: OpenAIServer, status: int, kind: type[Exception], words: str) -> None:
+    server.answers("/completions", refuses("it will not do", status))
+    with pytest.raises(kind, match=re.escape(words)):
+        await tokens(server).generate(ask())
+    assert len(server.bodies("/completions")) == 1
+
+
+@pytest.mark.parametrize("make", [tokens, messages])
+async def test_a_prompt_over_the_context_is_said_clearly(server: OpenAIServer, make: Any) -> None:
+    for path in ("/completions", "/chat/completions"):
+        server.answers(path, refuses("This model's maximum context length is 4096 tokens. However, …"))
+    with pytest.raises(BackendFault, match=r"maximum context length is 4096 tokens.*allow fewer turns"):
+        await make(server).generate(ask())
+    assert len([seen for seen in server.seen if seen.path != "/models"]) == 1
+
+
+async def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*vllm serve tiny.*asked 2 times"):
+            await ClientBackend("tiny", url, retries=1, backoff=0.001).generate(ask())
+
+
+async def test_a_server_that_never_answers_times_out(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", server.waits_forever())
+    with pytest.raises(BackendFault, match=r"no answer from .* in 0.2 s; timeout="):
+        await messages(server, timeout=0.2).generate(ask())
+    assert await asyncio.to_thread(server.disconnected.wait, 10)
+    assert len(server.bodies("/chat/completions")) == 1
+
+
+async def test_cancelling_reaches_the_server(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", server.waits_forever())
+    backend = messages(server)
+    task = asyncio.create_task(backend.generate(ask()))
+    assert await asyncio.to_thread(server.arrived.wait, 10)
+    assert not server.disconnected.is_set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(server.disconnected.wait, 10)
+
+
+async def test_the_rate_limit_limits(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    backend = messages(server, requests_per_minute=5)
+    requests = [asyncio.create_task(backend.generate(ask())) for _ in range(20)]
+    await asyncio.wait(requests, timeout=0.7)
+    assert sum(request.done() for request in requests) == len(server.seen) == 5
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+
+
+# Set-up and tear-down.
+
+
+def test_one_backend_serves_two_event_loops(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    backend = messages(server)
+
+    async def twice() -> list[str]:
+        done = await asyncio.gather(backend.generate(ask()), backend.generate(ask()))
+        return [one.message.text for one in done if one.message]
+
+    assert [asyncio.run(twice()), asyncio.run(twice())] == [["Hello"] * 2] * 2
+
+
+async def test_close_may_be_called_twice_and_before_the_first_request(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    backend = messages(server)
+    await backend.close()
+    await backend.generate(ask())
+    await backend.close()
+    await backend.close()
+
+
+async def test_close_reaches_the_loop_of_another_thread(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    backend = messages(server)
+    asked, closed = threading.Event(), threading.Event()
+
+    async def elsewhere() -> None:
+        await backend.generate(ask())
+        asked.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
+    assert await asyncio.to_thread(asked.wait, 10)
+    await backend.close()
+    closed.set()
+    await thread
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "sent"),
+    [("mine", "theirs", "Bearer mine"), (None, "theirs", "Bearer theirs"), (None, None, None)],
+)
+async def test_the_key_is_sent(
+    server: OpenAIServer,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    environment: str | None,
+    sent: str | None,
+) -> None:
+    if environment:
+        monkeypatch.setenv("OPENAI_API_KEY", environment)
+    server.answers("/chat/completions", says(chat({"content": "Hello"})))
+    await messages(server, api_key=given).generate(ask())
+    assert server.seen[0].headers.get("authorization") == sent
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"base_url": "localhost:8000"}, "must start with http://"),
+        ({"speaks": "latin"}, "speaks='latin'; it may be 'tokens' or 'messages'"),
+        ({"extra_body": {"n": 2, "stream": True}}, "extra_body may not set n, stream"),
+        ({"requests_per_minute": 0}, "requests_per_minute=0 must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        ClientBackend("tiny", **settings)
+
+
+def test_an_unknown_setting_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_requests_per_minute"):
+        ClientBackend("tiny", max_requests_per_minute=3)  # type: ignore[call-arg]
+
+
+async def test_what_it_is() -> None:
+    backend = ClientBackend("tiny", speaks=Speaks.TOKENS, context_length=12)
+    assert (backend.speaks, backend.context_length, backend.weight_version) == (Speaks.TOKENS, 12, 0)
+    backend.weight_version = 5
+    assert backend.weight_version == 5
+    with pytest.raises(ConfigError, match="cannot take new weights"):
+        await backend.update_weights([], 1)
