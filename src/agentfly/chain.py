@@ -202,13 +202,15 @@ class Chain:
 
     def _numbered(self, reply: Reply) -> Reply:
         """Give the calls the ids that pair them with their answers."""
-        if all(call.id for call in reply.calls):
+        said = reply.message
+        if all(call.id for call in said.tool_calls):
             return reply
         calls = []
-        for call in reply.calls:
+        for call in said.tool_calls:
             self._calls += 1
-            calls.append(call if call.id else replace(call, id=f"call{self._calls:05d}"))
-        return replace(reply, message=replace(reply.message, tool_calls=tuple(calls)))
+            name = call.id or f"call{self._calls:05d}"
+            calls.append(ToolCall(call.name, call.arguments, name, call.problem, call.raw))
+        return Reply(Message("assistant", said.content, tuple(calls), said.thinking), reply.answer, reply.problems)
 
     async def _act(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         actions = Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer)

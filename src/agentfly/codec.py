@@ -118,7 +118,7 @@ def free_mark(texts: Sequence[str]) -> str:
 
 
 _plains: WeakKeyDictionary[ChatTokenizer, dict[tuple[int, frozenset[int]], Tokenizer]] = WeakKeyDictionary()
-"""Tokenizers without control tokens, by what they were made of: making one takes a second, a template only needs to read it."""
+"""Tokenizers without control tokens, by what they were made of: making one takes a second."""
 
 
 def _without(tokenizer: ChatTokenizer, control: frozenset[int]) -> Tokenizer:

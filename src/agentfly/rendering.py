@@ -18,12 +18,15 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agentfly.codec import ChatTokenizer
 from agentfly.errors import TemplateError
 from agentfly.types import Message, ToolCall
 
 _NEVER_TEXT = ("role", "type")
 """Fields that are compared in every template, and hold no text of a message."""
-_FILTERS_OF_NAMES = frozenset({"attr", "default", "groupby", "join", "map", "rejectattr", "selectattr", "sort", "tojson"})
+_FILTERS_OF_NAMES = frozenset(
+    {"attr", "default", "groupby", "join", "map", "rejectattr", "selectattr", "sort", "tojson"}
+)
 
 
 class Renderer:
@@ -60,7 +63,7 @@ class Renderer:
         self._nine_ids = self._try(_called("c1")) is None and self._try(_called("call00000")) is not None
 
     def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        """The template's own text of a conversation; with `open_turn` up to and with the opening of the model's turn."""
+        """The template's own text of a conversation; `open_turn`: with the opening of the model's turn."""
         return self._run([self._shown(message) for message in messages], open_turn)
 
     def _run(self, messages: list[dict[str, Any]], open_turn: bool) -> str:
@@ -107,7 +110,9 @@ class Renderer:
             out["content"] = [{"type": "text", "text": message.content}]
         elif message.images and not self.shows_images:
             if not self.image:
-                raise TemplateError(f"template {self.name!r} has no place for a picture, and no image marker is known for it")
+                raise TemplateError(
+                    f"template {self.name!r} has no place for a picture, and no image marker is known for it"
+                )
             out["content"] = "".join(part if isinstance(part, str) else self.image for part in message.content)
         return out
 
@@ -139,17 +144,28 @@ class Renderer:
         return '{"q"' in (self._try(_called("call00000")) or "")
 
 
+def special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
+    """The variables that Hugging Face gives every template: `bos_token` and the like."""
+    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
+
+
 _TEXT = {"type": "text", "text": "zQ"}
 
 
 def _called(call_id: str) -> list[Message]:
     call = ToolCall("f", {"q": "x"}, call_id)
-    return [Message("user", "u"), Message("assistant", "", (call,)), Message("tool", "r", name="f", tool_call_id=call_id)]
+    return [
+        Message("user", "u"),
+        Message("assistant", "", (call,)),
+        Message("tool", "r", name="f", tool_call_id=call_id),
+    ]
 
 
 def _environment(today: datetime.date) -> jinja2.Environment:
-    """Jinja as Hugging Face chat templates expect it; a run over midnight must not change prompts, so the date stays."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    """Jinja as chat templates expect it; the date stays, for a run over midnight must not change prompts."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -176,19 +192,18 @@ class _Generation(Extension):
 
 def _literals(tree: nodes.Template) -> Iterator[str]:
     """Strings in a place where a message's text could be held against them, or searched for them."""
-    for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Assign)):
-        if isinstance(node, nodes.Compare):
-            operands = [node.expr, *(operand.expr for operand in node.ops)]
-            if not any(_field(operand) in _NEVER_TEXT for operand in operands):
-                yield from _strings(operands)
-        elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr != "get":
-            yield from _strings(node.args)
-        elif isinstance(node, nodes.Filter) and node.name not in _FILTERS_OF_NAMES:
-            yield from _strings(node.args)
-        elif isinstance(node, nodes.Test):
-            yield from _strings(node.args)
-        elif isinstance(node, nodes.Assign):
-            yield from _strings([node.node])
+    for node in tree.find_all(nodes.Compare):
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        if not any(_field(operand) in _NEVER_TEXT for operand in operands):
+            yield from _strings(operands)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr != "get":
+            yield from _strings(call.args)
+    for used in tree.find_all((nodes.Filter, nodes.Test)):
+        if isinstance(used, nodes.Filter | nodes.Test) and used.name not in _FILTERS_OF_NAMES:
+            yield from _strings(used.args)
+    for assignment in tree.find_all(nodes.Assign):
+        yield from _strings([assignment.node])
 
 
 def _field(node: nodes.Node) -> str:

@@ -85,11 +85,14 @@ async def run_chain(
     return trajectory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
     """The trajectories of a run, in the order of tasks and chains."""
 
     trajectories: tuple[Trajectory, ...]
+
+    def __repr__(self) -> str:
+        return f"<RunResult of {len(self)} chains>"
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)

@@ -1,4 +1,4 @@
-"""Messages to tokens: `start` renders a conversation, `extend` renders what comes after a sampled turn, `parse` reads one.
+"""Messages to tokens: `start` renders a conversation, `extend` what follows a sampled turn, `parse` reads a turn.
 
 The invariant: what was sampled is never encoded again. `extend` renders a stand-in conversation with the template's own
 Jinja, cuts right behind the closing token of the stand-in's assistant turn, and keeps the rest. A control token splits
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from agentfly.codec import ChatTokenizer, Codec, any_of, free_mark
 from agentfly.errors import TemplateError
 from agentfly.forms import Form, learn
-from agentfly.rendering import Renderer
+from agentfly.rendering import Renderer, special_tokens
 from agentfly.types import Message, Reply, ToolCall
 
 GUARDED = frozenset({"user", "tool"})
@@ -52,7 +52,7 @@ class Extended:
     ids: list[int]
     """From right behind the closing token up to and with the opening of the model's next turn."""
     closers: frozenset[int]
-    """Sampled tokens that stand for `close`: all stop tokens, or `close` alone where it also opens what follows (GLM)."""
+    """Sampled tokens that stand for `close`: all stop tokens; only `close` where it opens what follows (GLM)."""
     thinking_open: bool = False
     """The ids end inside the model's thinking."""
 
@@ -87,12 +87,14 @@ class Template:
         """
         self.name, self.source, self.history = name or "the tokenizer's own", source, history
         self.tools = tuple(tools)
-        given = {**_special_tokens(tokenizer), **(variables or {})}
+        given = {**special_tokens(tokenizer), **(variables or {})}
         self._renderer = Renderer(source, name=self.name, tools=tools, variables=given, today=today, image=image)
         self.render = self._renderer.render
+        self.reads = self._renderer.reads
+        """Names of the variables that the template looks up."""
         self.shows_tools, self.shows_images = self._renderer.shows_tools, bool(image) or self._renderer.shows_images
         self.codec = Codec(tokenizer, source + image)
-        self._reader = reader
+        self.reader = reader
         close = [text for text in close if text in self.codec.control]
         if not close:
             raise TemplateError(f"template {self.name!r}: the tokenizer has none of the tokens that end its turns")
@@ -103,8 +105,10 @@ class Template:
         self._opens_thinking = any(opening in source for opening in _THINKING)
         self._closers = self.stop_ids if self._closes_itself() else None
         self._forms: dict[tuple[tuple[str, str], ...], Form | None] = {}
-        self._formless = re.compile("|".join(filter(None, (self.codec.forged.pattern, any_of(self._renderer.literals)))))
-        self._own_marks = "".join(set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False))))
+        self._formless = re.compile("|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)]))
+        self._own_marks = "".join(
+            set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False)))
+        )
         self.refused: dict[str, str] = {}
         """Kinds of delta (see `delta_kind`) that the audit found inexact, and why; `extend` refuses them."""
         self.rewritten: dict[str, str] = {}
@@ -124,6 +128,10 @@ class Template:
         """
         if self.refused and (reason := self.refused.get(delta_kind(delta))):
             raise TemplateError(f"template {self.name!r} cannot be extended by {delta_kind(delta)}: {reason}")
+        return self.follow(delta)
+
+    def follow(self, delta: Sequence[Message]) -> Extended:
+        """`extend`, without asking what the audit found."""
         return self._by_form(delta) or self._by_rendering(delta)
 
     def parse(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Reply:
@@ -140,11 +148,15 @@ class Template:
 
     def read(self, text: str) -> Reply:
         """The reply in the text of one turn."""
-        return self._reader(text)
+        return self.reader(text)
 
     def _opened_thinking(self, prompt: Sequence[int]) -> str:
         end = self.codec.decode(list(prompt[-8:])).rstrip()
         return next((opening for opening in _THINKING if end.endswith(opening)), "")
+
+    def through_close(self, text: str) -> str:
+        """Rendered text up to and with its last closing token; all of it where there is none."""
+        return text[: max((match.end() for match in self._close_pattern.finditer(text)), default=len(text))]
 
     # ── guarding: untrusted text that spells a control token is cut by a character that no message holds ──
 
@@ -156,10 +168,12 @@ class Template:
             if message.role not in GUARDED or not any(map(self.codec.forged.search, _texts(message))):
                 return message
             content = message.content
-            parts = (content,) if isinstance(content, str) else content
-            cut = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in parts)
+            if isinstance(content, str):
+                content = self.codec.cut(content, guard)
+            else:
+                content = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in content)
             name, call_id = self.codec.cut(message.name, guard), self.codec.cut(message.tool_call_id, guard)
-            return Message(message.role, cut[0] if isinstance(content, str) else cut, (), "", name, call_id)
+            return Message(message.role, content, (), "", name, call_id)
 
         return [safe(message) for message in messages]
 
@@ -173,7 +187,10 @@ class Template:
 
     def _suffix(self, delta: Sequence[Message], guard: str) -> tuple[int, str]:
         """The closing token of the turn before `delta`, and the text from there to the model's next turn."""
-        mark, problem = f"zQ{guard}Qz", TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}")
+        mark, problem = (
+            f"zQ{guard}Qz",
+            TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}"),
+        )
         for turn in _stand_ins(mark, delta):
             try:
                 full = self.render([Message("user", "u"), turn, *delta])
@@ -185,7 +202,9 @@ class Template:
                 continue
             if close := self._close_pattern.search(full, at):
                 return self.codec.control[close[0]], full[close.end() :]
-            problem = TemplateError(f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(delta)}")
+            problem = TemplateError(
+                f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(delta)}"
+            )
         raise problem
 
     def _closes_itself(self) -> bool:
@@ -225,7 +244,9 @@ class Template:
             if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
                 return None
         opens = form.tail.rstrip().endswith(_THINKING)
-        return Extended(form.close, form.ids(contents, call_ids, self.codec), self._closers or frozenset({form.close}), opens)
+        return Extended(
+            form.close, form.ids(contents, call_ids, self.codec), self._closers or frozenset({form.close}), opens
+        )
 
     def _learn(self, delta: Sequence[Message]) -> Form | None:
         if self.codec.eats_space or any(self.codec.forged.search(message.name) for message in delta):
@@ -263,7 +284,3 @@ def _texts(message: Message) -> Iterator[str]:
     if message.thinking or message.tool_calls:
         yield message.thinking
         yield json.dumps([call.to_dict() for call in message.tool_calls], ensure_ascii=False, default=str)
-
-
-def _special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
-    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}

@@ -120,19 +120,21 @@ class Segment:
     `show` and `sample` are the only ways in, and each adds tokens, author and log-probabilities at once.
     """
 
-    __slots__ = ("_buffer", "_exact", "_sealed", "_spans")
+    __slots__ = ("_buffer", "_exact", "_sealed", "_spans", "images")
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._buffer = array("i")
         self._sealed = False
         self._exact = True
+        self.images: tuple[Image, ...] = ()
+        """The pictures in the prompt, in order."""
 
     def show(
         self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int
     ) -> None:
         """Add what the model is shown and did not write."""
-        images = tuple(image for message in messages for image in message.images)
+        images = tuple([image for message in messages for image in message.images])
         self._add(Span(author, np.array(ids, np.int32), turn, tuple(messages), images=images))
 
     def sample(self, completion: Completion, message: Message, *, turn: int) -> None:
@@ -143,10 +145,10 @@ class Segment:
             return
         ids, logprobs = np.array(completion.token_ids, np.int32), np.array(completion.logprobs, np.float32)
         at = 0
-        for version, run in groupby(completion.weight_versions):
-            end = at + sum(1 for _ in run)
+        for version, count in _runs(completion.weight_versions):
+            end = at + count
             says = (message,) if end == len(ids) else ()
-            self._add(Span(Author.MODEL, ids[at:end], turn, says, logprobs[at:end], int(version)))
+            self._add(Span(Author.MODEL, ids[at:end], turn, says, logprobs[at:end], version))
             at = end
 
     def seal(self) -> Segment:
@@ -160,6 +162,8 @@ class Segment:
             raise RecordError("this segment is sealed; a rewritten history begins a new one")
         self._spans.append(span)
         self._buffer.frombytes(span.ids.tobytes())
+        if span.images:
+            self.images += span.images
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -176,9 +180,9 @@ class Segment:
         return array("i", self.tokens.tobytes()) if self._sealed else self._buffer[:]
 
     @property
-    def images(self) -> tuple[Image, ...]:
-        """The pictures in the prompt, in order."""
-        return tuple(image for span in self._spans for image in span.images)
+    def last(self) -> int | None:
+        """The id the segment ends with; None while it is empty."""
+        return self._buffer[-1] if self._buffer else None
 
     @property
     def tokens(self) -> Ids:
@@ -224,6 +228,13 @@ class Segment:
             segment._add(Span.from_json(span))
         segment._exact = value["exact"]
         return segment.seal()
+
+
+def _runs(versions: Sequence[int]) -> list[tuple[int, int]]:
+    """The weight versions in order, each with how many tokens it sampled in a row."""
+    if versions.count(versions[0]) == len(versions):
+        return [(versions[0], len(versions))]
+    return [(version, len(list(run))) for version, run in groupby(versions)]
 
 
 class FailureKind(enum.Enum):
@@ -355,7 +366,7 @@ class Score:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trajectory:
     """The record of one finished chain."""
 
@@ -375,6 +386,10 @@ class Trajectory:
     failures: tuple[Failure, ...] = ()
     seconds: float = 0.0
     attempts: int = 1
+
+    def __repr__(self) -> str:
+        reward = "" if self.score is None else f", reward {self.score.total:g}"
+        return f"<Trajectory {self.id}: {self.stop.value} after {len(self.turns)} turns{reward}>"
 
     @property
     def id(self) -> str:

@@ -52,7 +52,7 @@ class Transcript:
             self._add_as_rendered(delta, author, turn)
         else:
             extended = self._template.extend(delta)
-            if self.segment.spans[-1].ids[-1] not in self._template.stop_ids:
+            if self.segment.last not in extended.closers:
                 self.segment.show(Author.TEMPLATE, [extended.close], turn=turn)
             self.segment.show(author, extended.ids, delta, turn=turn)
 

@@ -66,6 +66,13 @@ class OpenAIServer:
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [seen.body for seen in self.seen if seen.path == path]
 
+    def left_alone(self) -> bool:
+        """Whether every connection closes, within ten seconds."""
+        patience = time.monotonic() + 10
+        while self._server.server_state.connections and time.monotonic() < patience:
+            time.sleep(0.01)
+        return not self._server.server_state.connections
+
     def waits_forever(self) -> Reply:
         """Never answer; notice when the client goes away."""
 

@@ -544,6 +544,7 @@ async def test_close_may_be_called_twice_and_before_the_first_request(server: Op
     await backend.generate(ask())
     await backend.close()
     await backend.close()
+    assert await asyncio.to_thread(server.left_alone)
 
 
 async def test_close_reaches_the_loop_of_another_thread(server: OpenAIServer) -> None:
@@ -559,6 +560,7 @@ async def test_close_reaches_the_loop_of_another_thread(server: OpenAIServer) ->
     thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
     assert await asyncio.to_thread(asked.wait, 10)
     await backend.close()
+    assert await asyncio.to_thread(server.left_alone)
     closed.set()
     await thread
 

@@ -69,10 +69,10 @@ def test_csv_makes_numbers_of_whole_columns_where_nothing_is_lost(tmp_path: Path
     path = written(
         tmp_path,
         "t.csv",
-        "\ufeffid,question,count,price,zip,code,mixed,done,note\r\n"
-        '01,42,7,1.5,12345,007,1,true,"two\r\nlines, ""quoted"""\r\n'
+        "\ufeffid,question,count,price,zip,code,rate,mixed,flag,done,note\r\n"
+        '01,42,7,1.5,12345,007,1.50,1,true,true,"two\r\nlines, ""quoted"""\r\n'
         "\r\n"
-        ",17,-8,2,,1.50,one,false,\r\n",
+        ",17,-8,2,,008,2.25,one,1,false,\r\n",
     )
     first, second = read_tasks(path)
     assert (first.id, first.question, second.id, second.question) == ("01", "42", "1", "17")
@@ -80,8 +80,10 @@ def test_csv_makes_numbers_of_whole_columns_where_nothing_is_lost(tmp_path: Path
         ("count", 7, -8),
         ("price", 1.5, 2),
         ("zip", 12345, None),
-        ("code", "007", "1.50"),
+        ("code", "007", "008"),
+        ("rate", "1.50", "2.25"),
         ("mixed", "1", "one"),
+        ("flag", "true", "1"),
         ("done", True, False),
         ("note", 'two\r\nlines, "quoted"', None),
     ]

@@ -36,5 +36,5 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 FAMILIES = (
     Family.of(SMOLLM2, needs=CHATML_TOKENS, aliases=("smollm", "smollm2-instruct")),
-    Family.of(CHATML, needs=CHATML_TOKENS, aliases=("hermes", "hermes-2", "internlm2")),
+    Family.of(CHATML, needs=CHATML_TOKENS, aliases=("hermes", "hermes-2")),
 )

@@ -28,7 +28,7 @@ class Family:
 
     name: str
     needs: tuple[str, ...]
-    """Control tokens the format is made of: the tokenizer must have them, and a template that writes them is this family's."""
+    """Control tokens the format is made of: the tokenizer must have them, a template of the family writes them."""
     close: tuple[str, ...]
     """Control tokens a turn of the model may end with."""
     stop: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Family:
     format: ChatFormat | None = None
     """How the family writes, by our own hand; None: the tokenizer's own template is used."""
     corrected: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of delta where the family's template has a known mistake that `extend` does not make, and which."""
+    """Kinds of delta where the template makes a mistake from the second round of calls on that we do not make."""
     aliases: tuple[str, ...] = ()
 
     @classmethod
@@ -53,7 +53,8 @@ class Family:
 
     def writes(self, source: str, tokens: Set[str]) -> bool:
         """A template with this source, on a tokenizer with these added tokens, is this family's."""
-        return all(token in source and token in tokens for token in self.needs)
+        default = self.format.default_system if self.format else None
+        return all(token in source and token in tokens for token in self.needs) and (default or "") in source
 
     def image_of(self, tokens: Set[str]) -> str:
         """The image marker, where the tokenizer has it."""

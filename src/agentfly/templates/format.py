@@ -88,7 +88,10 @@ class ChatFormat:
         if not self.close or not any(token in tail for token in self.close):
             self._refuse("close", f"{self.close} must end a turn: write one of them into assistant, behind {{content}}")
         if not self.opening.startswith(head):
-            self._refuse("opening", f"{self.opening!r} must begin like assistant, with {head!r}: what was sampled is history later")
+            self._refuse(
+                "opening",
+                f"{self.opening!r} must begin like assistant, with {head!r}: what was sampled is history later",
+            )
         if self.tools and not (self.call and self.tool):
             self._refuse("tools", "are described, but call or tool (the answer) is missing")
         if self.system_in_user and not self.system:
@@ -129,12 +132,16 @@ class ChatFormat:
             "user": _written(self.user, content="first.prefix ~ say(message.content, 'user')"),
             "thinking": _written(self.thinking, thinking="message.thinking or message.reasoning_content"),
             "between_calls": _written(self.between_calls),
-            "call": _written(self.call, name="call.function.name", arguments="call.function.arguments | tojson", id="call.id")
+            "call": _written(
+                self.call, name="call.function.name", arguments="call.function.arguments | tojson", id="call.id"
+            )
             if self.call
             else self._lacks("way to write a call"),
             "assistant": _written(self.assistant, content="said ~ calls"),
             "head": _written(head),
-            "tool": _written(self.tool, content="say(message.content, 'tool')", name="message.name", id="message.tool_call_id")
+            "tool": _written(
+                self.tool, content="say(message.content, 'tool')", name="message.name", id="message.tool_call_id"
+            )
             if self.tool
             else self._lacks("way to show a tool's answer"),
             "tail": _written(tail),

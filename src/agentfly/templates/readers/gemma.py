@@ -13,7 +13,7 @@ read = Turn(
     Block("```tool_code", "```", llama_pythonic.read_python, "```tool_code\nNAME(key=1)\n```"),
     Block("```json", "```", llama_json.read_if_call, f"```json\n{llama_json.EXAMPLE}\n```"),
     llama_pythonic.FENCE,
-    Block(llama_pythonic.BARE, "", llama_pythonic.read_python, llama_pythonic.EXAMPLE),
+    Block(llama_pythonic.BARE, None, llama_pythonic.read_python, llama_pythonic.EXAMPLE),
     Block(llama_json.BARE, "", llama_json.read_if_call, llama_json.EXAMPLE),
     hint="`[{<",
 )

@@ -111,7 +111,7 @@ read = Turn(
     FENCE,
     Block(r"<\|python_tag\|>", "", read_python, EXAMPLE),
     Block(r"<\|python_start\|>", "<|python_end|>", read_python, f"<|python_start|>{EXAMPLE}<|python_end|>"),
-    Block(BARE, "", read_python, EXAMPLE),
+    Block(BARE, None, read_python, EXAMPLE),
     stray=r"<\|python_end\|>",
     hint="[<",
 )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from agentfly.templates.readers.calls import read_json, with_problem
 from agentfly.types import Message, Reply, ToolCall
 
-LOOKAHEAD = 65_536
+LOOKAHEAD = 16_384
 """How far a JSON value is followed past a mark that may stand inside one of its strings."""
 
 THINK = ("<think>", "</think>")
@@ -27,14 +27,18 @@ ReadBlock = Callable[[str], Sequence[ToolCall] | None]
 class Block:
     """A marked stretch of a turn that holds a call, or several."""
 
-    def __init__(self, opening: str, closing: str, read: ReadBlock, example: str = "") -> None:
-        """`opening` is a pattern without groups; with an empty `closing` the next opening or the end closes."""
+    def __init__(self, opening: str, closing: str | None, read: ReadBlock, example: str = "") -> None:
+        """`opening` is a pattern without groups.
+
+        An empty `closing`: the block runs to the next opening or the end. None: to the end of the turn.
+        """
         self.opening = opening
         self.closing = closing
         self.example = example
         """A rightly written call, shown to the model with every problem."""
         self._read = read
-        self._end = re.compile(f"{re.escape(closing)}()|{opening}" if closing else opening, re.MULTILINE)
+        ends = f"{re.escape(closing)}()|{opening}" if closing else opening
+        self._end = re.compile(r"(?!)" if closing is None else ends, re.MULTILINE)
 
     def read(self, text: str, opened: re.Match[str]) -> tuple[list[ToolCall] | None, int]:
         """Read the block that `opened` opens: its calls, and where the turn goes on."""
@@ -42,8 +46,8 @@ class Block:
         end = self._end.search(text, max(start, opened.start() + 1))
         body = text[start : end.start() if end else len(text)]
         calls = self._read(body)
-        if end and calls and calls[-1].problem:
-            # The mark may stand inside a JSON string: then the value reads well when followed past the mark.
+        if end and calls and calls[-1].problem and read_json(body)[2].startswith("Unterminated string"):
+            # If the mark stands inside a JSON string, the value reads well when it is followed past the mark.
             _, length, wrong = read_json(text[start : start + LOOKAHEAD])
             if not wrong and length > len(body):
                 end = self._end.search(text, start + length)

@@ -1,0 +1,81 @@
+"""The command line. Arguments are parsed first; what a command needs is imported after."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Train language-model agents with reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+template = typer.Typer(help="Chat templates.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(template, name="template")
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="A Python file with `agent`, and perhaps `tasks` and `options`.")] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q", help="What to ask.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A file of tasks: JSON, JSON lines, CSV or parquet.")] = None,
+    row: Annotated[str | None, typer.Option(help="Which tasks of the file: 3, 0:10, or an id.")] = None,
+    model: Annotated[str | None, typer.Option(help="A local folder, a hub name, or the name a server knows.")] = None,
+    agent: Annotated[str, typer.Option(help="hf, react, code or action.")] = "hf",
+    tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
+    template: Annotated[str | None, typer.Option(help="A chat template by name; without it the tokenizer's own.")] = None,
+    backend: Annotated[str | None, typer.Option(help="client, scripted, …; without it the embedded default.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="Goes before the question.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Replies of the model in a chain.")] = None,
+    num_chains: Annotated[int | None, typer.Option("--num-chains", "-n", help="Chains for each task.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one reply.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed repeats a run.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print every chain's tokens, coloured by who wrote them.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, one JSON object a line.")] = None,
+) -> None:
+    """Run one agent and watch it: from a recipe file or from flags, on a question or on rows of a data set."""
+    import agentfly.running as running
+
+    flags: dict[str, Any] = {
+        "model_name_or_path": model, "template": template, "backend": backend, "system_prompt": system_prompt,
+        "backend_config": {"base_url": base_url} if base_url else None, "tools": tool,
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value is not None}
+    chosen = running.recipe(recipe, given) if recipe else running.from_flags(agent, given)
+    sampling = {"temperature": temperature, "max_tokens": max_tokens}
+    options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
+    chosen = chosen.overridden(question, data, row, sampling, options)
+    running.show(chosen, tokens=tokens, save=save)
+
+
+@template.command("check")
+def check(
+    model: Annotated[str, typer.Argument(help="A local folder or hub name with a tokenizer.")],
+    name: Annotated[str | None, typer.Option("--template", help="A template by name; without it the tokenizer's own.")] = None,
+) -> None:
+    """Say, property by property, whether a model's chat template can be extended exactly."""
+    from rich.console import Console
+
+    from agentfly.templates.audit import check as examine
+
+    report = examine(model, name)
+    Console().print(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def main() -> None:
+    """Run a command; an error of the user's is a message, not a traceback."""
+    from agentfly.errors import AgentFlyError
+
+    try:
+        app()
+    except AgentFlyError as error:
+        print(f"agentfly: {error}", file=sys.stderr)
+        sys.exit(2)

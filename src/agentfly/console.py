@@ -1,0 +1,158 @@
+"""Chains shown live in a terminal: what the model writes, what its tools answer, what it earns."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from agentfly.events import Called, ChainEnded, ChainStarted, Event, Observed, Replied, Retried, Rewarded, Tokens
+from agentfly.rollout import RunResult
+from agentfly.trajectory import COLOURS, Author, CallStatus, Trajectory
+from agentfly.types import Message, ToolCall
+
+PANELS = 6
+"""Most chains shown side by side; further ones are counted."""
+HEIGHT = 12
+"""Most lines of a chain in its panel."""
+
+
+class ChainView:
+    """What one chain looks like."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.turn, self.ended = name, 0, False
+        self.lines = Text()
+        self._writing = ""
+        self.reward: float | None = None
+
+    def take(self, event: Event) -> Text | None:
+        """Take an event in; the line to print for it where no panels can be drawn."""
+        match event:
+            case Tokens(turn=turn, text=text):
+                self.turn, self._writing = turn, text
+                return None
+            case ChainStarted(task=task):
+                self.lines, self.ended = Text(), False
+                return self._say(task.question, Author.TASK)
+            case Replied(turn=turn, message=message):
+                self.turn, self._writing = turn, ""
+                return self._say(message.text, Author.MODEL) if message.text else None
+            case Called(call=call):
+                return self._say(f"→ {call_line(call)}", Author.MODEL)
+            case Observed(result=result):
+                mark = "←" if result.status is CallStatus.OK else "✗"
+                return self._say(f"{mark} {Message('tool', result.observation).text}", Author.TOOL)
+            case Retried(failure=failure):
+                return self._say(f"run anew: {failure.message}", Author.TEMPLATE)
+            case Rewarded(score=score):
+                self.reward = score.total
+                return None
+            case ChainEnded(trajectory=trajectory):
+                self.ended = True
+                return self._say(end_line(trajectory), Author.TEMPLATE)
+        return None
+
+    def _say(self, text: str, author: Author) -> Text:
+        line = Text(text.strip() + "\n", COLOURS[author])
+        self.lines.append_text(line)
+        return line
+
+    def panel(self, width: int, height: int) -> Panel:
+        text = self.lines.copy()
+        text.append(self._writing, COLOURS[Author.MODEL])
+        wrapped = text.wrap(Console(width=width - 4, force_terminal=True), width - 4)
+        shown = Text("\n").join(wrapped[-height:])
+        border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"
+        title = f"chain {self.name} · turn {self.turn + 1}"
+        return Panel(shown, title=title, width=width, height=height + 2, border_style=border)
+
+
+class LiveView:
+    """An observer that shows a run as it happens: panels in a terminal, lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._chains: dict[str, ChainView] = {}
+        self._live = Live(console=self._console, refresh_per_second=12, get_renderable=self._drawn, transient=True)
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        chain = self._chains.setdefault(event.chain_id, ChainView(event.chain_id))
+        line = chain.take(event)
+        if line is not None and not self._console.is_terminal:
+            for part in line.split("\n"):
+                self._console.print(Text(f"{event.chain_id} ", "dim") + part, soft_wrap=True)
+
+    def _drawn(self) -> RenderableType:
+        chains = sorted(self._chains.values(), key=lambda chain: chain.ended)[:PANELS]
+        across = min(len(chains), max(self._console.width // 44, 1)) or 1
+        width = self._console.width // across - 1
+        height = max(min(HEIGHT, (self._console.height - 2) // math.ceil(len(chains) / across or 1) - 2), 1)
+        drawn: list[RenderableType] = [Columns([chain.panel(width, height) for chain in chains], padding=(0, 0))]
+        if len(self._chains) > PANELS:
+            running = sum(not chain.ended for chain in self._chains.values())
+            drawn.append(Text(f"{running} of {len(self._chains)} chains running", "dim"))
+        return Group(*drawn)
+
+
+def call_line(call: ToolCall) -> str:
+    """A call as one would write it: `add(a=1, b=2)`."""
+    given = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
+    return f"{call.name or '?'}({given or call.raw.strip()})"
+
+
+def end_line(trajectory: Trajectory) -> str:
+    """How a chain ended, in one line."""
+    earned = "" if trajectory.score is None else f", reward {trajectory.score.total:g}"
+    failed = f": {trajectory.failures[-1].message}" if trajectory.stop.failure and trajectory.failures else ""
+    return f"■ {trajectory.stop.value.replace('_', ' ')}{failed}{earned}"
+
+
+def summary(result: RunResult) -> Table:
+    """A line a chain, and what the run was like in all."""
+    table = Table(box=None, header_style="dim", footer_style="bold", show_footer=True, expand=True, padding=(0, 1, 0, 0))
+    metrics = result.metrics
+    reward = f"{metrics['reward']:.2f}" if "reward" in metrics else "–"
+    unknown = f"{metrics['hallucination_rate']:.0%} of calls to unknown tools" if metrics["hallucination_rate"] else ""
+    table.add_column("chain", str(len(result)), min_width=5)
+    table.add_column("question", "chains", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("answer", unknown, ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("end", min_width=8, no_wrap=True)
+    for title, total in (
+        ("turns", f"{metrics['turns']:.1f}"),
+        ("calls", f"{metrics['calls']:.1f}"),
+        ("tokens", f"{metrics['sampled_tokens']:.0f}"),
+        ("reward", reward),
+    ):
+        table.add_column(title, total, justify="right", min_width=len(title))
+    for trajectory in result:
+        table.add_row(*_row(trajectory))
+    return table
+
+
+def _row(trajectory: Trajectory) -> Iterable[str | Text]:
+    yield trajectory.id
+    yield Text(" ".join(trajectory.task.question.split()), COLOURS[Author.TASK])
+    yield Text(" ".join(trajectory.prediction.split()), COLOURS[Author.MODEL])
+    yield Text(trajectory.stop.value.replace("_", " "), "red" if trajectory.stop.failure else "")
+    yield str(len(trajectory.turns))
+    yield str(sum(1 for _ in trajectory.calls))
+    yield str(trajectory.sampled_tokens)
+    yield "–" if trajectory.reward is None else f"{trajectory.reward:g}"
