@@ -23,6 +23,7 @@ from benchmarks.sides.serve import Case
 from benchmarks.table import print_table
 
 MIB = 2**20
+SIDES = ("floor", "agentfly")
 
 
 def prepare(side: str, chains: int, turns: int) -> Case:
@@ -33,9 +34,8 @@ def prepare(side: str, chains: int, turns: int) -> Case:
     return agentfly_run.prepare(chains, turns)
 
 
-def held_per_chain(side: str, chains: int, turns: int) -> tuple[float, float]:
+def held_per_chain(case: Case, chains: int) -> tuple[float, float]:
     """Bytes held by a finished chain, and its tokens."""
-    case = prepare(side, chains, turns)
     case.run()  # caches that stay whatever the number of chains are filled here
     gc.collect()
     tracemalloc.start()
@@ -45,6 +45,29 @@ def held_per_chain(side: str, chains: int, turns: int) -> tuple[float, float]:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (after - before) / chains, case.inspect(result).tokens / chains
+
+
+def held(side: str, chains: int, turns: int) -> tuple[float, float]:
+    return held_per_chain(prepare(side, chains, turns), chains)
+
+
+def held_with_a_long_answer(chains: int, tokens: int) -> tuple[float, float]:
+    """The same for chains of five turns whose last one fills them up to so many tokens."""
+    from agentfly.backend import Request
+    from agentfly.types import Completion, Finish
+    from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, inspect, rows
+
+    class Talker(FakeBackend):
+        async def generate(self, request: Request) -> Completion:
+            reply = self.model.reply(request.prompt)
+            if reply.turn < 4:
+                return await super().generate(request)
+            *words, close = reply.ids
+            said = [*words, *words[:1] * (tokens - len(request.prompt) - len(reply.ids)), close]
+            return Completion(said, [-0.25] * len(said), [0] * len(said), Finish.STOP)
+
+    agent, work = agent_on(Talker(fake_model(chains, 5))), rows(chains, 5)
+    return held_per_chain(Case(lambda: asyncio.run(agent.run(work, max_turns=5)), inspect), chains)
 
 
 def rss_of_live_chains(chains: int, turns: int) -> tuple[float, float]:
@@ -92,12 +115,15 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     several, many = (20, 200) if options.quick else (200, 10_000)
 
-    rows = []
-    for side in ("floor", "agentfly"):
-        for turns in (5, 75):
-            held, tokens = in_new_process(held_per_chain, side, several, turns)
-            rows.append([side, f"{turns}", f"{tokens:.0f}", f"{held / 1000:.1f}", f"{held / tokens:.1f}"])
-    print_table("Held by a finished chain", ["side", "turns", "tokens", "KB", "bytes per token"], rows)
+    def row(side: str, what: str, held: float, tokens: float) -> list[str]:
+        return [side, what, f"{tokens:.0f}", f"{held / 1000:.1f}", f"{held / tokens:.1f}"]
+
+    rows = [
+        *(row(side, "5 turns", *in_new_process(held, side, several, 5)) for side in SIDES),
+        *(row(side, "75 turns", *in_new_process(held, side, several, 75)) for side in SIDES),
+        row("agentfly", "5 turns, long answer", *in_new_process(held_with_a_long_answer, several, 4096)),
+    ]
+    print_table("Held by a finished chain", ["side", "chain", "tokens", "KB", "bytes per token"], rows)
 
     whole, added = in_new_process(rss_of_live_chains, many, 5)
     print_table(

@@ -93,9 +93,7 @@ class Side:
         self._questions.flush()
         answer: dict[str, Any] = json.loads(self._read())
         if answer["reward"] != size.chains:
-            raise RuntimeError(
-                f"{size.chains} chains earned {answer['reward']}; every chain should have earned 1"
-            )
+            raise RuntimeError(f"{size.chains} chains earned {answer['reward']}; every chain should have earned 1")
         return answer
 
     def _read(self) -> str:

@@ -30,9 +30,7 @@ def run(name: str, *, quick: bool) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the core benchmarks.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default")
     parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):

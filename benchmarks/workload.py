@@ -52,9 +52,7 @@ def words(chain: int, turn: int, turns: int) -> str:
 
 def observation(answer: str) -> str:
     """A tool's answer as ChatML, from the close of the model's turn to the opening of its next."""
-    return (
-        f"\n<|im_start|>user\n<tool_response>\n{answer}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    return f"\n<|im_start|>user\n<tool_response>\n{answer}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
 class Reply(NamedTuple):

@@ -47,9 +47,7 @@ def fake_model(chains: int, turns: int) -> FakeModel:
 
 
 def agent_on(backend: Backend, add: Any = add) -> HFAgent:
-    return HFAgent(
-        model_name_or_path=str(TOKENIZER), tools=[add], reward=right, template="qwen2.5", backend=backend
-    )
+    return HFAgent(model_name_or_path=str(TOKENIZER), tools=[add], reward=right, template="qwen2.5", backend=backend)
 
 
 def rows(chains: int, turns: int) -> list[dict[str, Any]]:

@@ -72,9 +72,7 @@ def renderer(tokenizer: Tokenizer, *, lean: bool = False) -> Callable[[str], lis
     before, after = str(text).split("QUESTION")
     if not lean:
         return lambda asked: tokenizer.encode(f"{before}{asked}{after}").ids
-    system, role = before.rsplit(
-        "<|im_start|>", 1
-    )  # nothing merges across a control token, so this cut is exact
+    system, role = before.rsplit("<|im_start|>", 1)  # nothing merges across a control token, so this cut is exact
     fixed = tokenizer.encode(f"{system}<|im_start|>").ids
     return lambda asked: fixed + tokenizer.encode(f"{role}{asked}{after}").ids
 

@@ -41,9 +41,7 @@ class Case:
 def serve(prepare: Callable[[int, int], Case]) -> None:
     """Answer `{"chains": N, "turns": T}` lines until the input ends; `prepare` makes the case of each."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(
-        sys.stderr.fileno(), sys.stdout.fileno()
-    )  # whatever a framework prints must not mix with the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a framework prints must not mix with the answers
     print("ready", file=answers, flush=True)
     cases: dict[tuple[int, int], Case] = {}
     for line in sys.stdin:

@@ -71,9 +71,7 @@ def prepare(chains: int, turns: int) -> Case:
 
     model = FakeModel(chains, turns, lambda text: tokenizer.encode(text).ids, start)
 
-    def single_turn(
-        prompt_ids: list[list[int]], *_: Any, **__: Any
-    ) -> tuple[list[list[int]], list[list[float]]]:
+    def single_turn(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], list[list[float]]]:
         # Copies: the trainer appends to the log-probabilities in place.
         replies = [model.reply(ids) for ids in prompt_ids]
         return [list(reply.ids) for reply in replies], [list(reply.logprobs) for reply in replies]

@@ -61,14 +61,10 @@ class FakeClient(Client):  # type: ignore[type-arg]
         call = ToolCall(id="call", name="add", arguments=f'{{"a": {a}, "b": {b}}}')
         return {"content": "", "tool_calls": [call], "finish_reason": "tool_calls", "tokens": tokens}
 
-    async def get_response(
-        self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
-    ) -> Response:
+    async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Response:
         await asyncio.sleep(0)
         said = self._replies[prompt[0].content, len(prompt)]
-        message = ResponseMessage(
-            **{**said, "tokens": ResponseTokens(**said["tokens"]), "is_truncated": False}
-        )
+        message = ResponseMessage(**{**said, "tokens": ResponseTokens(**said["tokens"]), "is_truncated": False})
         return Response(id="response", created=0, model=model, message=message)
 
     def setup_client(self, config: Any) -> None: ...
@@ -94,9 +90,7 @@ def prepare(chains: int, turns: int) -> Case:
     ]
 
     async def all_chains() -> list[Any]:
-        rollouts = (
-            world.run_rollout(row, client, "fake", {}, state_columns=["trajectory"]) for row in inputs
-        )
+        rollouts = (world.run_rollout(row, client, "fake", {}, state_columns=["trajectory"]) for row in inputs)
         return await asyncio.gather(*rollouts)
 
     return Case(lambda: asyncio.run(all_chains()), inspect)
@@ -107,9 +101,7 @@ def inspect(outputs: list[Any]) -> Outcome:
     return Outcome(
         reward=sum(output["reward"] for output in outputs),
         tokens=sum(len(tokens["prompt_ids"]) + len(tokens["completion_ids"]) for tokens in last),
-        sampled=sum(
-            len(step["tokens"]["completion_ids"]) for output in outputs for step in output["trajectory"]
-        ),
+        sampled=sum(len(step["tokens"]["completion_ids"]) for output in outputs for step in output["trajectory"]),
     )
 
 

@@ -4,71 +4,90 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
+from agentfly.environment import Environment
 from agentfly.events import Called, Observed, Observer
+from agentfly.outcome import CallStatus
 from agentfly.resources import Leases
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
-from agentfly.trajectory import CallStatus
 from agentfly.types import ToolCall
 
-T = TypeVar("T")
+_SKIPPED = "(not run: the chain had ended)"
 
 
 class Actions:
     """The calls of one turn, as they are run."""
 
-    __slots__ = ("_context", "_ended", "_leases", "_observer", "_toolbox")
+    __slots__ = ("_context", "_leases", "_observer", "_toolbox")
 
     def __init__(self, toolbox: Toolbox, leases: Leases, context: Context, observer: Observer | None) -> None:
         self._toolbox, self._leases, self._context, self._observer = toolbox, leases, context, observer
-        self._ended = False
 
     async def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """One result for each call, in their order. Raises EnvironmentFault only."""
+        """One result for each call, in their order. Raises EnvironmentFault only.
+
+        From the first call to a tool that ends the chain on, calls are run one by one, after those before it. A tool
+        that decides to end the chain as it runs stops the calls behind it in the same environment, and those.
+        """
         found = [self._toolbox.find(call) for call in calls]
-        first_end = next((i for i, f in enumerate(found) if isinstance(f, Tool) and f.ends_chain), len(found))
-        pairs = list(zip(calls, found, strict=True))
-        results = await _together([self._call(call, tool) for call, tool in pairs[:first_end]])
-        for call, tool in pairs[first_end:]:
-            results.append(await self._call(call, tool))
+        if len(calls) == 1:
+            return [await self._call(calls[0], found[0])]
+        results: list[ToolResult] = [_NOT_YET] * len(calls)
+
+        async def in_order(places: Sequence[int], ended: bool = False) -> None:
+            for at in places:
+                results[at] = self._skip(calls[at]) if ended else await self._call(calls[at], found[at])
+                ended = ended or results[at].ends_chain
+
+        last = next((i for i, tool in enumerate(found) if isinstance(tool, Tool) and tool.ends_chain), len(calls))
+        await _together([in_order(lane) for lane in _lanes(found[:last])])
+        await in_order(range(last, len(calls)), ended=any(result.ends_chain for result in results[:last]))
         return results
 
     async def _call(self, call: ToolCall, found: Tool | ToolResult) -> ToolResult:
         if isinstance(found, ToolResult):
             result = found
-        elif not found.environments:
-            result = await self._run(call, found)
         else:
-            locks = [self._leases.acting(kind) for kind in found.environments]
-            for lock in locks:  # always in the same order of kinds, so that no two calls wait for each other
-                await lock.acquire()
-            try:
-                result = await self._run(call, found)
-            finally:
-                for lock in locks:
-                    lock.release()
+            if self._observer is not None:
+                self._observer(Called(self._context.group, self._context.chain, self._context.turn, call))
+            environments = {kind: await self._leases.get(kind) for kind in found.environments}
+            result = await found.run(call.arguments, context=self._context, environments=environments)
+        return self._seen(call, result)
+
+    def _skip(self, call: ToolCall) -> ToolResult:
+        return self._seen(call, ToolResult(_SKIPPED, CallStatus.SKIPPED, name=call.name))
+
+    def _seen(self, call: ToolCall, result: ToolResult) -> ToolResult:
         if self._observer is not None:
             self._observer(Observed(self._context.group, self._context.chain, self._context.turn, call, result))
         return result
 
-    async def _run(self, call: ToolCall, tool: Tool) -> ToolResult:
-        if self._ended:
-            return ToolResult("(not run: the chain had ended)", CallStatus.SKIPPED, name=tool.name)
-        if self._observer is not None:
-            self._observer(Called(self._context.group, self._context.chain, self._context.turn, call))
-        environments = {kind: await self._leases.get(kind) for kind in tool.environments}
-        result = await tool.run(call.arguments, context=self._context, environments=environments)
-        self._ended = self._ended or result.ends_chain
-        return result
+
+_NOT_YET = ToolResult("", CallStatus.SKIPPED)
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+def _lanes(found: Sequence[Tool | ToolResult]) -> list[list[int]]:
+    """The places of the calls that must keep their order, by the environments they share; the others alone."""
+    lanes: list[tuple[set[type[Environment]], list[int]]] = []
+    for at, tool in enumerate(found):
+        kinds, places = set(tool.environments) if isinstance(tool, Tool) else set(), [at]
+        for lane in [lane for lane in lanes if lane[0] & kinds]:
+            lanes.remove(lane)
+            kinds, places = kinds | lane[0], lane[1] + places
+        lanes.append((kinds, sorted(places)))
+    return [places for _, places in lanes]
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all; the first fault stops the others and is raised once they have stopped."""
     if len(coroutines) == 1:
-        return [await coroutines[0]]
+        await coroutines[0]
+        return
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in coroutines]
-    except* Exception as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import open_backend
-from agentfly.chain import Settings
 from agentfly.codec import BYTES, load_tokenizer
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError, TemplateError
-from agentfly.events import ChainEnded, Event, Observer
-from agentfly.folding import Folding, Steps
-from agentfly.policy import Control, FailurePolicy, Limits, Reaction
+from agentfly.errors import ConfigError
+from agentfly.events import Event
+from agentfly.folding import told_also
+from agentfly.options import RunOptions, settings_of, tasks_of
+from agentfly.policy import Control, Reaction, Then
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
 from agentfly.scoring import RewardSpec, Scorer
@@ -25,35 +24,10 @@ from agentfly.template import History, Template
 from agentfly.templates import load_template
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Message, Reply, Sampling, Task, ToolCall
+from agentfly.types import Completion, Message, Reply, Task, ToolCall
 
 T = TypeVar("T")
 ReactionLike = Reaction | str | Mapping[str, Any]
-
-
-class RunOptions(TypedDict, total=False):
-    """What a run may be told beside the tasks, the turns and the chains."""
-
-    sampling: Sampling | Mapping[str, Any]
-    """Temperature, tokens a turn and so on."""
-    max_chain_tokens: int | None
-    """Sampled tokens of a whole chain; None: no limit."""
-    context_length: int | None
-    """Tokens of prompt and reply together; None takes the backend's own limit."""
-    chain_seconds: float | None
-    """Wall-clock seconds of a chain; None: no limit."""
-    max_concurrent_chains: int | None
-    """None: all at once."""
-    failures: FailurePolicy | Mapping[str, Any]
-    """What becomes of a chain that failed."""
-    strategy: Literal["chain", "step"]
-    """One growing history, or each step its own segment with a bounded history."""
-    folding: Folding
-    """How the history is shortened; absent: it only grows."""
-    seed: int | None
-    """The same seed repeats a run, as far as the backend repeats itself; None draws anew."""
-    observer: Observer
-    """Called with every event."""
 
 
 class BaseAgent:
@@ -119,8 +93,15 @@ class BaseAgent:
         return await self.backend.generate(request)
 
     def parse(self, text: str) -> Reply:
-        """What the model said in one turn. Must not raise: what cannot be read is told in the reply."""
+        """What the model said in one turn. What cannot be read is told in the reply; raising ends the chain.
+
+        Where the chat format carries the calls, the message's content is what was said beside them.
+        """
         return Reply(Message("assistant", text)) if self.template is None else self.template.read(text)
+
+    def retell(self, said: Message) -> Message:
+        """How a turn of the model reads where the history is rendered anew."""
+        return said
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         """What the model is told of its calls."""
@@ -158,7 +139,7 @@ class BaseAgent:
             self,
             tasks_of(messages),
             num_chains=num_chains,
-            settings=_settings(max_turns, options),
+            settings=settings_of(max_turns, options),
             max_concurrent_chains=options.get("max_concurrent_chains"),
             manager=self.manager,
         )
@@ -214,8 +195,10 @@ class BaseAgent:
 
     def read(self, request: Request, completion: Completion) -> Reply:
         """What the model said, from its tokens or from what a server read out of them."""
-        if completion.message is not None:
-            return Reply(completion.message) if self.native_tools else self.parse(completion.message.text)
+        said = completion.message
+        if said is not None:
+            own = type(self).parse is not BaseAgent.parse
+            return self.parse(said.text) if own and not said.tool_calls else Reply(said)
         if self.template is None:
             raise ConfigError("this backend returns tokens, and the agent has no template to read them with")
         return self.parse(self.template.text(completion.token_ids, request.prompt))
@@ -232,7 +215,7 @@ class BaseAgent:
             return backend
         named = settings.pop("backend", backend) or "transformers"
         if backend is not None and named != backend:
-            raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one of them")
+            raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one")
         if named == "client":
             settings.setdefault("model", self.model_name_or_path)
             settings.setdefault("speaks", Speaks.MESSAGES if template is None else Speaks.TOKENS)
@@ -241,9 +224,9 @@ class BaseAgent:
     def _loaded(self, name: str | None, settings: dict[str, Any]) -> Template | None:
         if self.backend.speaks is Speaks.MESSAGES:
             if name is not None or settings:
-                raise ConfigError("this backend's server renders the prompt, so template= and template_config= do nothing")
+                raise ConfigError("this backend's server renders the prompt: template= and template_config= do nothing")
             return None
-        history = History(settings.pop("history", "append"))
+        history = settings.pop("history", History.APPEND)
         tokenizer = load_tokenizer(self.model_name_or_path)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
@@ -252,72 +235,23 @@ class BaseAgent:
         return template
 
     def _refuse_what_the_template_cannot_say(self) -> None:
-        """Find out now, not in the middle of a run, that the chat format has no way to carry tools or answers."""
+        """Find out now, not in the middle of a run, that the chat format has no way to carry answers or nudges."""
         template = self.template
         if template is None:
             return
-        tools = list(self.toolbox)
-        if tools and self.schemas and tools[0].name not in template.render([Message("user", "u")]):
-            raise TemplateError(
-                f"template {template.name!r} does not show the model its tools; use an agent that describes them in its "
-                "prompt (ReactAgent, CodeAgent, ActionAgent) or another template"
-            )
-        if template.history is History.APPEND:
-            nudges = [r.nudge for r in (self.control.on_no_call,) if r.nudge is not None]
-            for nudge in nudges:
-                template.extend([Message("user", nudge)])
-            for each in tools:
-                template.extend(self.observe([ToolCall(each.name, {}, "call00001")], [ToolResult("x", name=each.name)]))
-
-
-def tasks_of(messages: Any) -> list[Task]:
-    """The tasks in whatever was given: one question, conversation or row, or a list of them."""
-    if isinstance(messages, str | Mapping | Task):
-        return [Task.of(messages, "0")]
-    given = list(messages)
-    if given and all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m) for m in given):
-        return [Task.of(given, "0")]
-    if not given:
-        raise ConfigError("there is nothing to run: no messages were given")
-    return [Task.of(each, "" if isinstance(each, Mapping) and "id" in each else str(i)) for i, each in enumerate(given)]
-
-
-def _settings(max_turns: int, options: RunOptions) -> Settings:
-    for name in options:
-        if name not in RunOptions.__annotations__:
-            close = difflib.get_close_matches(name, [*RunOptions.__annotations__, "max_turns", "num_chains"], 3)
-            raise ConfigError(f"a run has no option {name!r}; close ones: {', '.join(close) or 'none'}")
-    return Settings(
-        sampling=_sampling(options.get("sampling")),
-        limits=Limits(
-            max_turns, options.get("max_chain_tokens"), options.get("context_length"), options.get("chain_seconds")
-        ),
-        failures=FailurePolicy.of(options.get("failures")),
-        folding=_folding(options.get("strategy", "chain"), options.get("folding")),
-        seed=options.get("seed"),
-        observer=options.get("observer"),
-    )
-
-
-def _sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
-    if given is None or isinstance(given, Sampling):
-        return given or Sampling()
-    known = [field.name for field in fields(Sampling)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"sampling has no field {name!r}; it has {', '.join(known)}")
-    try:
-        return Sampling(**given)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _folding(strategy: str, folding: Folding | None) -> Folding | None:
-    if strategy == "chain":
-        return folding
-    if strategy != "step":
-        raise ConfigError(f"there is no rollout strategy {strategy!r}; there are 'chain' and 'step'")
-    return Steps() if folding is None else folding
+        if template.history is History.TEMPLATE:
+            return
+        no_call = self.control.on_no_call
+        if no_call.then is Then.CONTINUE:
+            template.extend([] if no_call.nudge is None else [Message("user", no_call.nudge)])
+        if not self.native_tools:
+            template.extend([Message("user", "u")])
+            return
+        nudges = {reaction.nudge for reaction in (self.control.on_invalid_call, self.control.on_tool_error)}
+        for each in self.toolbox:
+            answer = Message("tool", "x", name=each.name, tool_call_id="call00001")
+            for nudge in {None, *nudges}:
+                template.extend(told_also([answer], [] if nudge is None else [nudge]))
 
 
 def _wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -335,7 +269,7 @@ def _wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
         except BaseException as raised:
             error.append(raised)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
     thread.start()
     thread.join()
     if error:

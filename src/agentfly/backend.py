@@ -64,12 +64,12 @@ class Backend(ABC):
     async def generate(self, request: Request) -> Completion:
         """Sample one turn."""
 
-    def attach(self, template: Template) -> None:
+    def attach(self, template: Template) -> None:  # noqa: B027
         """Learn the chat format the agent prompts with. Few backends care: tokens in, tokens out."""
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Take new weights, by name, as `version`; return once every later request is sampled with them."""
         raise ConfigError(f"{type(self).__name__} cannot take new weights, so nothing can be trained through it")
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Release what the backend holds. Safe to call twice."""

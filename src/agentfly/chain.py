@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agentfly.acting import Actions
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.errors import AgentFlyError, BackendFault, ConfigError, EnvironmentFault, RewardFault, TemplateError
+from agentfly.ending import cancelled_from_outside, scored, stop_of
+from agentfly.errors import ConfigError
 from agentfly.events import ChainStarted, Event, Observer, Replied, Rewarded, Tokens
-from agentfly.folding import Folding
-from agentfly.policy import Control, FailurePolicy, Limits, Reaction, Then
+from agentfly.folding import Folding, told_also
+from agentfly.judging import Judge, prediction
+from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Turn
+from agentfly.policy import Control, FailurePolicy, Limits
 from agentfly.resources import Leases
 from agentfly.scoring import Scorer
 from agentfly.template import Template
 from agentfly.tooling import Context, Toolbox, ToolResult
-from agentfly.trajectory import Author, CallStatus, Failure, FailureKind, StopReason, Trajectory, Turn, chain_id
+from agentfly.trajectory import Author, Trajectory, chain_id
 from agentfly.transcript import Transcript
 from agentfly.types import Completion, Finish, Message, Reply, Sampling, Task, ToolCall
 
@@ -48,6 +50,9 @@ class ChainAgent(Protocol):
     def read(self, request: Request, completion: Completion) -> Reply:
         """What the model said in a turn."""
 
+    def retell(self, said: Message) -> Message:
+        """How a turn of the model reads where the history is rendered anew."""
+
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         """What the model is told of its calls."""
 
@@ -56,9 +61,9 @@ class ChainAgent(Protocol):
 class Settings:
     """How the chains of a run are run."""
 
-    sampling: Sampling = Sampling()
-    limits: Limits = Limits()
-    failures: FailurePolicy = FailurePolicy()
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
     folding: Folding | None = None
     """None: the history only grows."""
     seed: int | None = None
@@ -66,32 +71,34 @@ class Settings:
     observer: Observer | None = None
 
 
-_UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, FailureKind.CANCELLED}
-"""Ends at which there is nothing of the model's to score."""
-
-
 class Chain:
     """One attempt at a task."""
 
-    def __init__(self, agent: ChainAgent, task: Task, group: int, chain: int, settings: Settings, leases: Leases) -> None:
+    def __init__(
+        self, agent: ChainAgent, task: Task, group: int, chain: int, settings: Settings, leases: Leases
+    ) -> None:
         self.agent, self.task, self.group, self.chain = agent, task, group, chain
         self.settings, self.leases = settings, leases
         self.transcript = Transcript(agent.template if agent.backend.speaks is Speaks.TOKENS else None)
         self.turns: list[Turn] = []
         self.failures: list[Failure] = []
         self.prediction = ""
-        self._slips: Counter[StopReason] = Counter()
-        """Turns since the last good one that did not move the chain on, by the end they lead to."""
+        self._judge = Judge(agent.control)
+        self._opening: Sequence[Message] = ()
         self._calls = 0
         self._sampled = 0
         self._cut = StopReason.TRUNCATED
         """What it means if the turn under way is cut at its token limit."""
         self._summing_up = False
+        self._attempt = 0
+        self._unrecorded: Finish | None = None
+        """How the reply ended that is being acted on; None between turns."""
 
     async def run(self, attempt: int = 0, earlier: Sequence[Failure] = ()) -> Trajectory:
         """Run to an end of any kind, and score it. Raises only the user's own mistakes, and cancellation."""
-        started = time.perf_counter()
-        stop = await self._stop(attempt)
+        started, self._attempt = time.perf_counter(), attempt
+        stop = await self._stop()
+        policy = self.settings.failures
         trajectory = Trajectory(
             task=self.task,
             segments=self.transcript.close(),
@@ -100,57 +107,65 @@ class Chain:
             prediction=self.prediction,
             group=self.group,
             chain=self.chain,
+            treatment=policy.treatment(stop.failure),
             failures=(*earlier, *self.failures),
             seconds=time.perf_counter() - started,
             attempts=attempt + 1,
         )
-        return await self._scored(trajectory, attempt)
+        trajectory = await scored(trajectory, self.agent.scorer, self._context(), self.leases, policy)
+        if trajectory.score is not None:
+            self._emit(Rewarded, trajectory.score)
+        return trajectory
 
-    async def _stop(self, attempt: int) -> StopReason:
+    async def _stop(self) -> StopReason:
+        """Take the turns, and make a typed end of whatever they raise."""
         limit = asyncio.timeout(self.settings.limits.chain_seconds)
         try:
             async with limit:
                 return await self._turns()
-        except EnvironmentFault as error:
-            return self._failed(StopReason.ENVIRONMENT_FAULT, error, attempt)
-        except BackendFault as error:
-            return self._failed(StopReason.BACKEND_FAULT, error, attempt)
-        except (ConfigError, TemplateError):
+        except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled_from_outside():
+                raise
+            stop, what = stop_of(error)
             if limit.expired():
-                return self._failed(StopReason.TIMEOUT, error, attempt)
-            return self._failed(StopReason.AGENT_FAULT, error, attempt)
+                stop, what = StopReason.TIMEOUT, f"the chain took longer than {self.settings.limits.chain_seconds:g} s"
+        assert stop.failure is not None
+        self._fail(stop.failure, what)
+        if self._unrecorded is not None:  # what was sampled is a turn, also where its calls came to nothing
+            self.turns.append(Turn(self._unrecorded))
+        return stop
 
     async def _turns(self) -> StopReason:
         self._emit(ChainStarted, self.task)
-        self.transcript.begin(self.agent.opening(self.task), Author.TASK, turn=0)
+        self._opening = self.agent.opening(self.task)
+        self.transcript.begin(self._opening, Author.TASK, turn=0)
         while True:
             sampling = self._room()
             if isinstance(sampling, StopReason):
                 return sampling
-            started = time.perf_counter()
-            request = self._request(sampling)
+            request, asked = self._request(sampling), time.perf_counter()
             completion = await self.agent.generate_async(request)
-            generated = time.perf_counter()
-            reply = self._numbered(self.agent.read(request, completion))
-            self.transcript.sampled(completion, reply.message, turn=len(self.turns))
-            self._emit(Replied, len(self.turns), reply.message)
+            answered = time.perf_counter()
             if completion.finish is Finish.ABORTED:
-                return StopReason.CANCELLED
-            results = [] if self._summing_up or not reply.calls else await self._act(reply.calls)
-            self._record(completion, results, generated - started, time.perf_counter() - generated)
+                return self._aborted(request, completion)
+            reply = self._read(request, completion)
+            results = await self._act(reply.calls) if reply.calls and not self._summing_up else []
+            self._record(completion, results, answered - asked, time.perf_counter() - answered)
             if self._summing_up:
                 self._fold(reply.message.text)
                 continue
-            stop, nudge = self._judge(completion, reply, results)
-            told = [*self.agent.observe(reply.calls, results), *nudge]
+            self.prediction = prediction(reply, results)
+            stop, nudge = self._judge.verdict(reply, results, self._cut if completion.finish is Finish.LENGTH else None)
+            told = told_also(self.agent.observe(reply.calls, results), nudge)
+            author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
             if stop is not None:
-                self.transcript.note(told, turn=len(self.turns) - 1)
+                self.transcript.note(told, author, turn=len(self.turns) - 1)
                 return stop
-            self._go_on(told)
+            self._go_on(told, author)
 
     # ── before a reply ──
 
@@ -159,10 +174,10 @@ class Chain:
         limits, sampling = self.settings.limits, self.settings.sampling
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
-        context = limits.context_length or self.agent.backend.context_length
-        room, self._cut = sampling.max_tokens, StopReason.TRUNCATED
+        shown, room, self._cut = len(self.transcript.segment), sampling.max_tokens, StopReason.TRUNCATED
         for limit, used, reason in (
-            (context, len(self.transcript.segment), StopReason.CONTEXT_LIMIT),
+            (limits.context_length, shown, StopReason.CONTEXT_LIMIT),
+            (self.agent.backend.context_length, shown, StopReason.CONTEXT_LIMIT),
             (limits.max_chain_tokens, self._sampled, StopReason.MAX_TOKENS),
         ):
             if limit is not None and (room is None or limit - used < room):
@@ -179,132 +194,95 @@ class Chain:
         if template is None or self.agent.backend.speaks is Speaks.MESSAGES:
             messages = tuple(self.transcript.messages)
             return Request((), sampling, messages=messages, tools=self.agent.schemas, chain=name, turn=turn)
-        return Request(
-            self.transcript.segment.prompt,
-            sampling,
-            template.stop_ids,
-            images=self.transcript.segment.images,
-            chain=name,
-            turn=turn,
-            on_tokens=None if self.settings.observer is None else self._watch(template, turn),
-        )
+        segment = self.transcript.segment
+        prompt = segment.prompt
+        watch = None if self.settings.observer is None else self._watch(template, prompt, turn)
+        return Request(prompt, sampling, template.stop_ids, (), (), segment.images, name, turn, watch)
 
-    def _watch(self, template: Template, turn: int) -> Callable[[Sequence[int]], None]:
+    def _watch(self, template: Template, prompt: Sequence[int], turn: int) -> Callable[[Sequence[int]], None]:
         so_far: list[int] = []
 
         def on_tokens(ids: Sequence[int]) -> None:
             so_far.extend(ids)
-            self._emit(Tokens, turn, tuple(ids), template.text(so_far))
+            self._emit(Tokens, turn, tuple(ids), template.text(so_far, prompt))
 
         return on_tokens
 
     # ── after a reply ──
 
-    def _numbered(self, reply: Reply) -> Reply:
-        """Give the calls the ids that pair them with their answers."""
+    def _read(self, request: Request, completion: Completion) -> Reply:
+        """What the model said, written into the record; its calls with the ids that pair them with their answers."""
+        reply, turn = self.agent.read(request, completion), len(self.turns)
+        if not isinstance(reply, Reply):
+            raise ConfigError(
+                f"{type(self.agent).__name__} made a {type(reply).__name__} of a turn; parse gives a Reply"
+            )
         said = reply.message
-        if all(call.id for call in said.tool_calls):
-            return reply
-        calls = []
-        for call in said.tool_calls:
-            self._calls += 1
-            name = call.id or f"call{self._calls:05d}"
-            calls.append(ToolCall(call.name, call.arguments, name, call.problem, call.raw))
-        return Reply(Message("assistant", said.content, tuple(calls), said.thinking), reply.answer, reply.problems)
+        if not all(call.id for call in said.tool_calls):
+            calls = []
+            for call in said.tool_calls:
+                self._calls += 1
+                name = call.id or f"call{self._calls:05d}"
+                calls.append(ToolCall(call.name, call.arguments, name, call.problem, call.raw))
+            said = Message("assistant", said.content, tuple(calls), said.thinking)
+            reply = Reply(said, reply.answer, reply.problems)
+        self.transcript.sampled(completion, said, self.agent.retell(said), turn)
+        self._unrecorded = completion.finish
+        self._emit(Replied, turn, said)
+        return reply
+
+    def _aborted(self, request: Request, completion: Completion) -> StopReason:
+        if completion.token_ids:
+            self._read(request, completion)
+            self._record(completion, (), 0.0, 0.0)
+        self._fail(FailureKind.CANCELLED, "the backend gave the turn up")
+        return StopReason.CANCELLED
 
     async def _act(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        actions = Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
-        return await actions.run(calls)
+        return await Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer).run(calls)
 
     def _context(self) -> Context:
         return Context(self.task, self.group, self.chain, len(self.turns))
 
     def _record(self, completion: Completion, results: Sequence[ToolResult], generating: float, acting: float) -> None:
-        self.turns.append(Turn(completion.finish, tuple(result.record for result in results), generating, acting))
+        for result in results:
+            if result.status is CallStatus.ERROR:
+                self._fail(FailureKind.TOOL, Message("tool", result.observation).text)
+        self.turns.append(Turn(completion.finish, tuple([result.record for result in results]), generating, acting))
+        self._unrecorded = None
         self._sampled += len(completion.token_ids)
+        if not completion.token_ids:
+            self._refuse_uncounted()
 
-    def _judge(
-        self, completion: Completion, reply: Reply, results: Sequence[ToolResult]
-    ) -> tuple[StopReason | None, Sequence[Message]]:
-        """Whether the chain ends here, and the nudge to go on with if not."""
-        control, statuses = self.agent.control, {result.status for result in results}
-        self.prediction = reply.message.text if reply.answer is None else reply.answer
-        ending = next((result for result in results if result.ends_chain), None)
-        if ending is not None:
-            self.prediction = Message("tool", ending.observation).text
-            return StopReason.TOOL_END, ()
-        if reply.answer is not None:
-            return StopReason.ANSWER, ()
-        if completion.finish is Finish.LENGTH and CallStatus.OK not in statuses:
-            return self._cut, ()
-        if not results and not reply.problems:
-            ends = control.on_no_call.then is Then.END
-            return self._react(control.on_no_call, StopReason.ANSWER if ends else StopReason.NO_CALL)
-        if CallStatus.ERROR in statuses:
-            for result in results:
-                if result.status is CallStatus.ERROR:
-                    text = Message("tool", result.observation).text
-                    self.failures.append(Failure(FailureKind.TOOL, text, len(self.turns) - 1))
-            return self._react(control.on_tool_error, StopReason.TOOL_FAULT)
-        if not statuses <= {CallStatus.OK, CallStatus.SKIPPED} or reply.problems:
-            stop, nudge = self._react(control.on_invalid_call, StopReason.INVALID_CALL)
-            if not results:
-                wrong = "; ".join(reply.problems)
-                nudge = (Message("user", f"Error: your reply could not be read: {wrong}."), *nudge)
-            return stop, nudge
-        self._slips.clear()
-        return None, ()
+    def _fail(self, kind: FailureKind, what: str) -> None:
+        self.failures.append(Failure(kind, what, len(self.turns), self._attempt))
 
-    def _react(self, reaction: Reaction, over: StopReason) -> tuple[StopReason | None, Sequence[Message]]:
-        self._slips[over] += 1
-        if reaction.then is Then.END or (reaction.limit is not None and self._slips[over] > reaction.limit):
-            return over, ()
-        return None, () if reaction.nudge is None else (Message("user", reaction.nudge),)
+    def _refuse_uncounted(self) -> None:
+        """Without ids nothing can be counted, and a limit that nobody keeps would be none."""
+        limits = self.settings.limits
+        for name in ("max_chain_tokens", "context_length"):
+            if getattr(limits, name) is not None:
+                raise ConfigError(f"{name} cannot be kept: the server returns no token ids to count")
 
-    def _go_on(self, told: Sequence[Message]) -> None:
+    def _go_on(self, told: Sequence[Message], author: Author) -> None:
         """Show the model what it is told, with the history as the folding rule leaves it."""
         folding, turn = self.settings.folding, len(self.turns)
         if folding is not None:
-            history = [*self.transcript.messages, *told]
-            asked = folding.asks(history, len(self.transcript.segment))
-            if asked is not None:
+            since = [*self.transcript.messages[len(self._opening) :], *told]
+            if (asked := folding.asks(since, len(self.transcript.segment))) is not None:
                 self._summing_up = True
-                told = [*told, Message("user", asked)]
-            elif (folded := folding.fold(history, None)) is not None:
+                told = told_also(told, [asked])
+            elif (folded := folding.fold(self._opening, since, None)) is not None:
                 self.transcript.begin(folded, Author.HISTORY, turn)
                 return
-        self.transcript.add(told, turn)
+        self.transcript.add(told, author, turn)
 
     def _fold(self, summary: str) -> None:
         self._summing_up = False
         assert self.settings.folding is not None
-        folded = self.settings.folding.fold(self.transcript.messages, summary)
-        self.transcript.begin(folded or self.transcript.messages, Author.HISTORY, len(self.turns))
-
-    # ── after the last turn ──
-
-    def _failed(self, stop: StopReason, error: Exception, attempt: int) -> StopReason:
-        assert stop.failure is not None
-        what = str(error) if isinstance(error, AgentFlyError) else f"{type(error).__name__}: {error}"
-        if stop is StopReason.TIMEOUT:
-            what = f"the chain took longer than {self.settings.limits.chain_seconds:g} s"
-        self.failures.append(Failure(stop.failure, what, len(self.turns), attempt))
-        return stop
-
-    async def _scored(self, trajectory: Trajectory, attempt: int) -> Trajectory:
-        policy, kind = self.settings.failures, trajectory.stop.failure
-        if kind is not None:
-            trajectory = replace(trajectory, treatment=policy.treatment(kind))
-        if self.agent.scorer is None or kind in _UNSCORED:
-            return trajectory
-        try:
-            score = await self.agent.scorer.score(trajectory, self._context(), self.leases)
-        except (RewardFault, EnvironmentFault) as error:
-            failed = Failure(FailureKind.REWARD, str(error), len(self.turns), attempt)
-            treatment = policy.treatment(FailureKind.REWARD)
-            return replace(trajectory, failures=(*trajectory.failures, failed), treatment=treatment)
-        self._emit(Rewarded, score)
-        return replace(trajectory, score=score)
+        messages = self.transcript.messages
+        folded = self.settings.folding.fold(self._opening, messages[len(self._opening) :], summary)
+        self.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.turns))
 
     def _emit(self, event: type[Event], *fields: Any) -> None:
         if self.settings.observer is not None:

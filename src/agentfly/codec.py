@@ -127,7 +127,13 @@ def _without(tokenizer: ChatTokenizer, control: frozenset[int]) -> Tokenizer:
     made, key = _plains.setdefault(tokenizer, {}), (whole.get_vocab_size(), control)
     if key not in made:
         spec = json.loads(whole.to_str())
-        spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] not in control]
+        # A token that is not in the model's vocabulary is numbered by its place in the list: those behind it would
+        # move up if it went, so it stays, under a name that nobody writes.
+        known = whole.get_vocab_size(with_added_tokens=False)
+        spec["added_tokens"] = [t for t in spec["added_tokens"] if t["id"] not in control or t["id"] >= known]
+        for token in spec["added_tokens"]:
+            if token["id"] in control:
+                token["content"] = f"\U0010fffe{token['id']}\U0010fffe"
         spec["post_processor"] = spec["truncation"] = spec["padding"] = None
         made[key] = Tokenizer.from_str(json.dumps(spec))
     return made[key]

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly.events import Called, ChainEnded, ChainStarted, Event, Observed, Replied, Retried, Rewarded, Tokens
+from agentfly.outcome import CallStatus
 from agentfly.rollout import RunResult
-from agentfly.trajectory import COLOURS, Author, CallStatus, Trajectory
+from agentfly.trajectory import COLOURS, Author, Trajectory
 from agentfly.types import Message, ToolCall
 
 PANELS = 6

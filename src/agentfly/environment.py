@@ -6,8 +6,10 @@ An environment is a plain class. Its `@tool` methods are its actions. The resour
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
+from agentfly.errors import ConfigError
 from agentfly.types import Task
 
 
@@ -27,3 +29,15 @@ class Environment:
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failed start or reset."""
+
+
+def meant(kind: type[Environment], used: Iterable[type[Environment]], asker: str) -> type[Environment]:
+    """The type that `asker` means by `kind`: the subclass of it that is in use, or `kind` itself where none is."""
+    fitting = {each for each in used if issubclass(each, kind)}
+    closest = [each for each in fitting if not any(other is not each and issubclass(other, each) for other in fitting)]
+    if len(closest) > 1:
+        names = ", ".join(sorted(each.__name__ for each in closest))
+        raise ConfigError(f"{asker} asks for {kind.__name__}, which may be any of {names}; ask for one of these")
+    if not closest and kind is Environment:
+        raise ConfigError(f"{asker} asks for an Environment, but no tool acts in one; ask for the class you mean")
+    return closest[0] if closest else kind

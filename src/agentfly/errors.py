@@ -55,3 +55,12 @@ class BackendFault(Fault):
 
 class RewardFault(Fault):
     """A reward raised, or returned what is no reward."""
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, for records and observations: its kind, and what it says if it says anything."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "(its own text cannot be read)"
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,7 +1,8 @@
 """What happens in a rollout, as it happens.
 
-For every chain: ChainStarted, then for each turn Tokens (as they come), Replied, Called and Observed for each call, then
-Rewarded if there is a reward, then ChainEnded. A chain that is run anew says Retried and starts over.
+For every chain: ChainStarted, then for each turn Tokens (as they come, where the backend speaks tokens), Replied,
+Called for each call that is run and Observed for every call, then Rewarded if there is a reward, then ChainEnded. A
+chain that is run anew says Retried and starts over. A run that is cancelled says nothing more.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentfly.outcome import Failure, Score
 from agentfly.tooling import ToolResult
-from agentfly.trajectory import Failure, Score, Trajectory, chain_id
+from agentfly.trajectory import Trajectory, chain_id
 from agentfly.types import Message, Task, ToolCall
 
 
@@ -90,4 +92,4 @@ class ChainEnded(Event):
 
 
 Observer = Callable[[Event], None]
-"""Called with every event, in order for each chain."""
+"""Called with every event, in order for each chain. One that raises fails the run."""

@@ -1,7 +1,8 @@
 """Rules by which a chain's history is shortened. Each rewrite seals a segment and begins the next; both are trained.
 
-A rule sees the conversation and returns the conversation to go on with, or None to leave it as it is. A rule that wants
-words from the model first says so through `asks`: the model's next turn is the summary, and is trained like any other.
+A rule sees what the chain opened with and what was said since, and returns the conversation to go on with, or None to
+leave it as it is. A rule that wants words from the model first says so through `asks`: the model's next turn is the
+summary, and is trained like any other.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from agentfly.types import Message
+from agentfly.errors import ConfigError
+from agentfly.types import Content, Image, Message
 
 
 class Folding(Protocol):
     """How a history is shortened."""
 
-    def asks(self, messages: Sequence[Message], tokens: int) -> str | None:
-        """A request for a summary, when one is due; None when not. `tokens` is the length of the prompt now."""
+    def asks(self, since: Sequence[Message], tokens: int) -> str | None:
+        """A request for a summary, when one is due; None when not. `tokens` is the length of the prompt so far."""
 
-    def fold(self, messages: Sequence[Message], summary: str | None) -> list[Message] | None:
-        """The history to go on with, or None for no change. `summary` is the reply to `asks`."""
+    def fold(self, opening: Sequence[Message], since: Sequence[Message], summary: str | None) -> list[Message] | None:
+        """The history to go on with, or None for no change. It begins with as many messages as the opening has.
 
-
-def split_opening(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The messages before the model's first turn, and the rest."""
-    first = next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))
-    return list(messages[:first]), list(messages[first:])
+        `opening` is always what the chain began with; `since` what was said after it, as the last fold left it;
+        `summary` the reply to `asks`, or None when none was asked for.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +36,46 @@ class KeepObservations:
     last: int = 3
     placeholder: str = "(left out)"
 
-    def asks(self, messages: Sequence[Message], tokens: int) -> str | None:
+    def __post_init__(self) -> None:
+        _refuse_negative("KeepObservations", "last", self.last)
+
+    def asks(self, since: Sequence[Message], tokens: int) -> str | None:
         return None
 
-    def fold(self, messages: Sequence[Message], summary: str | None) -> list[Message] | None:
-        answers = [i for i, m in enumerate(messages) if m.role == "tool"]
-        old = {i for i in answers[: max(len(answers) - self.last, 0)] if messages[i].content != self.placeholder}
+    def fold(self, opening: Sequence[Message], since: Sequence[Message], summary: str | None) -> list[Message] | None:
+        """Where no message is a tool's, as with agents that are answered in the user's turn, those turns count."""
+        role = "tool" if any(m.role == "tool" for m in since) else "user"
+        answers = [i for i, m in enumerate(since) if m.role == role]
+        old = {i for i in answers[: max(len(answers) - self.last, 0)] if since[i].content != self.placeholder}
         if not old:
             return None
-        return [replace(m, content=self.placeholder) if i in old else m for i, m in enumerate(messages)]
+        return [*opening, *(replace(m, content=self.placeholder) if i in old else m for i, m in enumerate(since))]
 
 
 @dataclass(frozen=True, slots=True)
 class KeepImages:
-    """Old pictures are left out; the last ones stay."""
+    """Old pictures are left out, those of the opening too; the last ones stay."""
 
     last: int = 1
     placeholder: str = "(earlier picture left out)"
 
-    def asks(self, messages: Sequence[Message], tokens: int) -> str | None:
+    def __post_init__(self) -> None:
+        _refuse_negative("KeepImages", "last", self.last)
+
+    def asks(self, since: Sequence[Message], tokens: int) -> str | None:
         return None
 
-    def fold(self, messages: Sequence[Message], summary: str | None) -> list[Message] | None:
+    def fold(self, opening: Sequence[Message], since: Sequence[Message], summary: str | None) -> list[Message] | None:
+        messages = [*opening, *since]
         spare = sum(len(m.images) for m in messages) - self.last
         if spare <= 0:
             return None
         out = []
         for message in messages:
             if not isinstance(message.content, str) and spare > 0:
-                parts = []
+                parts: list[str | Image] = []
                 for part in message.content:
-                    if not isinstance(part, str) and spare > 0:
+                    if isinstance(part, Image) and spare > 0:
                         part, spare = self.placeholder, spare - 1
                     parts.append(part)
                 message = replace(message, content=tuple(parts))
@@ -80,20 +89,16 @@ class Summarise:
 
     over_tokens: int
     """The length of the prompt from which a summary is asked for."""
-    request: str = "Sum up what you have done and found so far, and what is left to do. You will go on from this summary."
+    request: str = "Sum up what you have done and found, and what is left to do. You will go on from this summary."
     heading: str = "Summary of what happened so far:"
 
-    def asks(self, messages: Sequence[Message], tokens: int) -> str | None:
+    def asks(self, since: Sequence[Message], tokens: int) -> str | None:
+        if tokens == 0:
+            raise ConfigError("Summarise goes by the prompt's length, and this server returns no token ids to count")
         return self.request if tokens > self.over_tokens else None
 
-    def fold(self, messages: Sequence[Message], summary: str | None) -> list[Message] | None:
-        if summary is None:
-            return None
-        opening, _ = split_opening(messages)
-        last = opening[-1]
-        text = last.text.partition(f"\n\n{self.heading}\n")[0]
-        content = f"{text}\n\n{self.heading}\n{summary}"
-        return [*opening[:-1], replace(last, content=(*last.images, content) if last.images else content)]
+    def fold(self, opening: Sequence[Message], since: Sequence[Message], summary: str | None) -> list[Message] | None:
+        return None if summary is None else told_also(opening, [f"{self.heading}\n{summary}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +106,44 @@ class Steps:
     """Every step is a segment of its own: the opening, and the last few turns with what they led to."""
 
     history: int = 2
-    """How many earlier turns the model still sees."""
+    """How many earlier turns the model still sees. With 0, the world's last answer stands beside the question."""
 
-    def asks(self, messages: Sequence[Message], tokens: int) -> str | None:
+    def __post_init__(self) -> None:
+        _refuse_negative("Steps", "history", self.history)
+
+    def asks(self, since: Sequence[Message], tokens: int) -> str | None:
         return None
 
-    def fold(self, messages: Sequence[Message], summary: str | None) -> list[Message] | None:
-        opening, rest = split_opening(messages)
-        turns = [i for i, m in enumerate(rest) if m.role == "assistant"]
+    def fold(self, opening: Sequence[Message], since: Sequence[Message], summary: str | None) -> list[Message] | None:
+        turns = [i for i, m in enumerate(since) if m.role == "assistant"]
         if not turns:
             return None
-        kept = rest[turns[-self.history] :] if 0 < self.history <= len(turns) else rest if self.history else []
-        if not self.history:  # the world's last answer is all the model sees of what happened
-            kept = [Message("user", m.content) for m in rest[turns[-1] + 1 :]]
-        return [*opening, *kept]
+        if self.history == 0:
+            return told_also(opening, [m.content for m in since[turns[-1] + 1 :]])
+        return [*opening, *since[turns[max(len(turns) - self.history, 0)] :]]
+
+
+def told_also(messages: Sequence[Message], contents: Sequence[Content]) -> list[Message]:
+    """The messages, with more said in the user's turn at their end: many templates refuse two of those in a row."""
+    if not contents:
+        return list(messages)
+    if not messages or messages[-1].role != "user":
+        return [*messages, Message("user", _joined(contents))]
+    *before, last = messages
+    return [*before, replace(last, content=_joined([last.content, *contents]))]
+
+
+def _joined(contents: Sequence[Content]) -> Content:
+    """Several contents as one, a blank line between them."""
+    parts: list[str | Image] = []
+    for content in contents:
+        if parts:
+            parts.append("\n\n")
+        parts.extend([content] if isinstance(content, str) else content)
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else tuple(parts)
+
+
+def _refuse_negative(rule: str, name: str, value: int) -> None:
+    if value < 0:
+        raise ConfigError(f"{rule}: {name} must be 0 or more, not {value}")

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from agentfly.codec import Codec
 from agentfly.errors import TemplateError
 
-_EDGE = "\uf8fe"
-_SLOT = re.compile(f"{_EDGE}(\\d{{7}}){_EDGE}")
+_SLOT = re.compile(r"zX(\d{5})Xz")
 _PROBES = ("x", "", " ", "\n\n x \n", 'say "é" \\ {a: [1]}\tb', "7", "{}", "x\ny", "<b>&amp;</b> ``` ''", "e\u0301 %s")
 """Contents that show whether a template writes text as it is, trims it, or does something else to it."""
 _IDS = ("call00017", "call00018")
@@ -29,8 +28,6 @@ class Form:
     """The scaffolding of one shape of delta, encoded as far as it does not touch the contents."""
 
     close: int
-    tail: str
-    """The text after the last value: the opening of the model's next turn."""
     trim: bool
     pieces: tuple[str | int, ...]
     """Fixed text, and the numbers of the values in it: first the contents, then the call ids."""
@@ -68,7 +65,7 @@ def learn(suffix: Suffix, messages: int, codec: Codec) -> Form | None:
             return None
         for trim in (False, True):
             shows_ids = any(isinstance(piece, int) and piece >= messages for piece in pieces)
-            form = Form(close, parts[-1], trim, pieces, tuple(_runs(pieces, codec)), shows_ids)
+            form = Form(close, trim, pieces, tuple(_runs(pieces, codec)), shows_ids)
             if all(_foretells(form, suffix, probe, messages) for probe in _PROBES):
                 return form
     except TemplateError:
@@ -82,8 +79,8 @@ def _foretells(form: Form, suffix: Suffix, probe: str, messages: int) -> bool:
 
 
 def _slot(number: int) -> str:
-    """Nine characters, as long as the call ids of templates that count them."""
-    return f"{_EDGE}{number:07d}{_EDGE}"
+    """Nine letters and digits: what the pickiest template takes for a call id."""
+    return f"zX{number:05d}Xz"
 
 
 def _fill(pieces: Sequence[str | int], values: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is declared about a chain before it runs: reactions to the model's slips, limits, and what to make of failures."""
+"""What is declared before a chain runs: reactions to the model's slips, limits, and what to make of failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfly.errors import ConfigError
-from agentfly.trajectory import FailureKind, Treatment
+from agentfly.outcome import FailureKind, Treatment
 
 
 class Then(enum.Enum):
@@ -24,26 +24,28 @@ class Reaction:
 
     then: Then = Then.CONTINUE
     nudge: str | None = None
-    """A user message that goes with it; None adds nothing."""
+    """A user message to go on with; None adds nothing."""
     limit: int | None = 3
-    """How many such turns in a row are borne before the chain ends; None: no limit."""
+    """How many such turns are borne, without a good one between them, before the chain ends; None: no limit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "then", Then(self.then))
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"a reaction's limit must be at least 1, not {self.limit}; None means no limit")
+        if self.then is Then.END and self.nudge is not None:
+            raise ConfigError("a reaction that ends the chain has no use for a nudge; write then='continue'")
 
     @classmethod
     def of(cls, value: Reaction | str | Mapping[str, Any]) -> Reaction:
         """Read `"end"`, `"continue"`, or a Reaction or its fields."""
         if isinstance(value, Reaction):
             return value
-        fields = {"then": value} if isinstance(value, str) else dict(value)
         try:
-            fields["then"] = Then(fields.get("then", "continue"))
-            reaction = cls(**fields)
+            return cls(value) if isinstance(value, str) else cls(**value)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{value!r} is no reaction; write 'end', 'continue', or Reaction(then, nudge=…, limit=…) ({error})"
             ) from error
-        if reaction.limit is not None and reaction.limit < 1:
-            raise ConfigError(f"a reaction's limit must be at least 1, not {reaction.limit}; None means no limit")
-        return reaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,20 @@ class Limits:
     """How far a chain may go. None means no limit."""
 
     max_turns: int = 10
+    """Replies of the model, summaries included."""
     max_chain_tokens: int | None = None
     """Sampled tokens of the whole chain."""
     context_length: int | None = None
-    """Tokens of prompt and reply together; None takes the backend's own limit."""
+    """Tokens of prompt and reply together; the backend's own limit holds besides."""
     chain_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_chain_tokens", "context_length", "chain_seconds"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
+            if value is None and name != "max_turns":
+                continue
+            if not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class FailurePolicy:
     """What becomes of a chain that failed."""
 
     retries: int = 1
-    """How often a chain is run anew, with fresh environments, after an environment, backend or reward fault."""
+    """How often a chain is run anew, with fresh environments, after an environment or backend fault; and how often a
+    reward that failed is asked again."""
     environment: Treatment = Treatment.MASK
     backend: Treatment = Treatment.MASK
     agent: Treatment = Treatment.MASK
@@ -92,19 +98,25 @@ class FailurePolicy:
     truncation: Treatment = Treatment.TRAIN
     parse: Treatment = Treatment.TRAIN
 
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ConfigError(f"retries must be 0 or more, not {self.retries}")
+
     @classmethod
     def of(cls, value: FailurePolicy | Mapping[str, Any] | None) -> FailurePolicy:
         """Read a policy, or its fields with treatments by name; None is the default."""
         if value is None or isinstance(value, FailurePolicy):
             return value or cls()
         try:
-            return cls(**{name: v if name == "retries" else Treatment(v) for name, v in value.items()})
+            given: dict[str, Any] = {name: v if name == "retries" else Treatment(v) for name, v in value.items()}
+            return cls(**given)
         except (TypeError, ValueError) as error:
             treatments = ", ".join(t.value for t in Treatment)
             raise ConfigError(f"{dict(value)!r} is no failure policy ({error}); treatments are {treatments}") from error
 
-    def treatment(self, kind: FailureKind) -> Treatment:
-        treatment: Treatment = getattr(self, kind.value)
+    def treatment(self, kind: FailureKind | None) -> Treatment:
+        """What training makes of a chain that ended in such a failure; None: in none."""
+        treatment: Treatment = Treatment.TRAIN if kind is None else getattr(self, kind.value)
         return treatment
 
     def retried(self, kind: FailureKind) -> bool:

@@ -108,8 +108,8 @@ class Renderer:
             out["tool_call_id"] = self.call_id(message.tool_call_id)
         if self._only_parts and isinstance(message.content, str):
             out["content"] = [{"type": "text", "text": message.content}]
-        elif message.images and not self.shows_images:
-            if not self.image:
+        elif not isinstance(message.content, str) and not (message.images and self.shows_images):
+            if message.images and not self.image:
                 raise TemplateError(
                     f"template {self.name!r} has no place for a picture, and no image marker is known for it"
                 )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentfly.chain import Chain, ChainAgent, Settings
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.events import ChainEnded, Retried
+from agentfly.events import ChainEnded, Event, Retried
+from agentfly.outcome import CallStatus, Failure, FailureKind
 from agentfly.resources import ResourceManager
-from agentfly.trajectory import CallStatus, Failure, FailureKind, Trajectory
+from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
 
@@ -24,19 +25,20 @@ async def rollout(
     tasks: Sequence[Task],
     *,
     num_chains: int = 1,
-    settings: Settings = Settings(),
+    settings: Settings | None = None,
     max_concurrent_chains: int | None = None,
     manager: ResourceManager | None = None,
 ) -> AsyncIterator[Trajectory]:
     """Run `num_chains` chains of every task and yield each trajectory as it is finished."""
     if num_chains < 1 or (max_concurrent_chains is not None and max_concurrent_chains < 1):
-        raise ConfigError(f"num_chains and max_concurrent_chains must be at least 1, not {num_chains}, {max_concurrent_chains}")
-    for task in tasks:
-        if agent.scorer is not None:
-            agent.scorer.check(task)
+        raise ConfigError(
+            f"num_chains and max_concurrent_chains must be at least 1, not {num_chains} and {max_concurrent_chains}"
+        )
+    _refuse_what_cannot_start(agent, tasks)
     jobs = ((task, group, chain) for group, task in enumerate(tasks) for chain in range(num_chains))
     lender = manager or ResourceManager()
-    done: asyncio.Queue[Trajectory | BaseException] = asyncio.Queue()
+    done: asyncio.Queue[Trajectory | Exception] = asyncio.Queue()
+    settings = _watched(settings or Settings(), done.put_nowait)
 
     async def work() -> None:
         for task, group, chain in jobs:
@@ -51,13 +53,37 @@ async def rollout(
     try:
         for _ in range(total):
             finished = await done.get()
-            if isinstance(finished, BaseException):
+            if isinstance(finished, Exception):
                 raise finished
             yield finished
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _refuse_what_cannot_start(agent: ChainAgent, tasks: Sequence[Task]) -> None:
+    """Find out before the first token what would fail in every chain."""
+    for task in tasks:
+        if agent.scorer is not None:
+            agent.scorer.check(task)
+    if tasks and agent.template is not None:
+        agent.template.start(agent.opening(tasks[0]))
+
+
+def _watched(settings: Settings, report: Callable[[Exception], None]) -> Settings:
+    """An observer that raises fails the run, with what it raised, and never the chain it was told of."""
+    observer = settings.observer
+    if observer is None:
+        return settings
+
+    def observe(event: Event) -> None:
+        try:
+            observer(event)
+        except Exception as error:
+            report(error)
+
+    return replace(settings, observer=observe)
 
 
 async def run_chain(
@@ -136,5 +162,6 @@ class RunResult:
         if rewards:
             out["reward"] = sum(rewards) / len(rewards)
         out.update({f"stop/{stop.value}": n for stop, n in Counter(t.stop for t in self).items()})
-        out.update({f"failure/{kind.value}": n for kind, n in Counter(f.kind for t in self for f in t.failures).items()})
+        kinds = Counter(failure.kind for trajectory in self for failure in trajectory.failures)
+        out.update({f"failure/{kind.value}": n for kind, n in kinds.items()})
         return out

@@ -17,9 +17,10 @@ from rich.console import Console
 
 import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly import agents
-from agentfly.agent import BaseAgent, tasks_of
+from agentfly.agent import BaseAgent
 from agentfly.console import LiveView, summary
 from agentfly.errors import ConfigError, DataError
+from agentfly.options import tasks_of
 from agentfly.rollout import RunResult
 from agentfly.tooling import TOOLS, Tool
 from agentfly.training.data import read_tasks, select

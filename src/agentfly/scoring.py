@@ -7,21 +7,27 @@ column of the dataset. Asking for something that nobody offers fails before the 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_type_hints, overload
+from typing import Any, overload
 
-from agentfly.environment import Environment
-from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
+from agentfly.environment import Environment, meant
+from agentfly.errors import ConfigError, EnvironmentFault, RewardFault, describe
+from agentfly.outcome import Score
+from agentfly.recording import plain
 from agentfly.registry import Registry
 from agentfly.resources import Leases
+from agentfly.schema import names_in_sight, type_hints
 from agentfly.threads import call
 from agentfly.tooling import Context
-from agentfly.trajectory import Score, Trajectory
+from agentfly.trajectory import Trajectory
 from agentfly.types import Task
+
+TIMEOUT = 600.0
 
 OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "context")
 """What every reward may ask for; a column of the same name is reached through `task.columns`."""
@@ -30,53 +36,79 @@ OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "co
 class Reward:
     """A function of a finished chain. Call it as the function it is; `score` is how a chain calls it."""
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None, namespace: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        timeout: float | None = TIMEOUT,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`names` are local names that string type hints may use; the other settings are those of `reward`."""
+        if not callable(function) or not hasattr(function, "__qualname__") or isinstance(function, type | Reward):
+            raise ConfigError(f"{function!r} cannot be made a reward: decorate a function or an async function")
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = name or function.__name__
-        self._namespace = namespace
+        self.timeout, self._names = timeout, names or {}
+        self.parameters = dict(inspect.signature(function).parameters)
+        for each in self.parameters.values():
+            if each.kind is each.POSITIONAL_ONLY:
+                raise ConfigError(f"reward {self.name!r}: {each.name!r} is given by name, so it cannot be before a `/`")
         REWARDS.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<reward {self.name} of {self.function.__module__}.{self.function.__qualname__}>"
+        return f"<reward {self.name} of {self.reference}>"
 
     @property
     def reference(self) -> str:
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     @functools.cached_property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        return dict(inspect.signature(self.function).parameters)
-
-    @functools.cached_property
     def environments(self) -> dict[str, type[Environment]]:
         """Parameters that are environments, by their type hint."""
-        hints = get_type_hints(self.function, localns=dict(self._namespace or {}))
-        return {n: h for n, h in hints.items() if n != "return" and inspect.isclass(h) and issubclass(h, Environment)}
+        hints = type_hints(self.function, self._names)
+        return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Environment)}
 
-    def check(self, task: Task, only_environment: type[Environment] | None = None) -> None:
-        """Refuse, by name, a parameter that this task does not offer."""
+    def check(self, task: Task, used: Iterable[type[Environment]] = ()) -> None:
+        """Refuse, by name, a parameter that this task does not offer. `used` are the agent's environments."""
         for name, parameter in self.parameters.items():
-            optional = parameter.default is not parameter.empty or parameter.kind in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            known = name in OFFERED or name in self.environments or name in task.columns
-            if not known and not optional and not (name == "env" and only_environment is not None):
-                offered = sorted({*OFFERED, *task.columns, *(["env"] if only_environment else [])})
+            optional = parameter.default is not parameter.empty
+            if optional or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            if name not in OFFERED and name not in task.columns and self._environment(name, task, used) is None:
+                offered = sorted({*OFFERED, *task.columns, *(["env"] if used else [])})
                 raise ConfigError(f"reward {self.name!r} asks for {name!r}; it may ask for {', '.join(offered)}")
 
+    def _environment(self, name: str, task: Task, used: Iterable[type[Environment]]) -> type[Environment] | None:
+        """The environment that a parameter asks for: by its type, or, for a bare `env`, the one there is."""
+        kind = self.environments.get(name)
+        if kind is None and name == "env" and name not in task.columns and used:
+            kind = Environment
+        return kind and meant(kind, used, f"reward {self.name!r}")
+
     async def score(
-        self,
-        trajectory: Trajectory,
-        context: Context,
-        leases: Leases,
-        only_environment: type[Environment] | None = None,
+        self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]] = ()
     ) -> Score:
         """Call the reward with what it asks for, and read what it returned."""
+        arguments = await self._arguments(trajectory, context, leases, used)
+        limit = asyncio.timeout(self.timeout)
+        try:
+            async with limit:
+                returned = await call(self.function, **arguments)
+            return self._read(returned, len(trajectory.turns))
+        except (EnvironmentFault, RewardFault):
+            raise
+        except Exception as error:
+            wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise RewardFault(f"reward {self.name!r} {wrong}") from error
+
+    async def _arguments(
+        self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]]
+    ) -> dict[str, Any]:
         task = trajectory.task
         offer = {
             **task.columns,
@@ -89,39 +121,38 @@ class Reward:
         }
         arguments: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
-            kind = self.environments.get(name) or (only_environment if name == "env" and name not in offer else None)
-            if kind is not None:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                unasked = task.columns.keys() - self.parameters.keys() - set(OFFERED)
+                arguments.update({column: task.columns[column] for column in unasked})
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            elif (kind := self._environment(name, task, used)) is not None:
                 arguments[name] = await leases.get(kind)
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                arguments.update({c: v for c, v in task.columns.items() if c not in self.parameters and c not in OFFERED})
             elif name in offer:
                 arguments[name] = offer[name]
-        try:
-            returned = await call(self.function, **arguments)
-        except (EnvironmentFault, RewardFault):
-            raise
-        except Exception as error:
-            raise RewardFault(f"reward {self.name!r} failed: {type(error).__name__}: {error}") from error
-        return self._read(returned, len(trajectory.turns))
+        return arguments
 
     def _read(self, returned: Any, turns: int) -> Score:
         metrics: dict[str, Any] = {}
         if isinstance(returned, Mapping):
             metrics = dict(returned)
             if "reward" not in metrics:
-                raise RewardFault(f"reward {self.name!r} returned a dict without 'reward'; it has {', '.join(map(repr, metrics))}")
-            returned = metrics.pop("reward")
-        if isinstance(returned, Sequence) and not isinstance(returned, str):
+                has = ", ".join(map(repr, metrics)) or "nothing"
+                raise RewardFault(f"reward {self.name!r} returned a dict without 'reward'; it has {has}")
+            returned, metrics = metrics.pop("reward"), plain(metrics)
+        if getattr(returned, "ndim", 0):  # an array of numbers, as numpy and torch make them
+            returned = returned.tolist()
+        if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
             per_turn = tuple(self._number(value) for value in returned)
             if len(per_turn) != turns:
                 raise RewardFault(f"reward {self.name!r} returned {len(per_turn)} numbers for a chain of {turns} turns")
-            return Score(math.fsum(per_turn), per_turn, metrics)
+            return Score(sum(per_turn), per_turn, metrics)
         return Score(self._number(returned), None, metrics)
 
     def _number(self, value: Any) -> float:
         try:
-            number = float(value) if not isinstance(value, str) else math.nan
-        except (TypeError, ValueError):
+            number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+        except Exception:
             number = math.nan
         if not math.isfinite(number):
             raise RewardFault(
@@ -134,14 +165,19 @@ class Reward:
 @overload
 def reward(function: Callable[..., Any], /) -> Reward: ...
 @overload
-def reward(*, name: str | None = None) -> Callable[[Callable[..., Any]], Reward]: ...
-def reward(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-    """Make a reward of a function; `name` is what its figures are called (None: the function's name)."""
-    namespace = sys._getframe(1).f_locals
+def reward(*, name: str | None = None, timeout: float | None = TIMEOUT) -> Callable[[Callable[..., Any]], Reward]: ...
+def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    """Make a reward of a function or an async function.
+
+    Args:
+        function: The function, when the decorator is used bare.
+        name: What its figures are called; None takes the function's name.
+        timeout: Seconds it may take; None means no limit.
+    """
+    frame = sys._getframe(1)
 
     def decorate(function: Callable[..., Any]) -> Reward:
-        written = getattr(function, "__annotations__", {}).values()
-        return Reward(function, name=name, namespace=namespace if any(isinstance(h, str) for h in written) else None)
+        return Reward(function, names=names_in_sight(frame, function), **settings)
 
     return decorate if function is None else decorate(function)
 
@@ -157,26 +193,27 @@ class Scorer:
 
     def __init__(self, spec: RewardSpec, environments: Iterable[type[Environment]] = ()) -> None:
         """`spec` is a reward or its name, several of them, or a mapping from each to its weight."""
-        if isinstance(spec, Reward | str):
+        if isinstance(spec, str) or callable(spec):
             spec = [spec]
         weighted = spec.items() if isinstance(spec, Mapping) else [(each, 1.0) for each in spec]
-        self.rewards = [(_find(each), float(weight)) for each, weight in weighted]
+        self.rewards = [(_find(each), _weight(each, weight)) for each, weight in weighted]
         names = [each.name for each, _ in self.rewards]
+        if not names:
+            raise ConfigError("an empty list of rewards; give one, or reward=None")
         if len(set(names)) < len(names):
             raise ConfigError(f"two rewards have one name among {', '.join(names)}; give one another name=")
-        kinds = list(dict.fromkeys(environments))
-        self._only = kinds[0] if len(kinds) == 1 else None
+        self._used = tuple(dict.fromkeys(environments))
 
     def check(self, task: Task) -> None:
         """Refuse what a reward asks for and this task does not offer."""
         for each, _ in self.rewards:
-            each.check(task, self._only)
+            each.check(task, self._used)
 
     async def score(self, trajectory: Trajectory, context: Context, leases: Leases) -> Score:
         """All rewards, added up by weight. With several, each one's value is a metric under its name."""
-        scores = [(each, weight, await each.score(trajectory, context, leases, self._only)) for each, weight in self.rewards]
+        scores = [(r, weight, await r.score(trajectory, context, leases, self._used)) for r, weight in self.rewards]
         if len(scores) == 1:
-            each, weight, only = scores[0]
+            _, weight, only = scores[0]
             return only if weight == 1.0 else _weighted(only, weight)
         metrics: dict[str, Any] = {}
         total, per_turn = 0.0, [0.0] * len(trajectory.turns)
@@ -188,12 +225,18 @@ class Scorer:
                 per_turn[turn] += weight * value
             if one.per_turn is None and per_turn:
                 per_turn[-1] += weight * one.total  # what was earned by the whole chain is earned at its end
-        return Score(total, tuple(per_turn) if any(s.per_turn for _, _, s in scores) else None, metrics)
+        return Score(total, tuple(per_turn) if any(s.per_turn is not None for _, _, s in scores) else None, metrics)
 
 
 def _weighted(score: Score, weight: float) -> Score:
     per_turn = None if score.per_turn is None else tuple(weight * value for value in score.per_turn)
     return Score(weight * score.total, per_turn, score.metrics)
+
+
+def _weight(given: RewardLike, weight: Any) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"the weight of reward {given!r} is {weight!r}; it must be a finite number")
+    return float(weight)
 
 
 def _find(given: RewardLike) -> Reward:

@@ -53,8 +53,6 @@ class Extended:
     """From right behind the closing token up to and with the opening of the model's next turn."""
     closers: frozenset[int]
     """Sampled tokens that stand for `close`: all stop tokens; only `close` where it opens what follows (GLM)."""
-    thinking_open: bool = False
-    """The ids end inside the model's thinking."""
 
     def after(self, last: int | None) -> list[int]:
         """What to append to a turn whose last token is `last`: the ids, behind the close if the turn lacks it."""
@@ -182,15 +180,12 @@ class Template:
     def _by_rendering(self, delta: Sequence[Message]) -> Extended:
         guard = self._guard(delta)
         close, text = self._suffix(self._guarded(delta, guard), guard)
-        opens = text.rstrip().endswith(_THINKING)
-        return Extended(close, self.codec.encode(text, guard), self._closers or frozenset({close}), opens)
+        return Extended(close, self.codec.encode(text, guard), self._closers or frozenset({close}))
 
     def _suffix(self, delta: Sequence[Message], guard: str) -> tuple[int, str]:
         """The closing token of the turn before `delta`, and the text from there to the model's next turn."""
-        mark, problem = (
-            f"zQ{guard}Qz",
-            TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}"),
-        )
+        mark = f"zQ{guard}Qz"
+        problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}")
         for turn in _stand_ins(mark, delta):
             try:
                 full = self.render([Message("user", "u"), turn, *delta])
@@ -243,10 +238,8 @@ class Template:
             call_ids = [self._renderer.call_id(message.tool_call_id) for message in delta]
             if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
                 return None
-        opens = form.tail.rstrip().endswith(_THINKING)
-        return Extended(
-            form.close, form.ids(contents, call_ids, self.codec), self._closers or frozenset({form.close}), opens
-        )
+        ids = form.ids(contents, call_ids, self.codec)
+        return Extended(form.close, ids, self._closers or frozenset({form.close}))
 
     def _learn(self, delta: Sequence[Message]) -> Form | None:
         if self.codec.eats_space or any(self.codec.forged.search(message.name) for message in delta):

@@ -13,16 +13,19 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints, overload
+from types import MethodType
+from typing import Any, Self, overload
 
-from agentfly.environment import Environment
-from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.environment import Environment, meant
+from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.outcome import CallRecord, CallStatus
+from agentfly.recording import plain
 from agentfly.registry import Registry
-from agentfly.schema import Arguments
+from agentfly.schema import Arguments, names_in_sight, to_text, type_hints
 from agentfly.threads import call
-from agentfly.trajectory import CallRecord, CallStatus, chain_id
+from agentfly.trajectory import chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 
 MAX_LENGTH = 8192
@@ -79,15 +82,17 @@ class Tool:
         max_length: int = MAX_LENGTH,
         ends_chain: bool = False,
         timeout: float | None = TIMEOUT,
-        namespace: Mapping[str, Any] | None = None,
+        names: Mapping[str, Any] | None = None,
     ) -> None:
+        """`names` are local names that string type hints may use; the other settings are those of `tool`."""
+        _refuse_what_is_no_function(function)
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = name or function.__name__
         self.max_length, self.ends_chain, self.timeout = max_length, ends_chain, timeout
-        self.owner: type[Environment] | None = None
-        """The environment whose method this is; None for a function."""
-        self._description, self._namespace = description, namespace
+        self._description, self._names = description, names or {}
+        self._home: type | None = None
+        """The class whose method this is; None for a function, and for a method bound to its instance."""
         if max_length < 1 or (timeout is not None and timeout <= 0):
             raise ConfigError(f"tool {self.name!r}: max_length and timeout must be above 0 (timeout=None: no limit)")
         TOOLS.add(self)
@@ -96,33 +101,51 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        if issubclass(owner, Environment):
-            self.owner = owner
+        if self.function.__qualname__ == f"{owner.__qualname__}.{self.function.__name__}":  # defined here, not lent
+            self._home = owner
 
     def __get__(self, instance: object, owner: type) -> Any:
+        if isinstance(instance, Environment | type):
+            return MethodType(self.function, instance)
         if instance is not None:
-            return functools.partial(self.function, instance)
-        if not issubclass(owner, Environment) or owner is self.owner:
+            bound = MethodType(self.function, instance)
+            return self._variant(function=bound, __wrapped__=bound, _home=None)
+        if owner is self._home or not issubclass(owner, Environment):
             return self
-        inherited = copy.copy(self)  # Sub.press acts in a Sub, not in the class that defines press
-        inherited.owner = owner
-        inherited.__dict__.pop("arguments", None)
-        inherited.__dict__.pop("injected", None)
-        return inherited
+        return self._variant(_home=owner)  # Sub.press acts in a Sub, not in the class that defines press
+
+    def _variant(self, **changed: Any) -> Self:
+        variant = copy.copy(self)
+        for derived in ("injected", "environments", "arguments"):
+            variant.__dict__.pop(derived, None)
+        variant.__dict__.update(changed)
+        return variant
 
     def __repr__(self) -> str:
-        return f"<tool {self.name} of {self.function.__module__}.{self.function.__qualname__}>"
+        return f"<tool {self.name} of {self.reference}>"
+
+    @property
+    def owner(self) -> type[Environment] | None:
+        """The environment whose method this is; None for a function."""
+        return self._home if self._home is not None and issubclass(self._home, Environment) else None
 
     @property
     def reference(self) -> str:
         """`module:qualified.name`, which finds the tool unambiguously."""
+        if self.owner is not None:
+            return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.function.__name__}"
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     @functools.cached_property
     def injected(self) -> dict[str, type[Environment] | None]:
         """Parameters the model never sees: each with its environment type, or None for `context`."""
+        if self._home is not None and self.owner is None:
+            raise ConfigError(
+                f"tool {self.name!r} is a method of {self._home.__name__}: pass it from an instance, or make "
+                f"{self._home.__name__} an Environment, which gives every chain its own"
+            )
         out: dict[str, type[Environment] | None] = {}
-        for position, (name, hint) in enumerate(self._hints().items()):
+        for position, (name, hint) in enumerate(type_hints(self.function, self._names).items()):
             if self.owner is not None and position == 0:
                 out[name] = self.owner
             elif inspect.isclass(hint) and issubclass(hint, Environment):
@@ -130,6 +153,12 @@ class Tool:
             elif name == "context":
                 out[name] = None
         return out
+
+    def acting_in(self, used: Iterable[type[Environment]]) -> Self:
+        """The same tool, acting in the subclasses that are used of the environments it asks for."""
+        asker = f"tool {self.name!r}"
+        injected = {name: kind and meant(kind, used, asker) for name, kind in self.injected.items()}
+        return self if injected == self.injected else self._variant(injected=injected)
 
     @functools.cached_property
     def environments(self) -> tuple[type[Environment], ...]:
@@ -140,7 +169,8 @@ class Tool:
     @functools.cached_property
     def arguments(self) -> Arguments:
         """What the model may send."""
-        return Arguments.of(self.name, self.function, self._hints(), hidden=set(self.injected))
+        hints = type_hints(self.function, self._names)
+        return Arguments.of(self.name, self.function, {n: h for n, h in hints.items() if n not in self.injected})
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -149,17 +179,6 @@ class Tool:
         function = {"name": self.name, "description": description, "parameters": self.arguments.schema}
         return {"type": "function", "function": function}
 
-    def _hints(self) -> dict[str, Any]:
-        """Every parameter in order, with its type; Any where none is written."""
-        try:
-            hints = get_type_hints(self.function, localns=dict(self._namespace or {}), include_extras=True)
-        except NameError as error:
-            raise ConfigError(
-                f"tool {self.name!r}: the type hint {error.name!r} is not known in {self.function.__module__}; "
-                "import it there, or write the type without quotes"
-            ) from error
-        return {name: hints.get(name, Any) for name in inspect.signature(self.function).parameters}
-
     async def run(
         self, arguments: Mapping[str, Any], *, context: Context, environments: Mapping[type[Environment], Environment]
     ) -> ToolResult:
@@ -167,45 +186,44 @@ class Tool:
 
         Raises only EnvironmentFault: anything else the function raises is told to the model and recorded.
         """
-        checked = self.arguments.check(arguments)
-        if isinstance(checked, str):
-            return ToolResult(checked, CallStatus.INVALID, name=self.name)
-        for name, kind in self.injected.items():
-            checked[name] = context if kind is None else environments[kind]
-        started = time.perf_counter()
+        started, limit = time.perf_counter(), asyncio.timeout(self.timeout)
         try:
-            async with asyncio.timeout(self.timeout) as limit:
+            checked = self.arguments.check(arguments)
+            if isinstance(checked, str):
+                return ToolResult(self._cut(checked), CallStatus.INVALID, name=self.name)
+            for name, kind in self.injected.items():
+                checked[name] = context if kind is None else environments[kind]
+            async with limit:
                 returned = await call(self.function, **checked)
+            return self._result(returned, time.perf_counter() - started)
         except EnvironmentFault:
             raise
         except Exception as error:
-            if limit.expired():
-                if self.environments:  # a world that is still busy with the last action cannot take the next
-                    raise EnvironmentFault(f"tool {self.name!r} took longer than {self.timeout:g} s") from error
-                told = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
+            if not limit.expired():
+                told = f"Error: tool {self.name!r} failed: {describe(error)}"
+            elif self.environments:  # a world that is still busy with the last action cannot take the next
+                raise EnvironmentFault(f"tool {self.name!r} took longer than {self.timeout:g} s") from error
             else:
-                told = f"Error: tool {self.name!r} failed: {type(error).__name__}: {error}"
+                told = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             seconds = time.perf_counter() - started
             return ToolResult(self._cut(told), CallStatus.ERROR, name=self.name, seconds=seconds)
-        return self._result(returned, time.perf_counter() - started)
 
     def _result(self, returned: Any, seconds: float) -> ToolResult:
-        info: dict[str, Any] = {}
-        observation: Content
-        ends = self.ends_chain
-        if isinstance(returned, str):
-            observation = self._cut(returned)
-        elif isinstance(returned, Mapping) and "observation" in returned:
-            info = dict(returned)
-            observation = self._cut(_as_text(info.pop("observation")))
-            ends = bool(info.pop("ends_chain", False)) or ends
-            if (image := info.pop("image", None)) is not None:
-                observation = (observation, Image.of(image)) if observation else (Image.of(image),)
-        else:
-            observation = self._cut(_as_text(returned))
-        return ToolResult(observation, CallStatus.OK, info, ends, self.name, seconds)
+        if isinstance(returned, Image):
+            returned = {"observation": "", "image": returned}
+        if not isinstance(returned, Mapping) or "observation" not in returned:
+            return ToolResult(self._cut(_as_text(returned)), CallStatus.OK, {}, self.ends_chain, self.name, seconds)
+        info = dict(returned)
+        text, image = self._cut(_as_text(info.pop("observation"))), info.pop("image", None)
+        ends = bool(info.pop("ends_chain", False)) or self.ends_chain
+        observation: Content = text
+        if image is not None:
+            observation = (text, Image.of(image)) if text else (Image.of(image),)
+        return ToolResult(observation, CallStatus.OK, plain(info), ends, self.name, seconds)
 
     def _cut(self, text: str) -> str:
+        if not text.isascii():  # half a surrogate pair, as in odd file names, is nothing a tokenizer can read
+            text = text.encode("utf-8", "replace").decode()
         if len(text) <= self.max_length:
             return text
         return f"{text[: self.max_length]}\n… (cut: {len(text) - self.max_length} of {len(text)} characters left out)"
@@ -214,7 +232,23 @@ class Tool:
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return "" if value is None else Arguments.to_text(value)
+    if isinstance(value, Iterator | AsyncIterator):
+        raise TypeError(f"it returned a {type(value).__name__}, which may never end; return text or a list")
+    return "" if value is None else to_text(value)
+
+
+def _refuse_what_is_no_function(given: Any) -> None:
+    if isinstance(given, staticmethod | classmethod):
+        wrong = "write @staticmethod above @tool; a class method cannot be a tool"
+    elif isinstance(given, Tool):
+        wrong = "it is a tool already; another of the same function is tool(name=…)(it.function)"
+    elif not callable(given) or inspect.isclass(given) or not hasattr(given, "__qualname__"):
+        wrong = "decorate a function, an async function or a method"
+    elif inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+        wrong = "it yields; a tool returns what it has to say"
+    else:
+        return
+    raise ConfigError(f"{given!r} cannot be made a tool: {wrong}")
 
 
 @overload
@@ -239,12 +273,10 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
         ends_chain: Whether a call ends the chain, as an answer tool does.
         timeout: Seconds a call may take; None means no limit.
     """
-    namespace = sys._getframe(1).f_locals  # so that string type hints find the names of the enclosing function
+    frame = sys._getframe(1)
 
     def decorate(function: Callable[..., Any]) -> Tool:
-        written = getattr(function, "__annotations__", {}).values()
-        local = namespace if any(isinstance(hint, str) for hint in written) else None
-        return Tool(function, namespace=local, **settings)
+        return Tool(function, names=names_in_sight(frame, function), **settings)
 
     return decorate if function is None else decorate(function)
 
@@ -253,13 +285,14 @@ class Toolbox:
     """The tools of one agent, by the names the model uses."""
 
     def __init__(self, tools: Iterable[Tool | type[Environment] | str]) -> None:
+        expanded = [each for given in tools for each in _expand(given)]
+        used = {kind for each in expanded for kind in each.environments if kind is not Environment}
         self._tools: dict[str, Tool] = {}
-        for given in tools:
-            for each in _expand(given):
-                other = self._tools.setdefault(each.name, each)
-                if other is not each and other.reference != each.reference:
-                    both = f"{other.reference} and {each.reference}"
-                    raise ConfigError(f"two tools are named {each.name!r}: {both}; give one another name=")
+        for each in expanded:
+            other = self._tools.setdefault(each.name, each.acting_in(used))
+            if (other.function, other.owner) != (each.function, each.owner):
+                both = f"{other.reference} and {each.reference}"
+                raise ConfigError(f"two tools are named {each.name!r}: {both}; give one another name=")
         self.schemas: tuple[dict[str, Any], ...] = tuple(each.schema for each in self._tools.values())
 
     def __iter__(self) -> Iterator[Tool]:
@@ -277,7 +310,7 @@ class Toolbox:
         found = self._tools.get(call.name)
         there = f"Tools there are: {', '.join(self._tools) or 'none'}."
         if found is None and call.name:
-            return ToolResult(f"Error: there is no tool {call.name!r}. {there}", CallStatus.UNKNOWN, name=call.name)
+            return ToolResult(f"Error: there is no tool {call.name!r:.80}. {there}", CallStatus.UNKNOWN, name=call.name)
         if found is None:
             told = f"Error: this call could not be read: {call.problem or 'it has no name'}. {there}"
             return ToolResult(told, CallStatus.INVALID)
@@ -293,11 +326,20 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
     if isinstance(given, str):
         return [TOOLS.find(given)]
     if inspect.isclass(given) and issubclass(given, Environment):
-        own = [getattr(given, name) for name in dir(given) if isinstance(inspect.getattr_static(given, name), Tool)]
+        own: list[Tool] = []
+        for name in dir(given):
+            written = inspect.getattr_static(given, name)
+            if isinstance(getattr(written, "__func__", written), Tool):
+                own += _expand(getattr(given, name))
         if not own:
             raise ConfigError(f"environment {given.__name__} has no @tool methods")
         return own
-    raise ConfigError(f"{given!r} is no tool; decorate the function with @tool, or pass an Environment or a tool's name")
+    if isinstance(given, MethodType):
+        method = given.__func__.__qualname__
+        if inspect.isclass(given.__self__):
+            raise ConfigError(f"{method} is a class method, which cannot be a tool; make it a method or a static one")
+        raise ConfigError(f"{method} is bound to one instance; pass it from the class, and every chain gets its own")
+    raise ConfigError(f"{given!r} is no tool; decorate it with @tool, or pass an Environment or a tool's name")
 
 
 TOOLS: Registry[Tool] = Registry("tool")

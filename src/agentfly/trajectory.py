@@ -17,15 +17,17 @@ import enum
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from agentfly import recording
 from agentfly.errors import RecordError
-from agentfly.types import Completion, Finish, Image, Message, Task, ToolCall
+from agentfly.outcome import CallRecord, Failure, Score, StopReason, Treatment, Turn
+from agentfly.types import Completion, Image, Message, Task
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -66,15 +68,15 @@ class Span:
     messages: tuple[Message, ...] = ()
     """What the tokens say."""
     logprobs: Floats | None = None
-    """One for each token, exactly where the model sampled."""
+    """One for each token that the model sampled; None exactly where there is none."""
     weight_version: int | None = None
-    """What the tokens were sampled with; None exactly where they were not sampled."""
+    """What the tokens were sampled with; None exactly where none were."""
     images: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
-        sampled = self.author.trained
+        sampled = self.author.trained and len(self.ids) > 0
         if sampled != (self.logprobs is not None) or sampled != (self.weight_version is not None):
-            raise RecordError(f"a span by {self.author.value} may have log-probabilities and a version only if sampled")
+            raise RecordError("sampled tokens, and no others, have log-probabilities and a weight version")
         if self.logprobs is not None and len(self.logprobs) != len(self.ids):
             raise RecordError(f"{len(self.ids)} tokens were sampled but {len(self.logprobs)} log-probabilities came")
         self.ids.setflags(write=False)
@@ -85,7 +87,13 @@ class Span:
         return len(self.ids)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Span) and self.to_json() == other.to_json()
+        if not isinstance(other, Span):
+            return NotImplemented
+        mine, theirs = self._facts(), other._facts()
+        return mine == theirs and np.array_equal(self.ids, other.ids) and _equal(self.logprobs, other.logprobs)
+
+    def _facts(self) -> tuple[object, ...]:
+        return self.author, self.turn, self.messages, self.weight_version, self.images
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -95,7 +103,7 @@ class Span:
             out["logprobs"] = self.logprobs.tolist()
             out["weight_version"] = self.weight_version
         if self.messages:
-            out["messages"] = [_message_to_json(m) for m in self.messages]
+            out["messages"] = [recording.message_to_json(m) for m in self.messages]
         if self.images:
             out["images"] = [image.url for image in self.images]
         return out
@@ -107,7 +115,7 @@ class Span:
             Author(value["author"]),
             np.array(value["ids"], np.int32),
             value["turn"],
-            tuple(_message_from_json(m) for m in value.get("messages", ())),
+            tuple(recording.message_from_json(m) for m in value.get("messages", ())),
             None if logprobs is None else np.array(logprobs, np.float32),
             value.get("weight_version"),
             tuple(Image(url) for url in value.get("images", ())),
@@ -120,30 +128,31 @@ class Segment:
     `show` and `sample` are the only ways in, and each adds tokens, author and log-probabilities at once.
     """
 
-    __slots__ = ("_buffer", "_exact", "_sealed", "_spans", "images")
+    __slots__ = ("_buffer", "_exact", "_images", "_sealed", "_spans")
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._buffer = array("i")
         self._sealed = False
         self._exact = True
-        self.images: tuple[Image, ...] = ()
-        """The pictures in the prompt, in order."""
+        self._images: tuple[Image, ...] = ()
 
-    def show(
-        self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int
-    ) -> None:
+    def show(self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int) -> None:
         """Add what the model is shown and did not write."""
+        if author.trained:
+            raise RecordError("what the model wrote enters by `sample`, with its log-probabilities")
         images = tuple([image for message in messages for image in message.images])
         self._add(Span(author, np.array(ids, np.int32), turn, tuple(messages), images=images))
 
     def sample(self, completion: Completion, message: Message, *, turn: int) -> None:
         """Add what the model sampled: one span for each weight version it was sampled with."""
-        if not completion.token_ids:
-            self._exact = False
-            self._add(Span(Author.MODEL, np.empty(0, np.int32), turn, (message,), np.empty(0, np.float32), 0))
-            return
         ids, logprobs = np.array(completion.token_ids, np.int32), np.array(completion.logprobs, np.float32)
+        if not len(ids):
+            self._add(Span(Author.MODEL, ids, turn, (message,)))
+            self._exact = self._exact and completion.message is None  # a server's message has tokens we never saw
+            return
+        ids.setflags(write=False)  # the spans are views of these
+        logprobs.setflags(write=False)
         at = 0
         for version, count in _runs(completion.weight_versions):
             end = at + count
@@ -163,7 +172,7 @@ class Segment:
         self._spans.append(span)
         self._buffer.frombytes(span.ids.tobytes())
         if span.images:
-            self.images += span.images
+            self._images += span.images
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -182,7 +191,13 @@ class Segment:
     @property
     def last(self) -> int | None:
         """The id the segment ends with; None while it is empty."""
-        return self._buffer[-1] if self._buffer else None
+        ids = self.tokens if self._sealed else self._buffer
+        return int(ids[-1]) if len(ids) else None
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The pictures in the prompt, in order."""
+        return self._images
 
     @property
     def tokens(self) -> Ids:
@@ -214,7 +229,7 @@ class Segment:
         return sum(len(span) for span in self._spans) if self._sealed else len(self._buffer)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Segment) and self.to_json() == other.to_json()
+        return isinstance(other, Segment) and self._exact == other._exact and self._spans == other._spans
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -230,140 +245,15 @@ class Segment:
         return segment.seal()
 
 
+def _equal(one: Floats | None, other: Floats | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other)
+
+
 def _runs(versions: Sequence[int]) -> list[tuple[int, int]]:
     """The weight versions in order, each with how many tokens it sampled in a row."""
     if versions.count(versions[0]) == len(versions):
         return [(versions[0], len(versions))]
     return [(version, len(list(run))) for version, run in groupby(versions)]
-
-
-class FailureKind(enum.Enum):
-    """What broke."""
-
-    ENVIRONMENT = "environment"
-    TOOL = "tool"
-    BACKEND = "backend"
-    AGENT = "agent"
-    REWARD = "reward"
-    TIMEOUT = "timeout"
-    TRUNCATION = "truncation"
-    PARSE = "parse"
-    CANCELLED = "cancelled"
-
-
-class StopReason(enum.Enum):
-    """Why a chain ended."""
-
-    ANSWER = "answer"
-    """The model gave its final answer."""
-    TOOL_END = "tool_end"
-    """A tool that ends the chain was called."""
-    MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"
-    """The chain's token budget is spent."""
-    CONTEXT_LIMIT = "context_limit"
-    """The next turn does not fit the context."""
-    TRUNCATED = "truncated"
-    """A turn was cut at its token limit before it said anything to act on."""
-    NO_CALL = "no_call"
-    """The model went on without calling a tool, past the limit."""
-    INVALID_CALL = "invalid_call"
-    """The model's calls could not be run, past the limit."""
-    TOOL_FAULT = "tool_fault"
-    ENVIRONMENT_FAULT = "environment_fault"
-    BACKEND_FAULT = "backend_fault"
-    AGENT_FAULT = "agent_fault"
-    """The agent's own code raised."""
-    TIMEOUT = "timeout"
-    """The chain's wall-clock limit passed."""
-    CANCELLED = "cancelled"
-
-    @property
-    def failure(self) -> FailureKind | None:
-        """The kind of failure this end is; None when the chain ended as chains do."""
-        return _FAILURES.get(self)
-
-
-_FAILURES = {
-    StopReason.TOOL_FAULT: FailureKind.TOOL,
-    StopReason.ENVIRONMENT_FAULT: FailureKind.ENVIRONMENT,
-    StopReason.BACKEND_FAULT: FailureKind.BACKEND,
-    StopReason.AGENT_FAULT: FailureKind.AGENT,
-    StopReason.TIMEOUT: FailureKind.TIMEOUT,
-    StopReason.CONTEXT_LIMIT: FailureKind.TRUNCATION,
-    StopReason.MAX_TOKENS: FailureKind.TRUNCATION,
-    StopReason.TRUNCATED: FailureKind.TRUNCATION,
-    StopReason.INVALID_CALL: FailureKind.PARSE,
-    StopReason.CANCELLED: FailureKind.CANCELLED,
-}
-
-
-class Treatment(enum.Enum):
-    """What training makes of a chain, decided by the failure policy when it ended."""
-
-    TRAIN = "train"
-    MASK = "mask"
-    """Carries no loss and counts in no baseline."""
-    ZERO = "zero"
-    """Trained with reward 0."""
-    DROP_GROUP = "drop_group"
-    """Takes its whole group out of the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One thing that went wrong in a chain, whether or not the chain survived it."""
-
-    kind: FailureKind
-    message: str
-    turn: int
-    attempt: int = 0
-    """0 is the first try; a retried chain keeps the failures of its earlier attempts."""
-
-
-class CallStatus(enum.Enum):
-    """How a tool call went."""
-
-    OK = "ok"
-    ERROR = "error"
-    """The tool's own code failed or ran out of time."""
-    INVALID = "invalid"
-    """The call could not be run: unreadable, or arguments that do not fit."""
-    UNKNOWN = "unknown"
-    """No such tool: the model made the name up."""
-    SKIPPED = "skipped"
-    """An earlier call of the same turn ended the chain."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """One tool call of a turn and how it went; what it answered is in the messages."""
-
-    name: str
-    status: CallStatus
-    seconds: float = 0.0
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """What the tool returned beside its observation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One reply of the model and what came of it."""
-
-    finish: Finish
-    calls: tuple[CallRecord, ...] = ()
-    generate_seconds: float = 0.0
-    tool_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a chain earned."""
-
-    total: float
-    per_turn: tuple[float, ...] | None = None
-    """One number a turn, where the reward gave them; None: only the total is known."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -424,41 +314,34 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back to an equal trajectory."""
-        out = {
-            "task": _task_to_json(self.task),
+        return {
+            "task": recording.task_to_json(self.task),
             "segments": [segment.to_json() for segment in self.segments],
-            "turns": [_turn_to_json(turn) for turn in self.turns],
+            "turns": [recording.turn_to_json(turn) for turn in self.turns],
             "stop": self.stop.value,
             "prediction": self.prediction,
             "group": self.group,
             "chain": self.chain,
-            "score": None if self.score is None else _score_to_json(self.score),
+            "score": recording.score_to_json(self.score),
             "treatment": self.treatment.value,
-            "failures": [[f.kind.value, f.message, f.turn, f.attempt] for f in self.failures],
+            "failures": [recording.failure_to_json(failure) for failure in self.failures],
             "seconds": self.seconds,
             "attempts": self.attempts,
         }
-        _refuse_what_json_loses(out["task"]["columns"], f"column of task {self.task.id or self.group}")
-        for call in self.calls:
-            _refuse_what_json_loses(call.info, f"info of tool {call.name}")
-        if self.score is not None:
-            _refuse_what_json_loses(self.score.metrics, "metric of the reward")
-        return out
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        task, score = value["task"], value["score"]
         return cls(
-            task=Task(tuple(map(_message_from_json, task["messages"])), task["columns"], task["id"]),
+            task=recording.task_from_json(value["task"]),
             segments=tuple(map(Segment.from_json, value["segments"])),
-            turns=tuple(map(_turn_from_json, value["turns"])),
+            turns=tuple(map(recording.turn_from_json, value["turns"])),
             stop=StopReason(value["stop"]),
             prediction=value["prediction"],
             group=value["group"],
             chain=value["chain"],
-            score=None if score is None else _score_from_json(score),
+            score=recording.score_from_json(value["score"]),
             treatment=Treatment(value["treatment"]),
-            failures=tuple(Failure(FailureKind(kind), *rest) for kind, *rest in value["failures"]),
+            failures=tuple(map(recording.failure_from_json, value["failures"])),
             seconds=value["seconds"],
             attempts=value["attempts"],
         )
@@ -475,11 +358,22 @@ class Trajectory:
                 if decode is not None and len(span):
                     out.append(decode(span.ids.tolist()), COLOURS[span.author])
                 else:
-                    out.append("".join(f"{m.role}: {m.text}\n" for m in span.messages), COLOURS[span.author])
+                    out.append("".join(map(_said, span.messages)), COLOURS[span.author])
             out.append("\n")
         out.append(f"── {self.stop.value}", "dim")
         out.append("" if self.score is None else f", reward {self.score.total:g}", "bold")
         return out
+
+    def __rich__(self) -> Text:
+        return self.render()
+
+
+def _said(message: Message) -> str:
+    lines = [message.thinking, message.text, *("(picture)" for _ in message.images)]
+    for call in message.tool_calls:
+        unread = f" ({call.problem})" if call.problem else ""
+        lines.append(f"→ {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=str)}){unread}")
+    return f"{message.role}: " + "\n".join(line for line in lines if line) + "\n"
 
 
 def chain_id(group: int, chain: int) -> str:
@@ -496,63 +390,3 @@ COLOURS = {
     Author.TEMPLATE: "dim",
 }
 """One colour an author, wherever chains are shown."""
-
-
-def _refuse_what_json_loses(values: Mapping[str, Any], what: str) -> None:
-    for name, value in values.items():
-        try:
-            same = json.loads(json.dumps(value)) == value
-        except (TypeError, ValueError):
-            same = False
-        if not same:
-            raise RecordError(
-                f"{what}: {name!r} holds a {type(value).__name__} that JSON cannot keep as it is; "
-                "use text, numbers, lists and dicts with text keys"
-            )
-
-
-def _message_to_json(message: Message) -> dict[str, Any]:
-    out = message.to_dict()
-    if not isinstance(message.content, str):
-        out["content"] = [p if isinstance(p, str) else {"image": p.url} for p in message.content]
-    if message.tool_calls:
-        out["tool_calls"] = [[c.name, dict(c.arguments), c.id, c.problem, c.raw] for c in message.tool_calls]
-    return out
-
-
-def _message_from_json(value: Mapping[str, Any]) -> Message:
-    content = value["content"]
-    if not isinstance(content, str):
-        content = tuple(p if isinstance(p, str) else Image(p["image"]) for p in content)
-    return Message(
-        value["role"],
-        content,
-        tuple(ToolCall(*call) for call in value.get("tool_calls", ())),
-        value.get("reasoning_content", ""),
-        value.get("name", ""),
-        value.get("tool_call_id", ""),
-    )
-
-
-def _task_to_json(task: Task) -> dict[str, Any]:
-    return {"messages": [_message_to_json(m) for m in task.messages], "columns": dict(task.columns), "id": task.id}
-
-
-def _turn_to_json(turn: Turn) -> list[Any]:
-    calls = [[c.name, c.status.value, c.seconds, dict(c.info)] for c in turn.calls]
-    return [turn.finish.value, calls, turn.generate_seconds, turn.tool_seconds]
-
-
-def _turn_from_json(value: Sequence[Any]) -> Turn:
-    finish, calls, generate_seconds, tool_seconds = value
-    records = tuple(CallRecord(name, CallStatus(status), *rest) for name, status, *rest in calls)
-    return Turn(Finish(finish), records, generate_seconds, tool_seconds)
-
-
-def _score_to_json(score: Score) -> list[Any]:
-    return [score.total, None if score.per_turn is None else list(score.per_turn), dict(score.metrics)]
-
-
-def _score_from_json(value: Sequence[Any]) -> Score:
-    total, per_turn, metrics = value
-    return Score(total, None if per_turn is None else tuple(per_turn), metrics)

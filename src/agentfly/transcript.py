@@ -23,9 +23,10 @@ class Transcript:
         """`template` is None where the server renders."""
         self._template = template
         self.messages: list[Message] = []
+        """The conversation as it would be rendered anew."""
         self.segments: list[Segment] = []
-        self._pending: tuple[Author, list[Message]] = (Author.TASK, [])
-        """What was said since the last reply and awaits the server's rendering."""
+        self._pending: tuple[Author, list[Message], int] = (Author.TASK, [], 0)
+        """What was said since the last reply and awaits the server's rendering: by whom, what, and in which turn."""
 
     @property
     def segment(self) -> Segment:
@@ -33,66 +34,73 @@ class Transcript:
 
     def begin(self, messages: Sequence[Message], author: Author, turn: int, ids: Sequence[int] | None = None) -> None:
         """Open a segment with a whole conversation. `ids` is its rendering, where it is known already."""
-        if self.segments:
-            self.segment.seal()
-        self.segments.append(Segment())
+        if self._template is not None and ids is None:
+            ids = self._template.start(messages)
+        self._next_segment()
         self.messages = list(messages)
-        if self._template is None:
-            self._pending = (author, self.messages.copy())
+        if ids is None:
+            self._pending = (author, self.messages.copy(), turn)
         else:
-            self.segment.show(author, self._template.start(messages) if ids is None else ids, messages, turn=turn)
+            self.segment.show(author, ids, messages, turn=turn)
 
-    def add(self, delta: Sequence[Message], turn: int) -> None:
+    def add(self, delta: Sequence[Message], author: Author, turn: int) -> None:
         """Show what came after the model's last turn, up to the opening of its next."""
         self.messages.extend(delta)
-        author = Author.TOOL if any(m.role == "tool" for m in delta) else Author.USER
         if self._template is None:
-            self._pending = (author, [*self._pending[1], *delta])
+            self._pending = (author, list(delta), turn)
         elif self._template.history is History.TEMPLATE:
-            self._add_as_rendered(delta, author, turn)
+            self._add_as_rendered(self._template, delta, author, turn)
         else:
             extended = self._template.extend(delta)
             if self.segment.last not in extended.closers:
                 self.segment.show(Author.TEMPLATE, [extended.close], turn=turn)
             self.segment.show(author, extended.ids, delta, turn=turn)
 
-    def _add_as_rendered(self, delta: Sequence[Message], author: Author, turn: int) -> None:
-        assert self._template is not None
-        whole, shown = self._template.start(self.messages), self.segment.prompt.tolist()
-        if whole[: len(shown)] == shown:
-            self.segment.show(author, whole[len(shown) :], delta, turn=turn)
-        else:
+    def _add_as_rendered(self, template: Template, delta: Sequence[Message], author: Author, turn: int) -> None:
+        whole, shown = template.start(self.messages), self.segment.prompt.tolist()
+        if whole[: len(shown)] != shown:
             self.begin(self.messages, Author.HISTORY, turn, whole)
-
-    def sampled(self, completion: Completion, message: Message, turn: int) -> None:
-        """Record a turn of the model."""
-        if self._template is None:
-            self._show_pending(completion.prompt_ids, turn)
-        self.segment.sample(completion, message, turn=turn)
-        self.messages.append(message)
-
-    def _show_pending(self, prompt_ids: Sequence[int] | None, turn: int) -> None:
-        author, said = self._pending
-        self._pending = (Author.USER, [])
-        if prompt_ids is None:
-            self.segment.show(author, [], said, turn=turn)
             return
-        shown = self.segment.prompt.tolist()
-        if list(prompt_ids[: len(shown)]) != shown:
-            self.segment.seal()
-            self.segments.append(Segment())
-            author, said, shown = Author.HISTORY, self.messages, []
-        self.segment.show(author, prompt_ids[len(shown) :], said, turn=turn)
+        rest = whole[len(shown) :]
+        if shown[-1] not in template.stop_ids and rest and rest[0] in template.stop_ids:
+            self.segment.show(Author.TEMPLATE, rest[:1], turn=turn)
+            rest = rest[1:]
+        self.segment.show(author, rest, delta, turn=turn)
 
-    def note(self, delta: Sequence[Message], turn: int) -> None:
+    def sampled(self, completion: Completion, said: Message, retold: Message, turn: int) -> None:
+        """Record a turn of the model. `retold` is how it reads where the history is rendered anew."""
+        if self._template is None:
+            self._show_pending(completion.prompt_ids)
+            if completion.prompt_ids is None and completion.token_ids:
+                # Tokens whose prompt nobody knows cannot be trained: the segment has to say so.
+                completion = Completion((), (), (), completion.finish, message=said)
+        self.segment.sample(completion, said, turn=turn)
+        self.messages.append(retold)
+
+    def _show_pending(self, prompt_ids: Sequence[int] | None) -> None:
+        """Record what the server was told, by the ids it says it showed the model."""
+        author, said, turn = self._pending
+        self._pending = (Author.USER, [], turn)
+        shown = self.segment.prompt.tolist()
+        if prompt_ids is not None and list(prompt_ids[: len(shown)]) != shown:
+            self._next_segment()
+            author, said, shown = Author.HISTORY, self.messages, []
+        if prompt_ids is not None or said:
+            self.segment.show(author, [] if prompt_ids is None else prompt_ids[len(shown) :], said, turn=turn)
+
+    def note(self, delta: Sequence[Message], author: Author, turn: int) -> None:
         """Record what was said when the chain was over: part of the conversation, never shown to the model."""
         if delta:
             self.messages.extend(delta)
-            self.segment.show(Author.TOOL, [], delta, turn=turn)
+            self.segment.show(author, [], delta, turn=turn)
 
     def close(self) -> tuple[Segment, ...]:
         """Seal the record."""
-        author, said = self._pending
-        if self._template is None and said and self.segments:
-            self.segment.show(author, [], said, turn=0)
-        return tuple(segment.seal() for segment in self.segments)
+        if self.segments and self._pending[1]:  # the server never answered
+            self._show_pending(None)
+        return tuple([segment.seal() for segment in self.segments])
+
+    def _next_segment(self) -> None:
+        if self.segments:
+            self.segment.seal()
+        self.segments.append(Segment())

@@ -9,13 +9,13 @@ import base64
 import enum
 import io
 import json
-import mimetypes
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentfly.errors import DataError
+from agentfly.errors import BackendFault, ConfigError, DataError, describe
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -30,30 +30,41 @@ class Image:
 
     @classmethod
     def of(cls, source: object) -> Image:
-        """Take an Image, a URL, a path, bytes, a Pillow image, or an OpenAI `image_url` part."""
+        """Take an Image, an address, a path, bytes, a Pillow image, or an OpenAI `image_url` part."""
         if isinstance(source, Image):
             return source
         if isinstance(source, Mapping) and "url" in source:
-            return cls(str(source["url"]))
-        if isinstance(source, str) and source.startswith(("data:", "http://", "https://")):
+            return cls.of(source["url"])
+        if isinstance(source, str) and (source.startswith("data:") or "://" in source[:16]):
             return cls(source)
-        if isinstance(source, str | Path):
-            path = Path(source)
-            if not path.is_file():
-                raise DataError(f"no image at {str(path)!r}; give a file, a data: URI or an http(s) address")
-            return cls._from_bytes(path.read_bytes(), mimetypes.guess_type(path.name)[0] or "image/png")
         if isinstance(source, bytes):
-            return cls._from_bytes(source, "image/png")
-        if hasattr(source, "save"):
-            buffer = io.BytesIO()
-            source.save(buffer, format="PNG")
-            return cls._from_bytes(buffer.getvalue(), "image/png")
-        raise DataError(f"cannot make an image of a {type(source).__name__}; give a path, bytes, a URL or a Pillow image")
+            return cls._from_bytes(source)
+        try:
+            if isinstance(source, str | Path):
+                return cls._from_bytes(Path(source).read_bytes())
+            if hasattr(source, "save"):
+                buffer = io.BytesIO()
+                source.save(buffer, format="PNG")
+                return cls._from_bytes(buffer.getvalue())
+        except Exception as error:
+            raise DataError(
+                f"no image at {str(source)!r:.80} ({describe(error):.200}); "
+                "give a file, bytes, a data: URI, an http(s) address or a Pillow image"
+            ) from error
+        raise DataError(f"a {type(source).__name__} is no image; give a path, bytes, a URL or a Pillow image")
 
     @classmethod
-    def _from_bytes(cls, data: bytes, media_type: str) -> Image:
-        return cls(f"data:{media_type};base64,{base64.b64encode(data).decode()}")
+    def _from_bytes(cls, data: bytes) -> Image:
+        kind = next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)
+        if data[8:12] == b"WEBP":
+            kind = "webp"
+        if kind is None:
+            raise DataError(f"bytes that begin with {data[:8]!r} are no PNG, JPEG, GIF or WebP image")
+        return cls(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
 
+
+_SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
+"""How the files of an image format begin."""
 
 Content = str | tuple[str | Image, ...]
 """What a message says: text, or stretches of text and pictures in order."""
@@ -65,7 +76,7 @@ def content_of(value: object) -> Content:
         return value
     if value is None:
         return ""
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise DataError(f"message content is a {type(value).__name__}; it may be text or a list of parts")
     parts = tuple(_part_of(part) for part in value)
     return "".join(p for p in parts if isinstance(p, str)) if all(isinstance(p, str) for p in parts) else parts
@@ -102,8 +113,11 @@ class ToolCall:
         """Read an OpenAI tool call, `{"id", "type": "function", "function": {"name", "arguments"}}`."""
         if isinstance(value, ToolCall):
             return value
-        function = value.get("function", value)
-        name, arguments, call_id = str(function.get("name") or ""), function.get("arguments"), str(value.get("id") or "")
+        function = value.get("function", value) if isinstance(value, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise DataError(f"{value!r:.80} is no tool call; write {{'function': {{'name': …, 'arguments': …}}}}")
+        name, call_id = str(function.get("name") or ""), str(value.get("id") or "")
+        arguments: Any = function.get("arguments")
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
@@ -112,7 +126,8 @@ class ToolCall:
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, Mapping):
-            return cls(name, id=call_id, problem="its arguments are not a JSON object", raw=json.dumps(arguments))
+            wrong = "its arguments are not a JSON object"
+            return cls(name, id=call_id, problem=wrong, raw=json.dumps(arguments, default=str))
         return cls(name, dict(arguments), call_id)
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +165,7 @@ class Message:
         return cls(
             role=role,
             content=content_of(value.get("content")),
-            tool_calls=tuple(ToolCall.of(call) for call in value.get("tool_calls") or ()),
+            tool_calls=tuple(ToolCall.of(call) for call in _listed(value.get("tool_calls"), "tool_calls")),
             thinking=str(value.get("reasoning_content") or value.get("thinking") or ""),
             name=str(value.get("name") or ""),
             tool_call_id=str(value.get("tool_call_id") or ""),
@@ -233,11 +248,12 @@ class Task:
         if row.get("messages") is not None:
             messages = _conversation(row["messages"])
         elif isinstance(row.get("question"), str) and row["question"].strip():
-            pictures = row.get("images") or ([row["image"]] if row.get("image") is not None else [])
+            pictures = _listed(row.get("images"), "images") or list(filter(None, [row.get("image")]))
             content = (*(Image.of(p) for p in pictures), row["question"]) if pictures else row["question"]
             messages = (Message("user", content),)
         else:
-            raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {', '.join(map(repr, row)) or 'nothing'}")
+            has = ", ".join(map(repr, row)) or "nothing"
+            raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {has}")
         return cls(messages, columns, id or (str(given) if given is not None else ""))
 
     @property
@@ -250,6 +266,14 @@ def _conversation(value: object) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"'messages' must be a non-empty list of messages, not {value!r:.80}")
     return tuple(Message.of(message) for message in value)
+
+
+def _listed(value: object, what: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise DataError(f"{what!r} must be a list, not {value!r:.80}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +295,27 @@ class Sampling:
     """None draws anew each time."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or not 0 <= self.min_p <= 1:
-            raise ValueError(f"temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0 and 0 ≤ min_p ≤ 1 are needed, not {self}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}; None means no limit")
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for name, (needed, fits) in _SAMPLING.items():
+            value = getattr(self, name)
+            try:
+                good = fits(value)
+            except (TypeError, ValueError, OverflowError):
+                good = False
+            if not good:
+                raise ConfigError(f"sampling: {name} must be {needed}, not {value!r}")
+
+
+_SAMPLING: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("a number from 0", lambda v: 0 <= v < math.inf),
+    "top_p": ("above 0 and at most 1", lambda v: 0 < v <= 1),
+    "top_k": ("a whole number from 0", lambda v: v >= 0 and int(v) == v),
+    "min_p": ("from 0 to 1", lambda v: 0 <= v <= 1),
+    "repetition_penalty": ("a number above 0", lambda v: 0 < v < math.inf),
+    "max_tokens": ("a whole number from 1, or None", lambda v: v is None or (v >= 1 and int(v) == v)),
+    "stop": ("strings that are not empty", lambda v: all(isinstance(s, str) and s for s in v)),
+}
+"""What each field must be, in words and as a test."""
 
 
 class Finish(enum.Enum):
@@ -300,15 +337,17 @@ class Completion:
     weight_versions: Sequence[int]
     finish: Finish
     prompt_ids: Sequence[int] | None = None
-    """What the model was really shown, from servers that render the prompt themselves; None: the request's own tokens."""
+    """What the model was really shown, from servers that render the prompt; None: the request's own tokens."""
     message: Message | None = None
     """The reply as the server read it, from servers that speak messages; None: the template reads the tokens."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
-            raise ValueError(
+            raise BackendFault(
                 f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probabilities and "
                 f"{len(self.weight_versions)} weight versions; the three must be equally many"
             )
-        if not self.token_ids and self.message is None and self.finish is not Finish.ABORTED:
-            raise ValueError("a completion needs sampled tokens, or the message of a server that returns none")
+        if not math.isfinite(sum(self.logprobs)):
+            raise BackendFault("a completion has log-probabilities that are not finite")
+        if not len(self.token_ids) and self.message is None and self.finish is not Finish.ABORTED:
+            raise BackendFault("a completion needs sampled tokens, or the message of a server that returns none")

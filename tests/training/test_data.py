@@ -198,7 +198,7 @@ GOOD = '{"question": "Q"}\n'
         ("t.jsonl", '{"messages": []}', ["line 1", "non-empty list of messages"]),
         ("t.jsonl", '{"messages": "Hi"}', ["line 1", "non-empty list of messages"]),
         ("t.jsonl", '{"messages": [{"role": "boss", "content": "x"}]}', ["line 1", "role 'boss'"]),
-        ("t.jsonl", '{"messages": [{"role": "user", "tool_calls": ["x"]}]}', ["line 1", "wrong shape"]),
+        ("t.jsonl", '{"messages": [{"role": "user", "tool_calls": ["x"]}]}', ["line 1", "no tool call"]),
         ("t.jsonl", '{"question": "Q", "image": "no.png"}', ["line 1", "no image at 'no.png'"]),
         ("t.jsonl", json.dumps({"question": "Q", "image": "A" * 9000}), ["line 1", "too long"]),
         ("t.jsonl", GOOD.encode() + b'{"question": "\xe9"}', ["line 2: it is not UTF-8"]),

@@ -18,7 +18,8 @@ class ActionAgent(PromptedAgent):
     """Reads `<think>…</think><action>…</action>` and hands the action's text to the one action tool."""
 
     default_system_prompt = (
-        "Think about what to do next between <think> and </think>, then write one action between <action> and </action>."
+        "Think about what to do next between <think> and </think>, then write one action between <action> and "
+        "</action>."
     )
     default_on_no_call = Reaction(nudge="Write one action between <action> and </action>.", limit=2)
 
@@ -30,11 +31,12 @@ class ActionAgent(PromptedAgent):
         """The first action after the thinking."""
         think = _THINK.search(text)
         thinking = think[1].strip() if think else ""
-        action = _ACTION.search(text, think.end() if think else 0)
+        thought = think.end() if think else 0
+        action = _ACTION.search(text, thought)
         if action is not None:
             call = ToolCall(self._tool, {self._parameter: action[1].strip()})
             return Reply(Message("assistant", text, (call,), thinking))
-        if "<action>" in text:
+        if "<action>" in text[thought:]:
             unclosed = ToolCall(self._tool, problem="<action> is not closed by </action>", raw=text)
             return Reply(Message("assistant", text, (unclosed,), thinking))
         return Reply(Message("assistant", text, thinking=thinking))

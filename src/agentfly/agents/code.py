@@ -43,9 +43,12 @@ def only_text_tool(agent: PromptedAgent) -> tuple[str, str]:
     name = type(agent).__name__
     tools = list(agent.toolbox)
     if len(tools) != 1:
-        raise ConfigError(f"{name} takes exactly one tool, not {len(tools)}: {', '.join(agent.toolbox.names) or 'none'}")
+        raise ConfigError(
+            f"{name} takes exactly one tool, not {len(tools)} ({', '.join(agent.toolbox.names) or 'none'})"
+        )
     schema = tools[0].arguments.schema
     wanted = schema.get("required") or list(schema["properties"])[:1]
     if len(wanted) != 1 or schema["properties"][wanted[0]].get("type", "string") != "string":
-        raise ConfigError(f"{name} hands its tool one text; {tools[0].name!r} takes {', '.join(schema['properties']) or 'nothing'}")
+        takes = ", ".join(schema["properties"]) or "nothing"
+        raise ConfigError(f"{name} hands its tool one text; {tools[0].name!r} takes {takes}")
     return tools[0].name, wanted[0]

@@ -4,4 +4,4 @@ from agentfly.agent import BaseAgent
 
 
 class HFAgent(BaseAgent):
-    """The chat template shows the tools, and its family's reader finds the calls. A reply without a call is the answer."""
+    """The chat template shows the tools, its family's reader finds the calls. A reply without a call is the answer."""

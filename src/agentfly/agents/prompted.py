@@ -16,6 +16,10 @@ class PromptedAgent(BaseAgent):
     observation_form = "{observation}"
     """How an answer reads in the user's turn."""
 
+    def retell(self, said: Message) -> Message:
+        """As the model wrote it: in the chat format's own words for calls it would be told something else."""
+        return Message("assistant", said.content)
+
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         if not results:
             return []

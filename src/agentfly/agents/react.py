@@ -43,10 +43,11 @@ class ReactAgent(PromptedAgent):
         given = _INPUT.search(rest)
         if given is None:
             takes = next((t.arguments.schema["properties"] for t in self.toolbox if t.name == name), None)
-            return ToolCall(name) if takes == {} else ToolCall(name, problem="there is no 'Input:' line after the action")
-        raw = _INVENTED.split(rest[given.end() :], maxsplit=1)[0].strip()
+            return ToolCall(name, problem="" if takes == {} else "there is no 'Input:' line after the action")
+        said = rest[given.end() :].lstrip()
+        raw = _INVENTED.split(said, maxsplit=1)[0].strip()
         try:
-            arguments, end = json.JSONDecoder(strict=False).raw_decode(raw)
+            arguments, _ = json.JSONDecoder(strict=False).raw_decode(said)
         except (ValueError, RecursionError) as error:
             return ToolCall(name, problem=f"its input is not a JSON object: {error}", raw=raw)
         if not isinstance(arguments, dict):

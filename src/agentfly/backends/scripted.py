@@ -12,7 +12,6 @@ import inspect
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from agentfly.backend import Backend, Request
@@ -21,17 +20,23 @@ from agentfly.template import Template
 from agentfly.types import Completion, Finish
 
 
-@dataclass(frozen=True, slots=True)
 class ScriptedTurn:
     """What a script sees."""
 
-    prompt: str
-    """All of the prompt's text."""
-    turn: int
-    """0 for the chain's first reply."""
-    chain: str
-    random: random.Random
-    """Seeded by the request, so that a run with a seed repeats."""
+    __slots__ = ("_request", "_template", "chain", "random", "turn")
+
+    def __init__(self, request: Request, template: Template) -> None:
+        self._request, self._template = request, template
+        self.turn = request.turn
+        """0 for the chain's first reply."""
+        self.chain = request.chain
+        self.random = random.Random(request.sampling.seed)
+        """Seeded by the request, so that a run with a seed repeats."""
+
+    @property
+    def prompt(self) -> str:
+        """All of the prompt's text."""
+        return self._template.codec.decode(self._request.prompt)
 
 
 Script = str | Sequence[str] | Callable[[ScriptedTurn], str | Awaitable[str]]
@@ -52,10 +57,13 @@ class ScriptedBackend(Backend):
     ) -> None:
         """`latency` is seconds a turn, or a function of the request; `slots` how many turns are sampled at once.
 
-        `chunk` is how many tokens are handed on at a time to whoever watches; None hands on a whole turn.
+        `chunk` is how many tokens are sampled at a time: whoever watches is handed them then, and new weights count
+        from the next ones on. None samples a whole turn at once.
         """
         if not callable(script) and not isinstance(script, str) and not script:
             raise ConfigError("a scripted backend needs at least one reply")
+        if (slots is not None and slots < 1) or (chunk is not None and chunk < 1):
+            raise ConfigError(f"slots and chunk must be at least 1, not {slots} and {chunk}; None means no limit")
         self._script, self._latency, self._logprob = script, latency, logprob
         self._chunk, self.context_length = chunk, context_length
         self._queue = None if slots is None else _Queue(slots)
@@ -67,39 +75,35 @@ class ScriptedBackend(Backend):
         return self._version
 
     def attach(self, template: Template) -> None:
+        if self._template is not None and self._template.codec.control != template.codec.control:
+            raise ConfigError("this scripted backend speaks through another tokenizer already; make one for each")
         self._template = template
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         self._version = version
 
     async def generate(self, request: Request) -> Completion:
-        """Say the script's next words, closed by the end-of-turn token unless the token limit cuts them off."""
-        template = self._template
-        if template is None:
+        """Say the script's next words, closed by the end-of-turn token unless a stop string or the limit ends them."""
+        if self._template is None:
             raise ConfigError("a scripted backend needs a template to speak through; hand it to an agent")
         if self._queue is None:
-            ids = await self._speak(request, template)
-        else:
-            async with self._queue.place(request.turn):
-                ids = await self._speak(request, template)
-        limit = request.sampling.max_tokens
-        finish = Finish.STOP if limit is None or len(ids) <= limit else Finish.LENGTH
-        ids = ids[:limit]
-        return Completion(ids, [self._logprob] * len(ids), [self._version] * len(ids), finish)
+            return await self._speak(request, self._template)
+        async with self._queue.place(request.turn):
+            return await self._speak(request, self._template)
 
-    async def _speak(self, request: Request, template: Template) -> list[int]:
-        text = await self._words(request, template)
-        ids = [*template.codec.encode(text), template.close_id]
+    async def _speak(self, request: Request, template: Template) -> Completion:
+        ids, finish = _cut(await self._words(request, template), request, template)
         latency = self._latency(request) if callable(self._latency) else self._latency
-        if request.on_tokens is None:
-            if latency:
-                await asyncio.sleep(latency)
-            return ids
+        versions: list[int] = []
         step = self._chunk or len(ids)
         for at in range(0, len(ids), step):
-            await asyncio.sleep(latency * min(step, len(ids) - at) / len(ids))
-            request.on_tokens(ids[at : at + step])
-        return ids
+            chunk, version = ids[at : at + step], self._version
+            if latency:
+                await asyncio.sleep(latency * len(chunk) / len(ids))
+            versions += [version] * len(chunk)
+            if request.on_tokens is not None:
+                request.on_tokens(chunk)
+        return Completion(ids, [self._logprob] * len(ids), versions, finish)
 
     async def _words(self, request: Request, template: Template) -> str:
         if isinstance(self._script, str):
@@ -108,9 +112,16 @@ class ScriptedBackend(Backend):
             if request.turn >= len(self._script):
                 raise BackendFault(f"the script has {len(self._script)} replies, and the chain asks for one more")
             return self._script[request.turn]
-        rng = random.Random(request.sampling.seed)
-        said = self._script(ScriptedTurn(template.codec.decode(request.prompt), request.turn, request.chain, rng))
+        said = self._script(ScriptedTurn(request, template))
         return await said if inspect.isawaitable(said) else said
+
+
+def _cut(text: str, request: Request, template: Template) -> tuple[list[int], Finish]:
+    """The ids of what is said, up to the first stop string or the token limit."""
+    ends = [text.index(stop) + len(stop) for stop in request.sampling.stop if stop in text]
+    ids = template.codec.encode(text[: min(ends)]) if ends else [*template.codec.encode(text), template.close_id]
+    limit = request.sampling.max_tokens
+    return (ids, Finish.STOP) if limit is None or len(ids) <= limit else (ids[:limit], Finish.LENGTH)
 
 
 class _Queue:

@@ -11,18 +11,18 @@ import logging
 from typing import Any, TypeVar, cast
 
 from agentfly.environment import Environment
-from agentfly.errors import EnvironmentFault
+from agentfly.errors import EnvironmentFault, describe
 from agentfly.threads import call
 from agentfly.types import Task
 
 E = TypeVar("E", bound=Environment)
+_LOG = logging.getLogger(__name__)
 
 
 class ResourceManager:
     """Makes an instance in this process for every lease."""
 
     def __init__(self) -> None:
-        self._closing: set[asyncio.Task[None]] = set()
         self.live = 0
         """Instances made and not yet closed."""
 
@@ -35,52 +35,63 @@ class ResourceManager:
         try:
             instance = kind()
         except Exception as error:
-            raise EnvironmentFault(f"{kind.__name__}() failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFault(f"{kind.__name__}() failed: {describe(error)}") from error
         self.live += 1
         try:
             await self._step(instance, "start", kind.start_timeout)
             await self._step(instance, "reset", kind.reset_timeout, task)
         except BaseException:
-            await self.bury(instance)
+            try:
+                await self.bury(instance)
+            except EnvironmentFault as fault:  # what broke first is what is raised
+                _LOG.warning("after a failed start: %s", fault)
             raise
         return instance
 
-    async def bury(self, instance: Environment) -> None:
-        """Close an instance for good, and see it through even when the caller is cancelled meanwhile."""
-        closing = asyncio.ensure_future(self._close(instance))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        await asyncio.shield(closing)
+    async def bury(self, *instances: Environment) -> None:
+        """Close instances for good, and see it through even when the caller is cancelled meanwhile, and again."""
+        closings = [asyncio.ensure_future(self._step(each, "close", type(each).reset_timeout)) for each in instances]
+        for closing in closings:
+            closing.add_done_callback(self._count_closed)
+        cancelled: asyncio.CancelledError | None = None
+        while waiting := [closing for closing in closings if not closing.done()]:
+            try:
+                await asyncio.wait(waiting)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        faults = [fault for c in closings if not c.cancelled() and (fault := c.exception()) is not None]
+        if faults and cancelled is None:
+            raise faults[0]
+        for fault in faults:
+            _LOG.warning("while a chain was cancelled: %s", fault)
+        if cancelled is not None:
+            raise cancelled
 
-    async def _close(self, instance: Environment) -> None:
-        try:
-            await self._step(instance, "close", type(instance).reset_timeout)
-        finally:
-            self.live -= 1
+    def _count_closed(self, _: asyncio.Future[None]) -> None:
+        self.live -= 1
 
     async def _step(self, instance: Environment, method: str, timeout: float, *args: Any) -> None:
         name = f"{type(instance).__name__}.{method}"
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 await call(getattr(instance, method), *args)
-        except TimeoutError as error:
-            raise EnvironmentFault(f"{name} took longer than {timeout:g} s") from error
         except EnvironmentFault:
             raise
         except Exception as error:
-            raise EnvironmentFault(f"{name} failed: {type(error).__name__}: {error}") from error
+            wrong = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise EnvironmentFault(f"{name} {wrong}") from error
 
 
 class Leases:
     """What one chain has been lent."""
 
-    __slots__ = ("_acting", "_held", "_manager", "_starting", "_task")
+    __slots__ = ("_held", "_manager", "_starting", "_task")
 
     def __init__(self, manager: ResourceManager, task: Task) -> None:
         self._manager, self._task = manager, task
         self._held: dict[type[Environment], Environment] = {}
         self._starting = asyncio.Lock()
-        self._acting: dict[type[Environment], asyncio.Lock] = {}
 
     async def get(self, kind: type[E]) -> E:
         """The chain's instance of `kind`: the one it has, or a fresh one."""
@@ -90,17 +101,11 @@ class Leases:
                     self._held[kind] = await self._manager.start(kind, self._task)
         return cast("E", self._held[kind])
 
-    def acting(self, kind: type[Environment]) -> asyncio.Lock:
-        """Held by whoever acts on the chain's instance of `kind`, so that actions happen one after another."""
-        return self._acting.setdefault(kind, asyncio.Lock())
-
     async def release(self) -> None:
         """Give everything back. The first fault is raised once all of it is back."""
         held, self._held = self._held, {}
-        ends = await asyncio.gather(*(self._manager.bury(e) for e in held.values()), return_exceptions=True)
-        for end in ends:
-            if isinstance(end, BaseException):
-                raise end
+        if held:
+            await self._manager.bury(*held.values())
 
     async def __aenter__(self) -> Leases:
         return self
@@ -111,4 +116,4 @@ class Leases:
         except EnvironmentFault as fault:
             if kind is None:
                 raise
-            logging.getLogger(__name__).warning("while a chain was given up: %s", fault)
+            _LOG.warning("while a chain was given up: %s", fault)

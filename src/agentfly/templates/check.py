@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from agentfly.codec import ChatTokenizer, load_tokenizer
@@ -70,9 +71,9 @@ class Report:
 
     def __rich__(self) -> Table:
         """The findings for a terminal."""
-        table = Table("property", "", "detail", title=f"template {self.template}", title_justify="left")
+        table = Table("property", "", "detail", title=f"template {escape(self.template)}", title_justify="left")
         for finding in self.findings:
-            table.add_row(finding.property, f"[{finding.mark.style}]{finding.mark.value}[/]", finding.detail)
+            table.add_row(finding.property, f"[{finding.mark.style}]{finding.mark.value}[/]", escape(finding.detail))
         return table
 
 
@@ -94,10 +95,9 @@ def check(
 def _findings(template: Template, tokenizer: ChatTokenizer, told: str) -> Iterator[Finding]:
     yield _start(template, tokenizer)
     for row in audit(template).rows:
-        known = row.kind not in template.refused and row.verdict is Verdict.REFUSED
-        yield Finding(
-            f"extend: {row.kind}", Mark.NOTE if known else _MARKS[row.verdict], _said(row.verdict, row.reason)
-        )
+        mended = row.verdict is Verdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.refused
+        verdict = Verdict.CORRECTED if mended else row.verdict
+        yield Finding(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
     yield _guard(template)
     yield _end(template, tokenizer)
     opened = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
@@ -113,10 +113,6 @@ def _findings(template: Template, tokenizer: ChatTokenizer, told: str) -> Iterat
     yield Finding(
         "images", Mark.GOOD if template.shows_images else Mark.NOTE, "shown" if template.shows_images else "refused"
     )
-
-
-def _said(verdict: Verdict, reason: str) -> str:
-    return f"{verdict.value}: {reason}" if reason else verdict.value
 
 
 _CONVERSATIONS = (

@@ -15,10 +15,22 @@ _LARGEST_POWER = 10_000
 
 
 def _power(base: float, exponent: float) -> float:
-    if isinstance(base, int) and isinstance(exponent, int) and abs(exponent) * max(base.bit_length(), 1) > _LARGEST_POWER:
+    if (
+        isinstance(base, int)
+        and isinstance(exponent, int)
+        and abs(exponent) * max(base.bit_length(), 1) > _LARGEST_POWER
+    ):
         raise ValueError("the power is too large to work out")
     result: float = base**exponent
+    if isinstance(result, complex):
+        raise ValueError("the result is not a real number")
     return result
+
+
+def _round(number: float, digits: int = 0) -> float:
+    if abs(digits) > _LARGEST_POWER:
+        raise ValueError("that is too many digits to round to")
+    return round(number, digits) if digits else round(number)
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -33,7 +45,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "round": round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
+    "abs": abs, "round": _round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
     "log2": math.log2, "log10": math.log10, "sin": math.sin, "cos": math.cos, "tan": math.tan, "floor": math.floor,
     "ceil": math.ceil, "gcd": math.gcd, "lcm": math.lcm,
 }  # fmt: skip
@@ -50,7 +62,7 @@ async def calculate(expression: str) -> str:
     try:
         tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
         value = _evaluate(tree.body)
-        return f"{value:.12g}" if isinstance(value, float) else str(value)
+        return f"{value:.15g}" if isinstance(value, float) else str(value)
     except SyntaxError as error:
         return f"Error: {expression!r} is not an arithmetic expression: {error.msg}."
     except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError) as error:

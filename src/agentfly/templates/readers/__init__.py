@@ -31,7 +31,7 @@ class Reader(Protocol):
     """Reads one assistant turn."""
 
     def __call__(self, text: str, *, thinking_open: bool = False) -> Reply:
-        """`thinking_open`: the prompt wrote the opening of the thinking block, so the text begins inside it."""
+        """`thinking_open`: the prompt wrote the opening of the thinking block; the text begins inside."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""DeepSeek: `<｜tool▁call▁begin｜>…<｜tool▁call▁end｜>`, all of them inside `<｜tool▁calls▁begin｜>` and its end.
+"""DeepSeek: `<｜tool▁call▁begin｜>…<｜tool▁call▁end｜>`, all inside `<｜tool▁calls▁begin｜>` and its end.
 
 V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments in a fence; V3.1 `NAME<｜tool▁sep｜>{…}`.
 """
 
 from __future__ import annotations
 
-from agentfly.templates.readers.calls import named_call, read_name
+from agentfly.templates.readers.calls import named_call, read_name, with_problem
 from agentfly.templates.readers.turn import Block, Turn
 from agentfly.types import ToolCall
 
@@ -21,7 +21,9 @@ def _read(body: str) -> list[ToolCall]:
     name, fence, arguments = rest.partition("```json")
     if not fence or "{" in name:
         return [named_call(kind, rest)]
-    return [named_call(name, arguments.rstrip().removesuffix("```"))]
+    call = named_call(name, arguments.rstrip().removesuffix("```"))
+    wrong = f"before {_SEPARATOR} stands {kind.strip()[:40]!r}, not 'function'"
+    return [call if kind.strip() == "function" else with_problem(call, wrong)]
 
 
 read = Turn(

@@ -47,7 +47,8 @@ class _Reading:
             self.content.append(body)
         else:
             self.content += [header, body]
-            self.problems.append(f"the header {header[:60]!r} names none of the channels analysis, commentary, final")
+            channels = "the channels analysis, commentary, final"
+            self.problems.append(f"the header {header[:60]!r} names none of {channels}")
 
     def reply(self) -> Reply:
         message = Message("assistant", joined(self.content), tuple(self.calls), joined(self.thinking))

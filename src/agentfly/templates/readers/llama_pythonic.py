@@ -17,6 +17,8 @@ from agentfly.types import ToolCall
 EXAMPLE = '[NAME(key=1, other="text")]'
 BARE = r"^[ \t]*(?=\[\s*[A-Za-z_][\w.]*\()"
 _NAME = re.compile(r"[\s\[]*([A-Za-z_][\w.]*)\s*\(")
+_WARNS = re.compile(r"\\|\d[^\W\d]")
+"""What Python warns of while it parses: unknown escapes, and a number that runs into a word."""
 
 FENCE = Block("```", "```", lambda body: None)
 """A block of code in the answer: whatever it holds, it is no call."""
@@ -38,9 +40,9 @@ def read_python(body: str) -> list[ToolCall]:
 
 
 def _parse(source: str) -> ast.Module:
-    if "\\" not in source:
+    if not _WARNS.search(source):
         return ast.parse(source)
-    with warnings.catch_warnings():  # an unknown escape such as "\d" is nothing to warn the user of
+    with warnings.catch_warnings():  # how a model writes Python is nothing to warn the user of
         warnings.simplefilter("ignore")
         return ast.parse(source)
 

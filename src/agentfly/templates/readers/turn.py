@@ -80,7 +80,7 @@ class Turn:
     ) -> None:
         """`stray` and `frame` are patterns without groups.
 
-        `stray`: marks that mean something only inside a block; alone they are a problem, and stay in the content.
+        `stray`: marks that mean something only in a block; alone they are a problem, and stay in the content.
         `frame`: marks around the content, which are dropped.
         `hint`: a turn that holds none of these characters is plain text.
         """
@@ -130,7 +130,7 @@ class Turn:
         """Read thinking from `start` on; where the turn goes on."""
         end = text.find(self._closing, start)
         if end < 0:
-            problems.append(f"the thinking is not closed; write {self._closing} before the answer or the call")
+            problems.append(f"the thinking is not closed; write {self._closing} before an answer or a call")
             thinking.append(text[start:])
             return len(text)
         thinking.append(text[start:end])

@@ -1,0 +1,8 @@
+"""Trusted programs at and behind the wall: standard library only, Python 3.9 or later, run by path, never imported by
+the host.
+
+    launch       outside, drops to a uid of its own, builds the outer room, starts the zygote in it
+    zygote       in the outer room, preloads libraries, clones one keeper for each session, never runs user code
+    keeper       first process of a session: owns the socket to the host, runs files and shell, watches the interpreter
+    interpreter  the only process that runs what a model wrote
+"""

@@ -1,0 +1,107 @@
+"""A seccomp filter as classic BPF, without libseccomp.
+
+Namespaces do not stop vsock, netlink, ptrace among equals, io_uring or the kernel's keyring: this filter does. It is a list
+of what is refused: system calls no program of a model needs and much of the kernel's attack surface hangs on.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from . import kernel
+
+_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in seccomp_data
+_NEW_NAMESPACES = 0x7E020000
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_UNIX, _INET, _INET6 = 1, 2, 10
+
+_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# name: (x86_64, aarch64); None where the machine has no such call
+_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29)}
+_ABSENT = {  # answered "no such system call", so that libraries fall back
+    "clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190),
+}  # fmt: skip
+_REFUSED = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "perf_event_open": (298, 241), "bpf": (321, 280),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
+    "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264), "quotactl": (179, 60), "quotactl_fd": (443, 443), "fanotify_init": (300, 262),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
+    "delete_module": (176, 106), "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "acct": (163, 89),
+    "sethostname": (170, 161), "setdomainname": (171, 162), "iopl": (172, None), "ioperm": (173, None),
+    "syslog": (103, 116), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266), "personality": (135, 92), "vhangup": (153, 58), "lookup_dcookie": (212, 18),
+    "nfsservctl": (180, 42), "uselib": (134, None), "ustat": (136, None), "sysfs": (139, None), "_sysctl": (156, None),
+    "modify_ldt": (154, None), "move_pages": (279, 239), "migrate_pages": (256, 238), "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+}  # fmt: skip
+# Without a mount namespace these would reach files of the same user that Landlock does not guard.
+_METADATA = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "utimensat": (280, 88), "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+}  # fmt: skip
+
+
+class _Program:
+    def __init__(self) -> None:
+        self.column = kernel.SUPPORTED.index(kernel.MACHINE)
+        self.code: list[bytes] = []
+
+    def add(self, operation: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
+        self.code.append(struct.pack("HBBI", operation, if_true, if_false, value & 0xFFFFFFFF))
+
+    def answer(self, calls: dict[str, tuple[int, int | None]], number: int) -> None:
+        for numbers in calls.values():
+            if numbers[self.column] is not None:
+                self.add(_EQUAL, numbers[self.column] or 0, 0, 1)
+                self.add(_RETURN, _ERRNO | number)
+
+    def only(self, call: str, offset: int, values: tuple[int, ...], number: int) -> None:
+        """Of this call allow only these values of one argument."""
+        self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 3)
+        self.add(_LOAD, offset)
+        for place, value in enumerate(values):
+            self.add(_EQUAL, value, len(values) - place, 0)
+        self.add(_RETURN, _ERRNO | number)
+        self.add(_RETURN, _ALLOW)
+
+    def never(self, call: str, offset: int, test: int, values: tuple[int, ...]) -> None:
+        """Of this call refuse these values of one argument."""
+        self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 3)
+        self.add(_LOAD, offset)
+        for place, value in enumerate(values):
+            self.add(test, value, len(values) - place, 0)
+        self.add(_RETURN, _ALLOW)
+        self.add(_RETURN, _ERRNO | errno.EPERM)
+
+
+def build(own_network: bool, own_mounts: bool) -> bytes:
+    """The filter for a session with, or without, a network and mounts of its own."""
+    program = _Program()
+    program.add(_LOAD, _ARCH)
+    program.add(_EQUAL, _ARCHES[kernel.MACHINE], 1, 0)
+    program.add(_RETURN, _KILL)
+    program.add(_LOAD, _NUMBER)
+    program.add(_AT_LEAST, 0x40000000, 0, 1)  # the x32 calls, numbered apart
+    program.add(_RETURN, _KILL)
+    program.answer(_ABSENT, errno.ENOSYS)
+    program.answer(_REFUSED, errno.EPERM)
+    if not own_mounts:
+        program.answer(_METADATA, errno.EPERM)
+    program.never("clone", _FIRST, _ANY_BIT, (_NEW_NAMESPACES,))
+    families = (_UNIX, _INET, _INET6) if own_network else (_UNIX,)
+    program.only("socket", _FIRST, families, errno.EAFNOSUPPORT)
+    program.only("socketpair", _FIRST, (_UNIX,), errno.EAFNOSUPPORT)
+    program.never("ioctl", _SECOND, _EQUAL, (_TIOCSTI, _TIOCLINUX))
+    program.add(_RETURN, _ALLOW)
+    return b"".join(program.code)

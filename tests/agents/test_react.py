@@ -1,0 +1,128 @@
+"""ReAct's words, read well and badly, and what the model is told of them."""
+
+from typing import Any
+
+import pytest
+
+from agentfly import tool
+from agentfly.agents import ReactAgent
+from agentfly.outcome import CallStatus, StopReason
+from agentfly.trajectory import Author
+from tests.fakes import Recording, Server, said, texts
+
+
+@tool
+async def add(a: int, b: int) -> str:
+    """Add two integers."""
+    return str(a + b)
+
+
+@tool
+async def now() -> str:
+    """The time."""
+    return "noon"
+
+
+def react(script: Any, **settings: Any) -> ReactAgent:
+    server = isinstance(script, Server)
+    backend = script if server else Recording(script)
+    return ReactAgent("bytes", template=None if server else "chatml", tools=[add, now], backend=backend, **settings)
+
+
+AGENT = react("x")
+
+
+def read(text: str) -> tuple[str, dict[str, Any], str]:
+    (call,) = AGENT.parse(text).calls
+    return call.name, dict(call.arguments), call.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Thought: sum\nAction: add\nInput: {"a": 1, "b": 2}',
+        'Action: add\nAction Input: {"a": 1, "b": 2}',
+        '  Thought: sum\n  Action:   add  \n  Input:\n{\n  "a": 1,\n  "b": 2\n}\n',
+        'Action: add\nInput: {"a": 1, "b": 2}\nObservation: 4\nThought: so\nFinal Answer: 4',
+        'Action: add\nInput: {"a": 1, "b": 2} and that is it',
+    ],
+)
+def test_an_action_is_read_and_what_is_invented_after_it_is_not(text: str) -> None:
+    assert read(text) == ("add", {"a": 1, "b": 2}, "")
+    assert AGENT.parse(text).answer is None
+
+
+def test_the_input_may_hold_words_that_look_like_the_form() -> None:
+    text = 'Action: add\nInput: {"a": "x\nObservation: y\nFinal Answer: z", "b": 2}'
+    assert read(text)[1]["a"] == "x\nObservation: y\nFinal Answer: z"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Action: add", "no 'Input:' line"),
+        ("Action: add\nInput: 1 + 2", "not a JSON object"),
+        ("Action: add\nInput: [1, 2]", "not a JSON object"),
+        ('Action: add\nInput: {"a": 1', "not a JSON object"),
+        ("Action: add\nInput:", "not a JSON object"),
+        ("Action: add\nInput: " + "[" * 100_000, "not a JSON object"),
+    ],
+)
+def test_a_bad_input_is_told(text: str, problem: str) -> None:
+    name, arguments, told = read(text)
+    assert (name, arguments) == ("add", {})
+    assert problem in told
+
+
+def test_a_tool_without_arguments_needs_no_input() -> None:
+    assert read("Thought: when?\nAction: now") == ("now", {}, "")
+
+
+def test_thought_and_answer_are_read() -> None:
+    reply = AGENT.parse("Thought: it is\nclear\nFinal Answer: 3\nor so")
+    assert (reply.answer, reply.message.thinking) == ("3\nor so", "it is\nclear")
+    assert AGENT.parse("Thought: hm").message.thinking == "hm"
+    assert AGENT.parse("just words").calls == ()
+
+
+@pytest.mark.parametrize("server", [False, True])
+async def test_a_chain_of_thoughts_slips_and_an_answer(server: bool) -> None:
+    script = [
+        "I wonder.",
+        'Action: sub\nInput: {"a": 1}',
+        "Action: add\nInput: one and two",
+        'Thought: again\nAction: add\nInput: {"a": 1, "b": 2}',
+        "Final Answer: 3",
+    ]
+    backend = Server(said(*script)) if server else None
+    agent = react(backend or script)
+    result = await agent.run("1+2?")
+    (trajectory,) = result
+    assert (trajectory.stop, trajectory.prediction) == (StopReason.ANSWER, "3")
+    assert [c.status for c in trajectory.calls] == [CallStatus.UNKNOWN, CallStatus.INVALID, CallStatus.OK]
+    assert result.metrics["hallucination_rate"] == pytest.approx(1 / 3)
+    told = [m.text for m in trajectory.messages if m.role == "user"][1:]
+    assert "Write either" in told[0]
+    assert "there is no tool 'sub'" in told[1]
+    assert "not a JSON object" in told[2]
+    assert told[3] == "Observation: 3"
+    if backend is not None:  # a server gets the words as they were: calls without tool messages it would refuse
+        assert all(not m.tool_calls for request in backend.requests for m in request.messages)
+        assert backend.requests[0].tools == ()
+    else:
+        assert [s.author for s in trajectory.segments[0].spans if s.author is not Author.MODEL] == [
+            Author.TASK, Author.USER, Author.TOOL, Author.TOOL, Author.TOOL,
+        ]  # fmt: skip
+
+
+async def test_the_tools_are_described_in_the_prompt_and_nowhere_else() -> None:
+    agent = react(["Final Answer: 3"])
+    (trajectory,) = await agent.run("1+2?")
+    opening = texts(agent, trajectory)[0][1]  # type: ignore[arg-type]
+    assert "- add: Add two integers." in opening
+    assert "<tools>" not in opening
+
+
+async def test_it_gives_up_after_the_declared_number_of_turns_without_a_call() -> None:
+    (trajectory,) = await react("I wonder.").run("1+2?")
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.NO_CALL, 3)

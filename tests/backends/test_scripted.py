@@ -1,0 +1,209 @@
+"""The scripted backend: canned and computed words as real tokens, with latencies, places and weight versions."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentfly.backend import Request
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
+from agentfly.codec import byte_tokenizer
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.template import Template
+from agentfly.templates import load_template
+from agentfly.types import Finish, Message, Sampling
+
+TEMPLATE: Template = load_template("chatml", byte_tokenizer())
+PROMPT = TEMPLATE.start([Message("user", "Hi")])
+
+
+def scripted(script: Any, **settings: Any) -> ScriptedBackend:
+    backend = ScriptedBackend(script, **settings)
+    backend.attach(TEMPLATE)
+    return backend
+
+
+def request(turn: int = 0, chain: str = "0/0", on_tokens: Any = None, **sampling: Any) -> Request:
+    return Request(PROMPT, Sampling(**sampling), TEMPLATE.stop_ids, chain=chain, turn=turn, on_tokens=on_tokens)
+
+
+async def test_words_become_real_ids_closed_by_the_end_of_turn() -> None:
+    backend = scripted(["one", "two"], logprob=-0.25)
+    completion = await backend.generate(request(1))
+    assert TEMPLATE.text(completion.token_ids) == "two"
+    assert completion.token_ids[-1] == TEMPLATE.close_id
+    assert set(completion.logprobs) == {-0.25}
+    assert completion.finish is Finish.STOP
+
+
+async def test_a_script_too_short_is_a_clear_fault() -> None:
+    with pytest.raises(BackendFault, match="the script has 1 replies"):
+        await scripted(["one"]).generate(request(1))
+
+
+async def test_one_text_serves_every_turn() -> None:
+    assert TEMPLATE.text((await scripted("again").generate(request(9))).token_ids) == "again"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_function_sees_the_prompt_the_turn_and_the_chain(asynchronous: bool) -> None:
+    seen: list[tuple[str, int, str]] = []
+
+    def speak(turn: ScriptedTurn) -> str:
+        seen.append((turn.prompt, turn.turn, turn.chain))
+        return "ok"
+
+    async def later(turn: ScriptedTurn) -> str:
+        return speak(turn)
+
+    await scripted(later if asynchronous else speak).generate(request(2, "3/1"))
+    assert seen == [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 2, "3/1")]
+
+
+async def test_a_seed_repeats_the_draws() -> None:
+    backend = scripted(lambda turn: str(turn.random.random()))
+    first, second, other = [(await backend.generate(request(seed=s))).token_ids for s in (1, 1, 2)]
+    assert first == second != other
+
+
+async def test_the_token_limit_cuts_what_is_said_and_what_is_watched() -> None:
+    watched: list[int] = []
+    completion = await scripted("abcdef", chunk=2).generate(request(max_tokens=3, on_tokens=watched.extend))
+    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("abc", Finish.LENGTH)
+    assert watched == list(completion.token_ids)
+    exact = await scripted("abc").generate(request(max_tokens=4))
+    assert (len(exact.token_ids), exact.finish) == (4, Finish.STOP)
+
+
+async def test_a_stop_string_ends_the_turn_and_is_kept() -> None:
+    completion = await scripted("one STOP two END three").generate(request(stop=("END", "STOP")))
+    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("one STOP", Finish.STOP)
+    assert completion.token_ids[-1] != TEMPLATE.close_id
+
+
+async def test_tokens_are_handed_on_in_chunks() -> None:
+    chunks: list[list[int]] = []
+    completion = await scripted("abcdef", chunk=3).generate(request(on_tokens=chunks.append))
+    assert [len(chunk) for chunk in chunks] == [3, 3, 1]
+    assert [i for chunk in chunks for i in chunk] == completion.token_ids
+
+
+async def test_every_token_has_the_weight_version_it_was_sampled_with() -> None:
+    backend = scripted("abcdef", chunk=2, latency=0.001)
+    chunks = 0
+
+    def watch(ids: Any) -> None:
+        nonlocal chunks
+        chunks += 1
+        if chunks == 2:
+            updates.append(asyncio.ensure_future(backend.update_weights([], version=5)))
+
+    updates: list[asyncio.Future[None]] = []
+    completion = await backend.generate(request(on_tokens=watch))
+    assert completion.weight_versions[:4] == [0, 0, 0, 0]
+    assert completion.weight_versions[-1] == 5
+    assert backend.weight_version == 5
+    assert set((await backend.generate(request())).weight_versions) == {5}
+
+
+async def test_the_latency_is_the_turns_and_may_depend_on_the_request() -> None:
+    backend = scripted("x", latency=lambda r: 60.0 if r.chain == "slow" else 0.0)
+    waiting = asyncio.ensure_future(backend.generate(request(chain="slow")))
+    await backend.generate(request(chain="fast"))
+    assert not waiting.done()
+    waiting.cancel()
+
+
+class Gate:
+    """Holds every turn until it is opened, and notes who is being served."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.serving: list[str] = []
+        self.doors: dict[str, asyncio.Event] = {}
+        self.backend = scripted(self._speak, **settings)
+
+    async def _speak(self, turn: ScriptedTurn) -> str:
+        self.serving.append(turn.chain)
+        await self.doors.setdefault(turn.chain, asyncio.Event()).wait()
+        return "x"
+
+    def ask(self, chain: str, turn: int = 0) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.backend.generate(request(turn, chain)))
+
+    def open(self, chain: str) -> None:
+        self.doors.setdefault(chain, asyncio.Event()).set()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_places_go_to_the_least_advanced_chain_and_then_to_the_first_that_came() -> None:
+    gate = Gate(slots=1)
+    tasks = [gate.ask("a", 5), gate.ask("b", 3), gate.ask("c", 1), gate.ask("d", 1)]
+    await settle()
+    assert gate.serving == ["a"]
+    for chain in "acdb":
+        gate.open(chain)
+        await settle()
+    assert gate.serving == ["a", "c", "d", "b"]
+    await asyncio.gather(*tasks)
+
+
+async def test_never_more_are_served_than_there_are_places() -> None:
+    gate = Gate(slots=2)
+    tasks = [gate.ask(chain) for chain in "abcde"]
+    await settle()
+    assert gate.serving == ["a", "b"]
+    gate.open("b")
+    await settle()
+    assert gate.serving == ["a", "b", "c"]
+    for chain in "acde":
+        gate.open(chain)
+    await asyncio.gather(*tasks)
+
+
+async def test_cancelling_frees_the_place_and_the_place_in_the_queue() -> None:
+    gate = Gate(slots=1)
+    served, waiting, last = gate.ask("a"), gate.ask("b"), gate.ask("c")
+    await settle()
+    waiting.cancel()
+    await settle()
+    served.cancel()
+    await settle()
+    assert gate.serving == ["a", "c"]
+    last.cancel()  # and at the very moment the place is handed over
+    next_one = gate.ask("d")
+    handed = gate.ask("e")
+    await settle()
+    assert gate.serving == ["a", "c", "d"]
+    gate.open("d")
+    await next_one
+    handed.cancel()
+    await settle()
+    free = gate.ask("f")
+    await settle()
+    assert gate.serving[-1] == "f"
+    gate.open("f")
+    await free
+
+
+@pytest.mark.parametrize("settings", [{"slots": 0}, {"chunk": 0}, {"script": []}])
+def test_settings_that_could_never_speak_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        ScriptedBackend(**{"script": "x", **settings})
+
+
+async def test_without_a_template_it_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="template"):
+        await ScriptedBackend("x").generate(request())
+
+
+def test_one_backend_does_not_speak_through_two_tokenizers() -> None:
+    other = SimpleNamespace(codec=SimpleNamespace(control={"<eos>": 0}))
+    backend = scripted("x")
+    backend.attach(load_template("chatml", byte_tokenizer()))
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        backend.attach(other)  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+"""Rightly written turns are read in full, without a problem."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfly.templates.readers import READERS
+from tests.templates.readers.turns import GOOD_TURNS, NAMES, GoodTurn
+
+
+@pytest.mark.parametrize("turn", GOOD_TURNS, ids=lambda turn: f"{turn.reader}: {turn.text[:40]!r}")
+def test_a_good_turn_is_read_in_full(turn: GoodTurn) -> None:
+    reply = READERS[turn.reader](turn.text, thinking_open=turn.thinking_open)
+    assert [(call.name, call.arguments) for call in reply.calls] == turn.calls
+    assert (reply.message.content, reply.message.thinking) == (turn.content, turn.thinking)
+    assert [(call.problem, call.raw) for call in reply.calls] == [("", "")] * len(turn.calls)
+    assert tuple(call.id for call in reply.calls) == (turn.ids or ("",) * len(turn.calls))
+    assert (reply.problems, reply.answer, reply.message.role) == ((), None, "assistant")
+
+
+def test_every_format_has_a_reader_and_turns_to_test_it() -> None:
+    assert list(READERS) == NAMES
+    assert {turn.reader for turn in GOOD_TURNS} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_turn_is_an_empty_message(name: str) -> None:
+    reply = READERS[name]("")
+    assert (reply.message.content, reply.calls, reply.problems) == ("", (), ())

@@ -1,0 +1,122 @@
+"""The audit finds by itself what is known of the families."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from agentfly.codec import byte_tokenizer
+from agentfly.errors import TemplateError
+from agentfly.templates import load_template
+from agentfly.templates.audit import Verdict, audit
+from agentfly.templates.check import Mark, check
+from tests.templates.families import BY_NAME, CASES, Case, user
+
+E, H, R, C = Verdict.EXACT, Verdict.REWRITTEN, Verdict.REFUSED, Verdict.CORRECTED
+CHAT = ("nothing", "user")
+ANSWERS = ("tool", "tools", "tool, user", "tools, user")
+KNOWN: dict[str, dict[str, Verdict]] = {
+    "smollm2": {},
+    "qwen2_5": {},
+    "qwen3": {"user": H, "tool": H, "tools": H, "tool, user": H, "tools, user": H, "user after thinking": H},
+    "qwen3-qwen3_training": {},
+    "qwen3-qwen3_instruct_2507": {},
+    "llama3_1": {},
+    "llama3_2": {"tools": R, "tools, user": R},
+    "mistral_nemo": {"nothing": H, "user": R, "tool": H, "tools": H, "tool, user": R, "tools, user": R},
+    "gemma2-gemma": dict.fromkeys(ANSWERS, R),
+    "gemma3": dict.fromkeys(ANSWERS, R),
+    "deepseek_v3": dict.fromkeys(ANSWERS, R),
+    "deepseek_v3-deepseekv3": dict.fromkeys(ANSWERS, R) | {"nothing": H, "user": H},
+    "gptoss-gptoss": {"nothing": H, "user": H, "user after thinking": H},
+    "command_r_plus": dict.fromkeys(ANSWERS, R),
+    "internlm2": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_audit_knows_the_families(case: Case) -> None:
+    report = audit(case.template)
+    assert {row.kind: row.verdict for row in report.rows if row.verdict is not E} == KNOWN[str(case)]
+    assert all(bool(row.reason) == (row.verdict is not E) for row in report.rows)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_door_refuses_what_the_audit_refused(case: Case) -> None:
+    known = KNOWN[str(case)]
+    corrected = set(ANSWERS) if case.tokenizer == "deepseek_v3" else set()
+    assert set(case.template.refused) == {kind for kind, verdict in known.items() if verdict is R} - corrected
+    assert set(case.template.rewritten) == {k.removesuffix(" after thinking") for k, v in known.items() if v is H}
+
+
+def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
+    right = audit(BY_NAME["deepseek_v3"].template, corrected={"tool": "known"})
+    assert {row.kind: row.verdict for row in right.rows}["tool"] is C
+    wrong = audit(BY_NAME["mistral_nemo"].template, corrected={"user": "known"})
+    assert {row.kind: row.verdict for row in wrong.rows}["user"] is R
+
+
+def test_a_refused_kind_is_refused_before_anything_is_sampled() -> None:
+    with pytest.raises(TemplateError, match="cannot be extended by user: after system, user the template goes on"):
+        BY_NAME["mistral_nemo"].template.extend([user("more")])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_audit_costs_little(case: Case) -> None:
+    audit(case.template)
+    began = time.process_time()
+    audit(case.template)
+    assert time.process_time() - began < 0.5
+
+
+def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:
+    report = check(BY_NAME["qwen3"].hf)
+    found = {finding.property: finding for finding in report.findings}
+    assert report.passed
+    assert found["start"].mark is Mark.GOOD
+    assert found["guard"].mark is Mark.GOOD
+    assert found["extend: user"].mark is Mark.NOTE
+    assert "history differs" in found["extend: user"].detail
+    assert found["history"].mark is Mark.NOTE
+    assert "In force: append" in found["history"].detail
+    assert found["reader"].detail == "hermes"
+    assert found["end of turn"].detail == "<|im_end|>"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report)
+    assert "template qwen3" in console.export_text()
+
+
+def test_check_tells_of_tools_that_cannot_be_shown() -> None:
+    found = {f.property: f for f in check(BY_NAME["gemma3"].hf).findings}
+    assert found["tools"].mark is Mark.NOTE
+    assert "template='gemma' does" in found["tools"].detail
+    assert found["extend: tool"].mark is Mark.BAD
+    assert found["images"].detail == "shown"
+
+
+def test_check_tells_a_mended_mistake_from_a_refusal() -> None:
+    with BY_NAME["deepseek_v3-deepseekv3"].follow() as tokenizer:
+        found = {f.property: f for f in check(tokenizer).findings}
+    assert found["extend: tool"].mark is Mark.NOTE
+    assert found["extend: tool"].detail.startswith("corrected: ")
+
+
+def test_check_of_a_format_by_name() -> None:
+    assert check(byte_tokenizer(), "chatml").passed
+    assert check("bytes", "chatml").passed
+    named = {f.property: f for f in check(BY_NAME["qwen2_5"].hf, "qwen2.5").findings}
+    assert named["start"].mark is Mark.GOOD
+
+
+def test_check_fails_a_template_whose_text_becomes_control_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<|im_end|>' if 'a' in m.content else m.content }}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    report = check(tokenizer)
+    assert not report.passed
+    assert load_template(None, tokenizer).refused == {}

@@ -1,0 +1,312 @@
+"""The doors to running an agent: forms of input, options, events, the sync door; and what is refused at the start."""
+
+import asyncio
+from collections import defaultdict
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from agentfly import Task, reward, tool
+from agentfly.agents import BaseAgent, HFAgent
+from agentfly.backend import Request
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.errors import AgentFlyError, ConfigError, DataError
+from agentfly.events import (
+    Called,
+    ChainEnded,
+    ChainStarted,
+    Event,
+    Observed,
+    Replied,
+    Rewarded,
+    Tokens,
+)
+from agentfly.folding import KeepImages, Steps
+from agentfly.options import tasks_of
+from agentfly.outcome import StopReason
+from agentfly.policy import Reaction
+from agentfly.types import Completion, Message, Reply, Sampling
+from tests.fakes import Recording, Server, byte_agent, call, said, texts
+
+
+@tool
+async def add(a: int, b: int) -> str:
+    """Add two integers."""
+    return str(a + b)
+
+
+@reward
+def one(prediction: str) -> float:
+    return 1.0
+
+
+# ── what can be run ──
+
+CONVERSATION = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("Hi", ["Hi"]),
+        (CONVERSATION, ["Hi"]),
+        ([Message("user", "Hi")], ["Hi"]),
+        ({"question": "Hi", "answer": 1}, ["Hi"]),
+        ({"messages": CONVERSATION, "answer": 1}, ["Hi"]),
+        (["Hi", "Ho"], ["Hi", "Ho"]),
+        ([CONVERSATION, CONVERSATION], ["Hi", "Hi"]),
+        ([{"question": "Hi"}, {"messages": CONVERSATION}], ["Hi", "Hi"]),
+        ([Task((Message("user", "Hi"),))], ["Hi"]),
+        ((q for q in ("Hi", "Ho")), ["Hi", "Ho"]),
+        ([{"question": "Hi", "role": "spy"}], ["Hi"]),
+    ],
+)
+def test_tasks_are_read_from_every_form_people_write(given: Any, prompts: list[str]) -> None:
+    assert [task.question for task in tasks_of(given)] == prompts
+
+
+def test_rows_keep_their_own_ids_and_others_are_numbered() -> None:
+    assert [t.id for t in tasks_of([{"question": "a", "id": "x"}, {"question": "b"}])] == ["x", "1"]
+
+
+@pytest.mark.parametrize("given", [[], (), 5, None, {"answer": 1}, [{"role": "king", "content": "x"}], [[]]])
+def test_what_is_no_task_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError):
+        tasks_of(given)
+
+
+async def test_an_empty_dataset_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="nothing to run"):
+        await byte_agent("x").run([])
+
+
+# ── options ──
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_concurent_chains": 2}, "max_concurrent_chains"),
+        ({"max_turn": 2}, "max_turns"),
+        ({"temperature": 0.5}, "sampling={'temperature'"),
+        ({"sampling": {"temprature": 0.5}}, "'temperature'"),
+        ({"sampling": {"temperature": -1}}, "temperature"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"max_turns": None}, "max_turns"),
+        ({"num_chains": 0}, "num_chains"),
+        ({"max_concurrent_chains": 0}, "max_concurrent_chains"),
+        ({"chain_seconds": 0}, "chain_seconds"),
+        ({"context_length": -5}, "context_length"),
+        ({"max_chain_tokens": "many"}, "max_chain_tokens"),
+        ({"strategy": "tree"}, "'chain' and 'step'"),
+        ({"strategy": "step", "folding": KeepImages()}, "drop one"),
+        ({"folding": "summarise"}, "no folding rule"),
+        ({"failures": {"timeout": "forget"}}, "drop_group"),
+        ({"failures": {"tmeout": "mask"}}, "tmeout"),
+        ({"failures": {"retries": -1}}, "retries"),
+    ],
+)
+async def test_bad_options_are_named(options: dict[str, Any], told: str) -> None:
+    backend = Recording("x")
+    with pytest.raises(ConfigError) as refused:
+        await byte_agent(backend).run("Go.", **options)
+    assert told in str(refused.value)
+    assert backend.requests == []
+
+
+async def test_sampling_reaches_the_backend_as_given() -> None:
+    backend = Recording("x")
+    given = Sampling(temperature=0.3, top_p=0.9, top_k=5, min_p=0.1, max_tokens=50, stop=("END",))
+    await byte_agent(backend).run("Go.", sampling=given)
+    assert backend.requests[0].sampling == given
+
+
+def test_step_is_a_folding_rule_and_may_be_set() -> None:
+    from agentfly.options import settings_of
+
+    assert settings_of(3, {"strategy": "step"}).folding == Steps()
+    assert settings_of(3, {"strategy": "step", "folding": Steps(0)}).folding == Steps(0)
+
+
+# ── construction ──
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"reward": one, "reward_fn": one}, "two names"),
+        ({"on_no_call": "stop"}, "no reaction"),
+        ({"on_no_call": {"then": "continue", "nudges": "x"}}, "nudges"),
+        ({"on_no_call": Reaction, "tools": []}, "no reaction"),
+        ({"on_invalid_call": {"limit": 0}}, "at least 1"),
+        ({"on_tool_error": {"then": "end", "nudge": "x"}}, "no use for a nudge"),
+        ({"backend": "scriptd"}, "scripted"),
+        ({"backend": "scripted", "backend_config": {"script": "x", "latncy": 1}}, "latncy"),
+        ({"backend": "scripted", "backend_config": {"backend": "client"}}, "disagree"),
+        ({"backend": ScriptedBackend("x"), "backend_config": {"slots": 1}}, "backend_config"),
+        ({"template": "chatml2"}, "chatml"),
+        ({"template": None}, "template"),
+        ({"template_config": {"history": "rewrite"}}, "append"),
+        ({"template_config": {"enable_thinkin": True}}, "enable_thinkin"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(AgentFlyError) as refused:
+        HFAgent("bytes", **{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
+    assert told in str(refused.value)
+
+
+def test_a_server_that_renders_takes_no_template() -> None:
+    with pytest.raises(ConfigError, match="template="):
+        HFAgent("m", template="chatml", backend=Server(said("x")))
+
+
+def test_a_backend_by_name_takes_its_settings() -> None:
+    agent = HFAgent("bytes", template="chatml", backend_config={"backend": "scripted", "script": "hello"})
+    assert agent.run_sync("Hi")[0].prediction == "hello"
+
+
+async def test_the_agents_system_prompt_joins_the_tasks_own() -> None:
+    backend = Recording("x")
+    agent = byte_agent(backend, system_prompt="Be brief. Tools: {tools}", tools=[add])
+    await agent.run([[{"role": "system", "content": "Be kind."}, *CONVERSATION], CONVERSATION])
+    both, own = (agent.template.text(request.prompt) for request in backend.requests)  # type: ignore[union-attr]
+    assert "Be brief. Tools: - add: Add two integers." in both
+    assert "\n\nBe kind." in both
+    assert "Be brief." in own
+
+
+# ── custom agents ──
+
+
+class Shouting(BaseAgent):
+    """Calls are words in capitals."""
+
+    def parse(self, text: str) -> Reply:
+        if not text.isupper():
+            return Reply(Message("assistant", text), answer=f"<{text}>")
+        name, *numbers = text.lower().split()
+        from agentfly.types import ToolCall
+
+        calls = (ToolCall(name, dict(zip("ab", map(int, numbers), strict=False))),)
+        return Reply(Message("assistant", text, calls))
+
+
+@pytest.mark.parametrize("server", [False, True])
+async def test_a_custom_parse_reads_tokens_and_servers_messages_alike(server: bool) -> None:
+    words = ["ADD 1 2", "three"]
+    backend = Server(said(*words)) if server else ScriptedBackend(words)
+    agent = Shouting("bytes", template=None if server else "chatml", tools=[add], backend=backend)
+    (trajectory,) = await agent.run("1+2?")
+    assert (trajectory.stop, trajectory.prediction) == (StopReason.ANSWER, "<three>")
+    assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+async def test_a_custom_generate_may_sample_more_than_once_and_what_it_returns_is_recorded() -> None:
+    class Best(HFAgent):
+        async def generate_async(self, request: Request) -> Completion:
+            drawn = [await self.backend.generate(request) for _ in range(3)]
+            return max(drawn, key=lambda completion: len(completion.token_ids))
+
+    words = iter(["a", "long", "mid"])
+    agent = Best("bytes", template="chatml", backend=ScriptedBackend(lambda turn: next(words)))
+    (trajectory,) = await agent.run("Go.")
+    assert trajectory.prediction == "long"
+    assert texts(agent, trajectory)[-1] == ("model", "long<|im_end|>")
+
+
+# ── events ──
+
+
+async def collect(agent: BaseAgent, *args: Any, **options: Any) -> list[Event]:
+    return [event async for event in agent.stream(*args, **options)]
+
+
+async def test_events_form_a_complete_sequence_for_every_chain_and_the_stream_ends() -> None:
+    script = [call("add", a=1, b=2) + "\n" + call("sub"), "three"]
+    agent = byte_agent(
+        ScriptedBackend(script, latency=lambda r: 0.001 * int(r.chain[0]), chunk=40), tools=[add], reward=one
+    )
+    events = await asyncio.wait_for(collect(agent, ["a", "b", "c"], num_chains=2), 20)
+    by_chain: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_chain[event.chain_id].append(event)
+    assert len(by_chain) == 6
+    for chain in by_chain.values():
+        kinds = [kind for kind, _ in groupby(type(event) for event in chain)]
+        assert kinds == [
+            ChainStarted, Tokens, Replied, Called, Observed, Tokens, Replied, Rewarded, ChainEnded,
+        ]  # fmt: skip
+        assert sum(isinstance(event, Tokens) for event in chain) > 2
+        assert sum(isinstance(event, Called) for event in chain) == 1  # the unknown tool is not called, only answered
+        assert sum(isinstance(event, Observed) for event in chain) == 2
+    assert len(agent.trajectories) == 6
+    last = events[-1]
+    assert isinstance(last, ChainEnded)
+    assert last.trajectory.reward == 1.0
+
+
+async def test_tokens_tell_the_ids_and_the_text_so_far_without_broken_glyphs_staying() -> None:
+    agent = byte_agent(ScriptedBackend("né😀!", chunk=1))
+    tokens = [event for event in await collect(agent, "Go.") if isinstance(event, Tokens)]
+    (trajectory,) = agent.trajectories
+    assert [i for event in tokens for i in event.ids] == trajectory.segments[0].spans[-1].ids.tolist()
+    assert tokens[-1].text == "né😀!"
+    assert tokens[0].text == "n"
+
+
+async def test_watching_changes_nothing_of_the_record() -> None:
+    script = [call("add", a=1, b=2), "three"]
+    plain = await byte_agent(ScriptedBackend(script, chunk=3), tools=[add]).run("Go.", seed=1)
+    watched = byte_agent(ScriptedBackend(script, chunk=3), tools=[add])
+    await collect(watched, "Go.", seed=1)
+    assert watched.trajectories[0].segments == plain[0].segments
+
+
+@pytest.mark.parametrize("kind", [ChainStarted, Tokens, Replied, Called, Observed, Rewarded, ChainEnded])
+async def test_an_observer_that_raises_fails_the_run_with_its_own_error(kind: type[Event]) -> None:
+    class Odd(Exception):
+        pass
+
+    def observer(event: Event) -> None:
+        if isinstance(event, kind):
+            raise Odd(kind.__name__)
+
+    agent = byte_agent(ScriptedBackend([call("add", a=1, b=2), "3"], latency=0.001), tools=[add], reward=one)
+    with pytest.raises(Odd, match=kind.__name__):
+        await agent.run(["a", "b"], observer=observer)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_stream_tells_the_other_observer_too_and_raises_what_the_run_raises() -> None:
+    seen: list[Event] = []
+    agent = byte_agent("x")
+    events = await collect(agent, "Go.", observer=seen.append)
+    assert events == seen
+    with pytest.raises(ConfigError):
+        await collect(agent, "Go.", max_turns=0)
+
+
+async def test_a_stream_abandoned_early_stops_the_run() -> None:
+    agent = byte_agent(ScriptedBackend("x", latency=30))
+    stream = agent.stream(["a", "b"])
+    assert isinstance(await anext(stream), ChainStarted)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert len(asyncio.all_tasks()) == 1
+
+
+# ── the sync door ──
+
+
+def test_run_sync_works_without_a_loop_and_again() -> None:
+    agent = byte_agent(ScriptedBackend([call("add", a=1, b=2), "3"], slots=1), tools=[add])
+    for _ in range(2):
+        assert [t.prediction for t in agent.run_sync("Go.", num_chains=3)] == ["3"] * 3
+
+
+async def test_run_sync_works_inside_a_running_loop_and_hands_on_errors() -> None:
+    agent = byte_agent("x")
+    assert agent.run_sync("Go.").rewards == [None]
+    with pytest.raises(DataError):
+        agent.run_sync([{"role": "king", "content": "x"}])

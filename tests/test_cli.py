@@ -1,0 +1,113 @@
+"""The command line, run as a person runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentfly.trajectory import Trajectory
+
+ROOT = Path(__file__).parent.parent
+RECIPE = """
+from agentfly.agents import HFAgent
+from agentfly.tools import calculate
+
+script = ['<tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>', "It is 42."]
+agent = HFAgent(tools=[calculate], template="chatml", backend="scripted", backend_config={"script": script})
+"""
+
+
+def agentfly(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from agentfly.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_help_lists_the_commands() -> None:
+    run = agentfly("--help")
+    assert run.returncode == 0
+    assert "run" in run.stdout
+    assert "template" in run.stdout
+
+
+def test_a_recipe_on_a_question_is_shown_and_saved(recipe: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "chains.jsonl"
+    run = agentfly("run", recipe, "-q", "What is 6 times 7?", "-n", "2", "--save", saved)
+    assert run.returncode == 0, run.stderr
+    assert '→ calculate(expression="6 * 7")' in run.stdout
+    assert "← 42" in run.stdout
+    trajectories = [Trajectory.from_json(json.loads(line)) for line in saved.read_text().splitlines()]
+    assert [t.prediction for t in trajectories] == ["It is 42.", "It is 42."]
+    assert [t.chain for t in trajectories] == [0, 1]
+
+
+def test_one_chain_is_printed_token_by_token(recipe: Path) -> None:
+    run = agentfly("run", recipe, "-q", "What is 6 times 7?")
+    assert "<|im_start|>assistant\n<tool_call>" in run.stdout
+
+
+def test_rows_of_a_data_set(recipe: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"question": f"Question {i}?"}) + "\n" for i in range(5)))
+    run = agentfly("run", recipe, "--data", data, "--row", "1:3")
+    assert run.returncode == 0, run.stderr
+    assert "Question 1?" in run.stdout
+    assert "Question 2?" in run.stdout
+    assert "Question 3?" not in run.stdout
+
+
+def test_the_demo_recipe_shows_chains_that_reach_and_miss() -> None:
+    run = agentfly("run", "recipes/demo.py")
+    assert run.returncode == 0, run.stderr
+    assert "■ answer, reward 1" in run.stdout
+    assert "■ answer, reward 0" in run.stdout
+    assert "✗ Error: there is no tool 'look'. Tools there are: calculate, press." in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "give a recipe file, or --model"),
+        (["run", "nowhere.py"], "there is no recipe 'nowhere.py'"),
+        (["run", "--model", "bytes", "--agent", "hff"], "there is no agent 'hff'; there are hf, react, code, action"),
+        (["run", "--model", "bytes", "--tool", "calculat"], "no tool is named 'calculat'"),
+        (["run", "--model", "bytes", "--tool", "nowhere:tool"], "cannot be imported"),
+        (["run", "--model", "bytes", "--backend", "clent", "-q", "x"], "there is no backend 'clent'"),
+        (["run", "--model", "/no/model", "--backend", "client", "--template", "qwen2.5", "-q", "x"], "no tokenizer"),
+        (["template", "check", "/no/model"], "no tokenizer for '/no/model'"),
+    ],
+)
+def test_a_users_mistake_is_one_line_not_a_traceback(arguments: list[str], message: str) -> None:
+    run = agentfly(*arguments)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_recipe_without_an_agent_or_tasks(recipe: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1")
+    assert "must define `agent`" in agentfly("run", empty, "-q", "x").stderr
+    assert "there is nothing to run" in agentfly("run", recipe).stderr
+    assert "cannot be given beside it" in agentfly("run", recipe, "--model", "m", "-q", "x").stderr
+    assert "give one" in agentfly("run", recipe, "-q", "x", "--data", "y.json").stderr
+
+
+def test_a_server_that_is_not_there_is_told_with_its_address() -> None:
+    run = agentfly("run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x")
+    assert "http://127.0.0.1:9/v1" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+def test_template_check_says_a_verdict_for_each_property() -> None:
+    run = agentfly("template", "check", "bytes", "--template", "chatml")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "chatml" in run.stdout

@@ -1,0 +1,35 @@
+"""Every block of Python in the README and the docs runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of one page share a namespace, as a reader who types them in one after another would have."""
+    text = page.read_text()
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": f"docs_{page.stem}"}
+    for block in BLOCK.finditer(text):
+        line = text[: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not broken
+
+
+def test_the_quick_start_is_short_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    quick_start = BLOCK.findall((ROOT / "README.md").read_text())[0]
+    assert quick_start.count("\n") <= 25
+    exec(quick_start, {"__name__": "quick_start"})
+    assert capsys.readouterr().out.startswith("[1.0, 1.0, 1.0, 1.0]\n")

@@ -1,0 +1,582 @@
+"""Many chains at once: order, limits, isolation, retries, cancellation, seeds."""
+
+import asyncio
+import gc
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from agentfly import Environment, Task, reward, tool
+from agentfly.agents import BaseAgent
+from agentfly.backend import Request
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
+from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, TemplateError
+from agentfly.events import ChainEnded, ChainStarted, Event, Retried
+from agentfly.outcome import FailureKind, StopReason, Treatment
+from agentfly.resources import ResourceManager
+from agentfly.types import Completion, Message, Reply
+from tests.fakes import Computed, Recording, byte_agent, call, seeded
+
+QUESTIONS = [{"question": f"Question {i}", "answer": i} for i in range(4)]
+
+
+@tool
+async def add(a: int, b: int) -> str:
+    """Add two integers."""
+    return str(a + b)
+
+
+def shuffled(turn: ScriptedTurn) -> str:
+    """A chain of one to four turns, by its seed."""
+    return call("add", a=turn.random.randrange(100), b=1) if turn.random.random() < 0.6 else str(turn.random.random())
+
+
+def random_latency(salt: int) -> Callable[[Request], float]:
+    return lambda request: seeded(salt, request.chain, request.turn).random() * 0.004
+
+
+# ── order, groups, concurrency ──
+
+
+async def test_results_come_in_the_order_of_tasks_and_chains_whatever_the_order_of_finishing() -> None:
+    finished: list[tuple[int, int]] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, ChainEnded):
+            finished.append((event.group, event.chain))
+
+    agent = byte_agent(
+        ScriptedBackend("done", latency=lambda r: 0.02 - 0.002 * int(r.chain[0]) - 0.001 * int(r.chain[2]))
+    )
+    result = await agent.run(QUESTIONS, num_chains=3, observer=watch)
+    order = [(t.group, t.chain) for t in result]
+    assert order == [(g, c) for g in range(4) for c in range(3)]
+    assert finished != order
+    assert [[t.task.columns["answer"] for t in group] for group in result.groups] == [[i] * 3 for i in range(4)]
+    assert agent.trajectories == result.trajectories
+
+
+async def test_num_chains_defaults_to_one_and_columns_stay_with_their_task() -> None:
+    result = await byte_agent("ok").run(QUESTIONS)
+    assert [t.task.columns["question"] for t in result] == [q["question"] for q in QUESTIONS]
+    assert [t.task.id for t in result] == ["0", "1", "2", "3"]
+
+
+async def test_never_more_chains_at_once_than_allowed_and_all_of_them_used() -> None:
+    now, most = 0, 0
+
+    async def speak(turn: ScriptedTurn) -> str:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.001)
+        now -= 1
+        return "ok"
+
+    await byte_agent(speak).run(QUESTIONS, num_chains=5, max_concurrent_chains=3)
+    assert most == 3
+
+
+async def test_every_chain_runs_on_its_own_clock() -> None:
+    """The second chain takes all its turns while the first one waits for its first: no lock-step."""
+    gate = asyncio.Event()
+
+    async def speak(turn: ScriptedTurn) -> str:
+        if turn.chain == "0/0":
+            await gate.wait()
+            return "late"
+        if turn.turn == 3:
+            gate.set()
+            return "early"
+        return call("add", a=1, b=1)
+
+    result = await asyncio.wait_for(byte_agent(speak, tools=[add]).run("Go.", num_chains=2), 10)
+    assert [t.prediction for t in result] == ["late", "early"]
+
+
+async def test_calls_of_one_turn_to_stateless_tools_run_together() -> None:
+    barrier = asyncio.Barrier(3)
+
+    @tool
+    async def meet(n: int) -> str:
+        """Wait for the others."""
+        await barrier.wait()
+        return str(n)
+
+    agent = byte_agent(["\n".join(call("meet", n=n) for n in range(3)), "done"], tools=[meet])
+    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 10)
+    assert [m.text for m in trajectory.messages if m.role == "tool"] == ["0", "1", "2"]
+
+
+class Slate(Environment):
+    """Keeps what happened, and notices two actions at once."""
+
+    async def reset(self, task: Task) -> None:
+        self.lines: list[str] = []
+        self.busy = False
+
+    @tool
+    async def write(self, line: str) -> str:
+        """Write a line."""
+        assert not self.busy
+        self.busy = True
+        await asyncio.sleep(0)
+        self.lines.append(line)
+        self.busy = False
+        return ",".join(self.lines)
+
+
+class Board(Environment):
+    @tool
+    async def draw(self, line: str) -> str:
+        """Draw a line."""
+        return line
+
+
+async def test_calls_to_one_environment_run_in_order_beside_the_stateless_ones() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def wait_for_slate() -> str:
+        """Wait until the slate was written on."""
+        await started.wait()
+        return "seen"
+
+    @tool
+    async def tell(slate: Slate) -> str:
+        """Tell the waiting one."""
+        started.set()
+        return ",".join(slate.lines)
+
+    calls = [call("wait_for_slate"), *(call("write", line=c) for c in "abc"), call("tell")]
+    agent = byte_agent(["\n".join(calls), "done"], tools=[Slate, wait_for_slate, tell])
+    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 10)
+    assert [m.text for m in trajectory.messages if m.role == "tool"] == ["seen", "a", "a,b", "a,b,c", "a,b,c"]
+
+
+async def test_a_call_to_two_environments_keeps_its_place_in_both() -> None:
+    log: list[str] = []
+
+    @tool
+    async def slate(name: str, on: Slate) -> str:
+        """Act on the slate."""
+        await asyncio.sleep(0.002)
+        log.append(name)
+        return name
+
+    @tool
+    async def board(name: str, on: Board) -> str:
+        """Act on the board."""
+        log.append(name)
+        return name
+
+    @tool
+    async def both(name: str, one: Board, other: Slate) -> str:
+        """Act on both."""
+        log.append(name)
+        return name
+
+    calls = [call("slate", name="1"), call("both", name="2"), call("board", name="3")]
+    await byte_agent(["\n".join(calls), "done"], tools=[slate, board, both]).run("Go.")
+    assert log == ["1", "2", "3"]
+
+
+# ── one bad chain ──
+
+
+async def test_one_bad_chain_never_ends_the_run_and_its_kind_of_end_is_typed() -> None:
+    class Fragile(BaseAgent):
+        def parse(self, text: str) -> Reply:
+            if text == "boom":
+                raise RuntimeError("cannot read this")
+            return Reply(Message("assistant", text))
+
+    agent = Fragile("bytes", template="chatml", backend=ScriptedBackend(lambda t: "boom" if t.chain == "1/0" else "ok"))
+    result = await agent.run(QUESTIONS)
+    assert [t.stop for t in result] == [StopReason.ANSWER, StopReason.AGENT_FAULT, StopReason.ANSWER, StopReason.ANSWER]
+    assert result[1].treatment is Treatment.MASK
+    assert result.metrics["failure/agent"] == 1
+    assert result.metrics["stop/agent_fault"] == 1
+
+
+async def test_the_users_own_mistakes_do_end_the_run() -> None:
+    def complete(request: Request) -> Completion:
+        raise ConfigError("min_p is not for me")
+
+    with pytest.raises(ConfigError, match="min_p"):
+        await byte_agent(Computed(complete)).run(QUESTIONS)
+
+
+async def test_what_no_chain_could_be_shown_is_refused_before_the_first_token() -> None:
+    backend = Recording("never")
+    agent = byte_agent(backend)
+
+    def refuse(messages: Any) -> Any:
+        raise TemplateError("roles must alternate")
+
+    assert agent.template is not None
+    agent.template.start = refuse  # type: ignore[method-assign]
+    with pytest.raises(TemplateError):
+        await agent.run(QUESTIONS)
+    assert backend.requests == []
+
+
+async def test_a_task_that_cannot_be_rendered_fails_alone() -> None:
+    agent = byte_agent("ok")
+    assert agent.template is not None
+    start = agent.template.start
+
+    def pick(messages: Any) -> Any:
+        if "Question 2" in messages[-1].text:
+            raise TemplateError("roles must alternate")
+        return start(messages)
+
+    agent.template.start = pick  # type: ignore[method-assign]
+    result = await agent.run(QUESTIONS)
+    assert [t.stop is StopReason.ANSWER for t in result] == [True, True, False, True]
+    assert "roles must alternate" in result[2].failures[0].message
+
+
+async def test_a_reward_that_fails_fails_its_own_chain_and_is_asked_again() -> None:
+    asked: Counter[int] = Counter()
+
+    @reward
+    def picky(prediction: str, answer: int) -> float:
+        asked[answer] += 1
+        if answer == 1 or (answer == 2 and asked[2] == 1):
+            raise ValueError("no judge")
+        return 1.0
+
+    result = await byte_agent("ok", reward=picky).run(QUESTIONS)
+    assert result.rewards == [1.0, None, 1.0, 1.0]
+    assert dict(asked) == {0: 1, 1: 2, 2: 2, 3: 1}
+    assert [t.treatment for t in result] == [Treatment.TRAIN, Treatment.MASK, Treatment.TRAIN, Treatment.TRAIN]
+    assert [len(t.failures) for t in result] == [0, 2, 1, 0]
+    assert all(t.stop is StopReason.ANSWER for t in result)
+    (zero,) = await byte_agent("ok", reward=picky).run([QUESTIONS[1]], failures={"reward": "zero", "retries": 0})
+    assert (zero.treatment, len(zero.failures)) == (Treatment.ZERO, 1)
+
+
+async def test_a_reward_that_asks_for_what_nobody_offers_is_refused_before_the_first_token() -> None:
+    @reward
+    def wants(prediction: str, targett: int) -> float:
+        return 0.0
+
+    backend = Recording("ok")
+    with pytest.raises(ConfigError, match="targett"):
+        await byte_agent(backend, reward=wants).run([*QUESTIONS])
+    assert backend.requests == []
+
+
+# ── failure policy and retries ──
+
+
+class Shaky(Environment):
+    """Breaks in the first lives of every task."""
+
+    lives: ClassVar[Counter[str]] = Counter()
+    breaks = 1
+
+    async def reset(self, task: Task) -> None:
+        self.task = task
+        Shaky.lives[task.id] += 1
+        self.life = Shaky.lives[task.id]
+
+    @tool
+    async def act(self) -> str:
+        """Act."""
+        if self.life <= Shaky.breaks:
+            raise EnvironmentFault("the world ended")
+        return f"life {self.life}"
+
+
+@pytest.fixture
+def shaky() -> type[Shaky]:
+    Shaky.lives, Shaky.breaks = Counter(), 1
+    return Shaky
+
+
+async def test_an_environment_fault_is_retried_with_a_fresh_environment(shaky: type[Shaky]) -> None:
+    events: list[Event] = []
+    agent = byte_agent([call("act"), "done"], tools=[shaky])
+    (trajectory,) = await agent.run("Go.", observer=events.append)
+    assert (trajectory.stop, trajectory.attempts) == (StopReason.ANSWER, 2)
+    assert "life 2" in trajectory.messages[2].text
+    assert [(f.kind, f.attempt) for f in trajectory.failures] == [(FailureKind.ENVIRONMENT, 0)]
+    assert len(trajectory.turns) == 2
+    assert [type(e) for e in events if isinstance(e, ChainStarted | Retried | ChainEnded)] == [
+        ChainStarted, Retried, ChainStarted, ChainEnded,
+    ]  # fmt: skip
+    assert agent.manager.live == 0
+
+
+async def test_a_fault_stops_the_other_calls_of_the_turn_before_the_chain_is_run_anew(shaky: type[Shaky]) -> None:
+    log: list[str] = []
+
+    @tool
+    async def linger() -> str:
+        """Wait for ever, and be slow to stop."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.005)
+            log.append("stopped")
+        return ""
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Retried):
+            log.append("retried")
+
+    shaky.breaks = 9
+    agent = byte_agent(["\n".join([call("linger"), call("act")])], tools=[shaky, linger])
+    async with leaves_nothing_behind(agent):
+        await agent.run("Go.", observer=watch)
+    assert log == ["stopped", "retried", "stopped"]
+
+
+async def test_retries_are_as_many_as_declared_and_the_treatment_is_the_declared_one(shaky: type[Shaky]) -> None:
+    shaky.breaks = 9
+    agent = byte_agent([call("act"), "done"], tools=[shaky])
+    result = await agent.run("Go.", failures={"retries": 2, "environment": "drop_group"})
+    assert (result[0].stop, result[0].attempts) == (StopReason.ENVIRONMENT_FAULT, 3)
+    assert result[0].treatment is Treatment.DROP_GROUP
+    assert [f.attempt for f in result[0].failures] == [0, 1, 2]
+    assert result.metrics["retries"] == 2
+    assert result.metrics["failure/environment"] == 3
+    assert shaky.lives["0"] == 3
+
+
+async def test_a_backend_fault_is_retried() -> None:
+    tries = 0
+
+    async def speak(turn: ScriptedTurn) -> str:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise BackendFault("connection lost")
+        return "ok"
+
+    (trajectory,) = await byte_agent(speak).run("Go.")
+    assert (trajectory.stop, trajectory.attempts) == (StopReason.ANSWER, 2)
+
+
+@pytest.mark.parametrize("treatment", list(Treatment))
+async def test_truncation_is_treated_as_declared(treatment: Treatment) -> None:
+    agent = byte_agent("a long reply")
+    (trajectory,) = await agent.run("Go.", sampling={"max_tokens": 3}, failures={"truncation": treatment.value})
+    assert (trajectory.stop, trajectory.treatment) == (StopReason.TRUNCATED, treatment)
+
+
+async def test_an_environment_that_cannot_close_is_told_and_costs_nothing_else() -> None:
+    class Sticky(Environment):
+        @tool
+        async def poke(self) -> str:
+            """Poke."""
+            return "ok"
+
+        async def close(self) -> None:
+            raise OSError("stuck")
+
+    agent = byte_agent([call("poke"), "done"], tools=[Sticky])
+    (trajectory,) = await agent.run("Go.")
+    assert (trajectory.stop, trajectory.treatment) == (StopReason.ANSWER, Treatment.TRAIN)
+    assert [f.kind for f in trajectory.failures] == [FailureKind.ENVIRONMENT]
+    assert agent.manager.live == 0
+
+
+# ── wall clock and cancellation ──
+
+
+class Phases(Environment):
+    """Hangs where it is told to, until it is cancelled."""
+
+    hangs = ""
+    reached: asyncio.Event
+
+    async def _phase(self, name: str) -> None:
+        if Phases.hangs == name:
+            Phases.reached.set()
+            await asyncio.Event().wait()
+
+    async def start(self) -> None:
+        await self._phase("start")
+
+    async def reset(self, task: Task) -> None:
+        await self._phase("reset")
+
+    @tool
+    async def act(self) -> str:
+        """Act."""
+        await self._phase("tool")
+        return "acted"
+
+
+@reward
+async def judged(env: Phases) -> float:
+    await env._phase("reward")
+    return 1.0
+
+
+def hanging(phase: str) -> BaseAgent:
+    Phases.hangs, Phases.reached = phase, asyncio.Event()
+
+    async def speak(turn: ScriptedTurn) -> str:
+        if phase == "generate" and turn.turn == 1:
+            Phases.reached.set()
+            await asyncio.Event().wait()
+        return "\n".join([call("act"), call("add", a=1, b=1)]) if turn.turn == 0 else "done"
+
+    return byte_agent(speak, tools=[Phases, add], reward=judged)
+
+
+@asynccontextmanager
+async def leaves_nothing_behind(agent: BaseAgent) -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    assert agent.manager.live == 0
+    assert asyncio.all_tasks() == before
+
+
+PHASES = ["start", "reset", "tool", "generate", "reward"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_cancelling_in_any_phase_releases_everything(phase: str) -> None:
+    agent = hanging(phase)
+    async with leaves_nothing_behind(agent):
+        running = asyncio.create_task(agent.run(QUESTIONS, num_chains=2))
+        await asyncio.wait_for(Phases.reached.wait(), 10)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+@pytest.mark.parametrize("phase", [p for p in PHASES if p != "reward"])
+async def test_the_wall_clock_of_a_chain_ends_it_and_releases_everything(phase: str) -> None:
+    agent = hanging(phase)
+    async with leaves_nothing_behind(agent):
+        (trajectory,) = await agent.run("Go.", chain_seconds=0.05, failures={"timeout": "zero"})
+        assert (trajectory.stop, trajectory.treatment) == (StopReason.TIMEOUT, Treatment.ZERO)
+        assert "0.05 s" in trajectory.failures[0].message
+
+
+async def test_cancelling_does_not_wait_for_a_plain_function_that_blocks() -> None:
+    reached, free = threading.Event(), threading.Event()
+
+    @tool
+    def block() -> str:
+        """Block a thread."""
+        reached.set()
+        free.wait(60)
+        return "late"
+
+    agent = byte_agent([call("block"), "done"], tools=[block])
+    async with leaves_nothing_behind(agent):
+        running = asyncio.create_task(agent.run("Go.", num_chains=2))
+        while not reached.is_set():
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 10)
+    free.set()
+
+
+async def test_an_iterator_abandoned_early_releases_everything() -> None:
+    agent = byte_agent(ScriptedBackend([call("draw", line="x"), "done"], latency=random_latency(3)), tools=[Board])
+    async with leaves_nothing_behind(agent):
+        chains = agent.iterate(QUESTIONS, num_chains=4)
+        async for _ in chains:
+            break
+        await chains.aclose()  # type: ignore[attr-defined]
+
+
+async def test_an_iterator_that_is_merely_dropped_is_closed_by_the_loop() -> None:
+    agent = byte_agent(ScriptedBackend([call("draw", line="x"), "done"], latency=random_latency(3)), tools=[Board])
+    before = asyncio.all_tasks()
+    async for _ in agent.iterate(QUESTIONS, num_chains=4):
+        break
+    gc.collect()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert agent.manager.live == 0
+
+
+async def test_a_run_that_fails_releases_everything() -> None:
+    def complete(turn: ScriptedTurn) -> str:
+        if turn.turn == 1 and turn.chain == "2/0":
+            raise ConfigError("no")
+        return call("draw", line="x") if turn.turn < 2 else "done"
+
+    agent = byte_agent(ScriptedBackend(complete, latency=random_latency(1)), tools=[Board])
+    async with leaves_nothing_behind(agent):
+        with pytest.raises(ConfigError):
+            await agent.run(QUESTIONS)
+
+
+async def test_the_iterator_yields_chains_as_they_finish() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def speak(turn: ScriptedTurn) -> str:
+        await gates[int(turn.chain[0])].wait()
+        return "ok"
+
+    seen = []
+    gates[1].set()
+    async for trajectory in byte_agent(speak).iterate(["a", "b", "c"]):
+        seen.append(trajectory.group)
+        gates[{1: 2, 2: 0, 0: 0}[trajectory.group]].set()
+    assert seen == [1, 2, 0]
+
+
+# ── seeds ──
+
+
+def told(result: Any) -> list[Any]:
+    return [[s.to_json() for s in t.segments] + [t.prediction, t.stop.value] for t in result]
+
+
+async def test_a_seed_repeats_a_run_exactly_whatever_the_interleaving() -> None:
+    runs = []
+    for salt in range(4):
+        agent = byte_agent(ScriptedBackend(shuffled, latency=random_latency(salt), slots=1 + salt), tools=[add])
+        runs.append(told(await agent.run(QUESTIONS, num_chains=3, seed=7, max_concurrent_chains=2 + 3 * salt)))
+    assert runs[1:] == runs[:1] * 3
+    other = byte_agent(ScriptedBackend(shuffled), tools=[add])
+    assert told(await other.run(QUESTIONS, num_chains=3, seed=8)) != runs[0]
+
+
+async def test_chains_and_turns_of_one_seed_draw_differently_and_without_a_seed_nothing_repeats() -> None:
+    backend = Recording(lambda turn: call("add", a=1, b=turn.random.randrange(10**9)))
+    agent = byte_agent(backend, tools=[add])
+    await agent.run(QUESTIONS, num_chains=2, max_turns=3, seed=1)
+    seeds = [request.sampling.seed for request in backend.requests]
+    assert len(set(seeds)) == len(seeds) == 24
+    unseeded = byte_agent(ScriptedBackend(lambda turn: str(turn.random.random())))
+    assert len({t.prediction for t in await unseeded.run("Go.", num_chains=8)}) == 8
+
+
+async def test_the_samplings_own_seed_is_the_runs_seed() -> None:
+    one = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, seed=3, num_chains=2)
+    two = await byte_agent(ScriptedBackend(shuffled), tools=[add]).run(QUESTIONS, sampling={"seed": 3}, num_chains=2)
+    assert told(one) == told(two)
+    with pytest.raises(ConfigError, match="two names"):
+        await byte_agent("x").run("Go.", seed=1, sampling={"seed": 2})
+
+
+# ── re-entrancy ──
+
+
+async def test_two_runs_at_once_on_one_agent_keep_apart() -> None:
+    agent = byte_agent(
+        ScriptedBackend(lambda t: t.prompt.split("user\n")[1].split("<")[0], latency=random_latency(5)),
+        manager=ResourceManager(),
+    )
+    one, two = await asyncio.gather(
+        agent.run([f"one {i}" for i in range(5)], num_chains=2), agent.run([f"two {i}" for i in range(5)], num_chains=2)
+    )
+    assert [t.prediction for t in one] == [f"one {i}" for i in range(5) for _ in range(2)]
+    assert [t.prediction for t in two] == [f"two {i}" for i in range(5) for _ in range(2)]

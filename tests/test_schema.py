@@ -1,0 +1,386 @@
+"""What the model is told a tool takes, and what becomes of the arguments it sends."""
+
+import dataclasses
+import datetime
+import enum
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pydantic
+import pytest
+from annotated_types import Gt
+from pydantic import Field
+
+from agentfly import tool
+from agentfly.errors import ConfigError
+from agentfly.tooling import Tool
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+    LARGE = 2
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Line(pydantic.BaseModel):
+    """From here to there."""
+
+    start: Point
+    end: Point
+    title: str = Field("", description="What it is called.")
+
+
+class Tree(pydantic.BaseModel):
+    value: int
+    children: list["Tree"] = []
+
+
+def parameters(made: Tool) -> dict[str, Any]:
+    schema = made.schema
+    assert schema["type"] == "function"
+    assert schema["function"].keys() == {"name", "description", "parameters"}
+    out: dict[str, Any] = schema["function"]["parameters"]
+    assert (out["type"], out["additionalProperties"]) == ("object", False)
+    return out
+
+
+def spec(hint: Any) -> Any:
+    def takes(value) -> None:  # type: ignore[no-untyped-def]
+        """Take a value."""
+
+    takes.__annotations__["value"] = hint
+    out = parameters(tool(takes))
+    assert out["required"] == ["value"]
+    return out["properties"]["value"]
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"default": 0, "type": "integer"}},
+    "required": ["x"],
+}
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (int, {"type": "integer"}),
+        (float, {"type": "number"}),
+        (bool, {"type": "boolean"}),
+        (str, {"type": "string"}),
+        (Any, {}),
+        (list, {"type": "array", "items": {}}),
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (dict, {"type": "object", "additionalProperties": True}),
+        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045
+        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),  # noqa: UP007
+        (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
+        (Literal["a"], {"type": "string", "const": "a"}),
+        (Colour, {"type": "string", "enum": ["red", "blue"]}),
+        (Size, {"type": "integer", "enum": [1, 2]}),
+        (Point, {**POINT, "additionalProperties": False}),
+        (list[Point], {"type": "array", "items": {**POINT, "additionalProperties": False}}),
+        (Annotated[int, Field(gt=0, description="N")], {"type": "integer", "exclusiveMinimum": 0, "description": "N"}),
+        (Annotated[int, Gt(3)], {"type": "integer", "exclusiveMinimum": 3}),
+        (datetime.date, {"type": "string", "format": "date"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_schema_of_a_type(hint: Any, expected: dict[str, Any]) -> None:
+    assert spec(hint) == expected
+
+
+def test_a_nested_model_is_written_out_where_it_is_used() -> None:
+    line = spec(Line)
+    assert line["description"] == "From here to there."
+    assert line["properties"]["start"] == POINT
+    assert line["properties"]["title"] == {"type": "string", "default": "", "description": "What it is called."}
+    assert "$ref" not in str(line)
+
+
+def test_a_recursive_model_keeps_its_definition() -> None:
+    @tool
+    def grow(tree: Tree, second: Tree) -> str:
+        """Grow."""
+        return str(tree.children[0].value)
+
+    out = parameters(grow)
+    assert out["properties"]["tree"] == {"$ref": "#/$defs/Tree"}
+    assert out["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
+    checked = grow.arguments.check({"tree": {"value": 1, "children": [{"value": 2}]}, "second": {"value": 3}})
+    assert isinstance(checked, dict)
+    assert grow(**checked) == "2"
+    assert "tree: object" in grow.arguments.usage
+
+
+def test_two_models_told_apart_by_a_field_leave_no_dangling_reference() -> None:
+    class Cat(pydantic.BaseModel):
+        kind: Literal["cat"]
+
+    class Dog(pydantic.BaseModel):
+        kind: Literal["dog"]
+
+    assert "$defs" not in str(spec(Annotated[Cat | Dog, Field(discriminator="kind")]))
+
+
+def test_arguments_may_have_the_names_that_schemas_use() -> None:
+    @tool
+    def odd(title: str, default: int, properties: str, type: str, function: str, arguments: str, name: str) -> None:
+        """Odd."""
+
+    out = parameters(odd)
+    assert out["properties"].keys() == {"title", "default", "properties", "type", "function", "arguments", "name"}
+    assert out["properties"]["title"] == {"type": "string"}
+
+
+def test_defaults_make_an_argument_optional_and_are_shown_where_json_can() -> None:
+    nowhere = object()
+
+    @tool
+    def go(
+        to: str,
+        steps: int = 3,
+        how: Colour = Colour.RED,
+        at: Point = Point(1),  # noqa: B008 – what users write
+        secret: Any = nowhere,
+        limit: int = None,  # type: ignore[assignment]  # noqa: RUF013
+    ) -> str:
+        """Go."""
+        return f"{to} {steps} {how} {at} {secret is nowhere} {limit}"
+
+    out = parameters(go)
+    assert out["required"] == ["to"]
+    assert {name: spec.get("default", "–") for name, spec in out["properties"].items()} == {
+        "to": "–",
+        "steps": 3,
+        "how": "red",
+        "at": {"x": 1, "y": 0},
+        "secret": "–",
+        "limit": None,
+    }
+    assert go(**go.arguments.check({"to": "x"})) == f"x 3 {Colour.RED} {Point(1)} True None"
+    assert go.arguments.check({"to": "x", "limit": None}) == {"to": "x", "limit": None}
+
+
+def google(a: int, b: str = "x") -> None:
+    """Do a thing.
+
+    At some length.
+
+    Args:
+        a: The first
+            of them.
+        b (str): The second.
+
+    Returns:
+        Nothing.
+    """
+
+
+def numpy(a: int, b: str = "x") -> None:
+    """Do a thing.
+
+    At some length.
+
+    Parameters
+    ----------
+    a : int
+        The first
+        of them.
+    b : str
+        The second.
+    """
+
+
+def rest(a: int, b: str = "x") -> None:
+    """Do a thing.
+
+    At some length.
+
+    :param a: The first
+        of them.
+    :param str b: The second.
+    """
+
+
+@pytest.mark.parametrize("function", [google, numpy, rest])
+def test_the_docstring_describes_the_tool_and_its_arguments(function: Callable[..., Any]) -> None:
+    made = tool(function)
+    assert made.schema["function"]["description"] == "Do a thing.\n\nAt some length."
+    described = {name: spec["description"] for name, spec in parameters(made)["properties"].items()}
+    assert described == {"a": "The first\nof them.", "b": "The second."}
+
+
+def test_what_a_hint_says_of_itself_goes_before_the_docstring() -> None:
+    @tool
+    def go(to: Annotated[str, Field(description="From the hint.")], line: Line) -> None:
+        """Go.
+
+        Args:
+            to: From the docstring.
+            line: Which line.
+        """
+
+    described = {name: spec["description"] for name, spec in parameters(go)["properties"].items()}
+    assert described == {"to": "From the hint.", "line": "Which line."}
+
+
+def test_a_docstring_may_be_missing_or_tell_of_other_arguments() -> None:
+    @tool
+    def bare(a: int) -> None: ...
+
+    @tool
+    def stale(a: int) -> None:
+        """Do.
+
+        Args:
+            gone: Not there any more.
+        """
+
+    assert bare.schema["function"]["description"] == ""
+    assert parameters(stale)["properties"] == {"a": {"type": "integer"}}
+    assert tool(description="Given.")(google).schema["function"]["description"] == "Given."
+
+
+@pytest.mark.parametrize(
+    ("hint", "sent", "got"),
+    [
+        (int, "5", 5),
+        (int, 5.0, 5),
+        (float, 5, 5.0),
+        (float, "2.5", 2.5),
+        (bool, "true", True),
+        (str, 42, "42"),
+        (str, 1.5, "1.5"),
+        (list[int], ["1", 2], [1, 2]),
+        (dict[str, float], {"a": "1"}, {"a": 1.0}),
+        (int | None, None, None),
+        (int | str, "5", "5"),
+        (int | str, 5, 5),
+        (Literal["a", "b"], "b", "b"),
+        (Colour, "blue", Colour.BLUE),
+        (Size, 2, Size.LARGE),
+        (Point, {"x": "1"}, Point(1, 0)),
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
+        (Annotated[int, Field(le=5)], 5, 5),
+        (Any, {"a": [None]}, {"a": [None]}),
+        (str, "\ud800", "\ud800"),
+    ],
+    ids=str,
+)
+def test_what_the_model_sends_is_coerced(hint: Any, sent: object, got: object) -> None:
+    def take(value) -> None: ...  # type: ignore[no-untyped-def]
+
+    take.__annotations__["value"] = hint
+    checked = tool(take).arguments.check({"value": sent})
+    assert checked == {"value": got}
+    assert type(checked["value"]) is type(got)
+
+
+@pytest.mark.parametrize(
+    ("hint", "sent", "wrong"),
+    [
+        (int, "five", "'value': input should be a valid integer"),
+        (int, 1.5, "'value': input should be a valid integer"),
+        (int, None, "'value': input should be a valid integer"),
+        (int, True, None),
+        (str, ["a"], "'value': input should be a valid string"),
+        (bool, "perhaps", "'value': input should be a valid boolean"),
+        (list[int], [1, "x"], "'value.1': input should be a valid integer"),
+        (Literal["a", "b"], "c", "'value': input should be 'a' or 'b'"),
+        (Colour, "green", "'value': input should be 'red' or 'blue'"),
+        (Point, {}, "'value.x' is missing"),
+        (Point, {"x": 1, "z": 2}, "value.z"),
+        (Annotated[int, Field(le=5)], 6, "'value': input should be less than or equal to 5"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(hint: Any, sent: object, wrong: str | None) -> None:
+    def take(value) -> None: ...  # type: ignore[no-untyped-def]
+
+    take.__annotations__["value"] = hint
+    checked = tool(take).arguments.check({"value": sent})
+    assert (wrong in checked) if wrong else isinstance(checked, dict)
+
+
+def test_missing_and_extra_arguments_are_named_with_what_there_is() -> None:
+    made = tool(google)
+    assert made.arguments.check({"c": 1}) == (
+        "Error: the arguments of 'google' do not fit: 'a' is missing; there is no argument 'c'. "
+        "It takes a: integer, b: string (optional)."
+    )
+    told = tool(rest).arguments.check({"a": 1, "b" * 10_000: 1})
+    assert isinstance(told, str)
+    assert len(told) < 300
+
+
+def test_usage_names_choices() -> None:
+    @tool
+    def choose(a: Literal["x", "y"], b: Colour, c: int | None = None, d: Literal[1] = 1, e: Any = 0) -> None: ...
+
+    assert choose.arguments.usage == (
+        'It takes a: one of "x", "y", b: one of "red", "blue", c: integer or null (optional), d: 1 (optional), '
+        "e: anything (optional)."
+    )
+    assert tool(lambda: None).arguments.usage == "It takes no arguments."
+
+
+def test_keyword_arguments_are_open() -> None:
+    @tool
+    def anything(a: int, **more: Any) -> str:
+        """Take anything."""
+        return f"{a} {more}"
+
+    assert anything.schema["function"]["parameters"]["additionalProperties"] is True
+    assert anything.arguments.check({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+
+
+def args(*values: int) -> None: ...
+
+
+def positional(a: int, /) -> None: ...
+
+
+def opaque(a: object()) -> None: ...  # type: ignore[valid-type]
+
+
+def unwritable(a: "threading_lock") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def field_as_default(a: int = Field(3, gt=0)) -> None: ...
+
+
+class Opaque:
+    pass
+
+
+def no_schema(a: Opaque) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (args, r"\*values: int cannot be given so"),
+        (positional, "cannot be given so"),
+        (opaque, "no JSON schema.*object"),
+        (unwritable, "'threading_lock' of 'a' cannot be read"),
+        (field_as_default, "write a: Annotated"),
+        (no_schema, "no JSON schema.*Opaque"),
+    ],
+)
+def test_a_signature_the_model_could_not_fill_is_refused(function: Callable[..., Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=f"tool '{function.__name__}'.*{wrong}"):
+        _ = tool(function).schema

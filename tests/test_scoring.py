@@ -1,0 +1,410 @@
+"""`@reward`: it gets what it asks for by name, and only a finite number comes out."""
+
+import asyncio
+import decimal
+import fractions
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from agentfly import Environment, Task, reward, tool
+from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
+from agentfly.outcome import Score, StopReason, Turn
+from agentfly.resources import Leases, ResourceManager
+from agentfly.scoring import Reward, Scorer
+from agentfly.tooling import Context
+from agentfly.trajectory import Author, Segment, Trajectory
+from agentfly.types import Finish, Message
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
+
+
+class Counter(Environment):
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.shown = -1
+
+    async def reset(self, task: Task) -> None:
+        self.shown = 0
+
+    @tool
+    async def press(self) -> str:
+        """Press."""
+        self.shown += 1
+        return str(self.shown)
+
+
+class Louder(Counter):
+    pass
+
+
+class Other(Environment):
+    pass
+
+
+class Broken(Environment):
+    async def start(self) -> None:
+        raise OSError("no power")
+
+
+ROW = {"question": "Make it show 7.", "target": 7, "difficulty": "easy"}
+
+
+def chain(row: Any = ROW, turns: int = 2, prediction: str = "7") -> Trajectory:
+    segment = Segment()
+    segment.show(Author.TASK, [1], [Message("user", "Make it show 7."), Message("assistant", prediction)], turn=0)
+    made = tuple(Turn(Finish.STOP) for _ in range(turns))
+    return Trajectory(Task.of(row), (segment.seal(),), made, StopReason.ANSWER, prediction, 3, 1)
+
+
+async def score(spec: Any, trajectory: Trajectory | None = None, used: Any = (), leases: Leases | None = None) -> Score:
+    trajectory = trajectory or chain()
+    scorer = Scorer(spec, used)
+    scorer.check(trajectory.task)
+    context = Context(trajectory.task, trajectory.group, trajectory.chain, len(trajectory.turns))
+    if leases is not None:
+        return await scorer.score(trajectory, context, leases)
+    async with ResourceManager().leases(trajectory.task) as own:
+        return await scorer.score(trajectory, context, own)
+
+
+def returning(value: Any, name: str = "given") -> Reward:
+    return reward(name=name)(lambda: value)
+
+
+# ── what it may ask for ──
+
+
+async def test_every_offered_name_is_given() -> None:
+    got: dict[str, Any] = {}
+
+    @reward
+    def ask(prediction, final_response, trajectory, messages, task, context, target, question, difficulty):  # type: ignore[no-untyped-def]
+        got.update(locals())
+        return 1
+
+    record = chain()
+    assert (await score(ask, record)).total == 1.0
+    assert (got["prediction"], got["final_response"], got["target"], got["difficulty"]) == ("7", "7", 7, "easy")
+    assert got["trajectory"] is record
+    assert got["messages"] == record.messages
+    assert got["task"] is record.task
+    assert got["question"] == "Make it show 7."
+    assert (got["context"].chain_id, got["context"].metadata["target"]) == ("3/1", 7)
+
+
+async def test_a_reward_is_the_function_it_was_and_may_be_async() -> None:
+    @reward
+    def plain(prediction: str, target: int) -> float:
+        """Compare."""
+        return float(prediction == str(target))
+
+    @reward(name="later")
+    async def later(prediction: str) -> float:
+        await asyncio.sleep(0)
+        return len(prediction)
+
+    assert plain("7", target=7) == 1.0
+    assert await later("abc") == 3
+    assert (plain.name, plain.__doc__, later.name) == ("plain", "Compare.", "later")
+    assert ((await score(plain)).total, (await score(later)).total) == (1.0, 1.0)
+
+
+async def test_kwargs_get_the_other_columns_and_only_those() -> None:
+    got: dict[str, Any] = {}
+
+    @reward
+    def ask(target: int, **rest: Any) -> int:
+        got.update(rest)
+        return 1
+
+    await score(ask, chain({**ROW, "context": "c", "reward": 3, "odd name": 1, "function": 2}))
+    assert got == {"question": ROW["question"], "difficulty": "easy", "reward": 3, "odd name": 1, "function": 2}
+
+
+async def test_defaults_fill_in_for_columns_that_are_not_there() -> None:
+    @reward
+    def ask(target: int = 1, tolerance: float = 0.5, *args: Any, env: Any = None) -> float:
+        return target + tolerance + (0 if env is None else 100)
+
+    assert (await score(ask)).total == 7.5
+
+
+async def test_columns_named_like_ours_break_nothing() -> None:
+    row = {"question": "Q", "context": "c", "id": 5, "reward": 9, "trajectory": "t", "prediction": "p", "env": "e"}
+
+    @reward
+    def ask(context: Any, id: int, reward: int, trajectory: Any, prediction: str, task: Task, env: str) -> float:
+        assert context.task is task
+        assert trajectory.prediction == prediction == "7"
+        assert (env, task.columns["context"], task.columns["prediction"]) == ("e", "c", "p")
+        return id + reward
+
+    assert (await score(ask, chain(row), used=[Counter])).total == 14
+    messages = {"messages": [{"role": "user", "content": "Q"}], "id": 5}
+
+    @reward
+    def count(messages: Any, id: int) -> int:
+        return len(messages) + id
+
+    assert (await score(count, chain(messages))).total == 7
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (lambda targett: 1, "reward 'r' asks for 'targett'; it may ask for context, difficulty, final_response, "),
+        (lambda env: 1, "reward 'r' asks for 'env'; it may ask for context"),
+        (lambda answer: 1, "messages, prediction, question, target, task, trajectory$"),
+        (lambda self: 1, "asks for 'self'"),
+    ],
+)
+def test_asking_for_what_nobody_offers_fails_before_anything_runs(function: Callable[..., Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        Scorer(reward(name="r")(function)).check(chain().task)
+
+
+def test_what_can_never_be_given_by_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reward 'first': 'prediction' is given by name"):
+
+        @reward
+        def first(prediction: str, /) -> float:
+            return 1.0
+
+
+def test_a_hint_that_only_type_checkers_know_is_no_hindrance() -> None:
+    @reward
+    def hinted(prediction: "Nothing", env: Counter) -> "Nothing":
+        return 1.0
+
+    assert hinted.environments == {"env": Counter}
+    Scorer(hinted).check(chain().task)
+
+
+# ── environments ──
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+async def test_the_environment_is_the_very_instance_of_the_chain(annotated: bool) -> None:
+    seen: list[Any] = []
+
+    @reward
+    def by_type(world: Counter, target: int) -> float:
+        seen.append(world)
+        return float(world.shown == target)
+
+    @reward
+    def by_name(env, target: int) -> float:  # type: ignore[no-untyped-def]
+        seen.append(env)
+        return float(env.shown == target)
+
+    trajectory, manager = chain(), ResourceManager()
+    async with manager.leases(trajectory.task) as leases:
+        world = await leases.get(Counter)
+        world.shown = 7
+        assert (await score(by_type if annotated else by_name, trajectory, [Counter], leases)).total == 1.0
+        assert seen == [world]
+    assert manager.live == 0
+
+
+async def test_an_environment_the_chain_never_touched_is_fresh_and_reset() -> None:
+    @reward
+    def untouched(env: Counter) -> float:
+        return env.shown
+
+    before = Counter.made
+    assert (await score(untouched, used=[Counter])).total == 0
+    assert (await score(untouched)).total == 0
+    assert Counter.made == before + 2
+
+
+async def test_a_reward_for_an_environment_gets_the_subclass_that_is_used() -> None:
+    @reward
+    def which(env: Counter) -> dict[str, Any]:
+        return {"reward": 1, "kind": type(env).__name__}
+
+    @reward
+    def whichever(env: Environment) -> dict[str, Any]:
+        return {"reward": 1, "kind": type(env).__name__}
+
+    assert (await score(which, used=[Louder, Other])).metrics["kind"] == "Louder"
+    assert (await score(whichever, used=[Louder])).metrics["kind"] == "Louder"
+
+
+def test_an_environment_that_could_be_several_is_refused() -> None:
+    @reward
+    def bare(env) -> float:  # type: ignore[no-untyped-def]
+        return 1.0
+
+    with pytest.raises(ConfigError, match="reward 'bare' asks for Environment, which may be any of Counter, Other"):
+        Scorer(bare, [Counter, Other]).check(chain().task)
+
+
+async def test_an_environment_that_cannot_start_is_an_environment_fault() -> None:
+    @reward
+    def needs(env: Broken) -> float:
+        return 1.0
+
+    with pytest.raises(EnvironmentFault, match=r"Broken\.start failed: OSError: no power"):
+        await score(needs)
+
+
+# ── numbers ──
+
+
+class Duck:
+    """As torch's scalars are: no number, but float() takes it."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+class Tensor(list[float]):
+    """As torch's vectors are."""
+
+    ndim = 1
+
+    def tolist(self) -> list[float]:
+        return list(self)
+
+
+@pytest.mark.parametrize(
+    ("value", "total"),
+    [
+        (1, 1.0),
+        (0.25, 0.25),
+        (True, 1.0),
+        (False, 0.0),
+        (-3, -3.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.bool_(True), 1.0),
+        (np.array(0.5), 0.5),
+        (Duck(), 0.5),
+        (decimal.Decimal("0.5"), 0.5),
+        (fractions.Fraction(1, 2), 0.5),
+    ],
+    ids=repr,
+)
+async def test_every_kind_of_number_is_a_reward(value: object, total: float) -> None:
+    for returned in (value, {"reward": value}):
+        got = await score(returning(returned))
+        assert (got.total, got.per_turn) == (total, None)
+        assert type(got.total) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "1.0", b"1", float("nan"), float("inf"), 10**400, 1j, object(), {1, 2}, {"score": 1}, {}, {"reward": None},
+     {"reward": "x"}, [1.0], [1, 2, 3], [1, None], [1, float("nan")], [1e308, 1e308], np.array([np.nan, 1]), [[1], [2]],
+     (n for n in [1, 2]), b"ab"],
+    ids=repr,
+)  # fmt: skip
+async def test_what_is_no_reward_is_the_rewards_fault(value: object) -> None:
+    with pytest.raises(RewardFault, match="reward 'given'"):
+        await score(returning(value))
+
+
+@pytest.mark.parametrize("value", [[0.25, 1], (0.25, 1), np.array([0.25, 1]), {"reward": [0.25, 1]}, Tensor([0.25, 1])])
+async def test_one_number_a_turn(value: object) -> None:
+    got = await score(returning(value))
+    assert (got.total, got.per_turn) == (1.25, (0.25, 1.0))
+
+
+async def test_the_wrong_number_of_turns_says_how_many_there_are() -> None:
+    with pytest.raises(RewardFault, match="returned 3 numbers for a chain of 2 turns"):
+        await score(returning([1, 2, 3]))
+    assert (await score(returning([]), chain(turns=0))).per_turn == ()
+
+
+async def test_the_rest_of_a_dict_is_metrics() -> None:
+    got = await score(returning({"reward": 1, "exact": np.float32(0.5), "parts": (1, 2), "note": "ok"}))
+    assert got == Score(1.0, None, {"exact": 0.5, "parts": [1, 2], "note": "ok"})
+    assert type(got.metrics["exact"]) is float
+    with pytest.raises(RewardFault, match="a dict without 'reward'; it has 'score', 'x'"):
+        await score(returning({"score": 1, "x": 2}))
+
+
+# ── several ──
+
+
+async def test_rewards_are_added_up_by_weight() -> None:
+    one = returning({"reward": 1, "exact": True}, "one")
+    half = returning(0.5, "half")
+    assert await score([one, half]) == Score(1.5, None, {"one": 1.0, "one/exact": True, "half": 0.5})
+    assert (await score({one: 2, half: -1.0})).total == 1.5
+    assert await score({one: 0.5}) == Score(0.5, None, {"exact": True})
+    assert (await score({returning([1, 2], "turns"): 0.5})).per_turn == (0.5, 1.0)
+
+
+async def test_what_the_whole_chain_earned_is_earned_at_its_end() -> None:
+    got = await score({returning([1, 2], "turns"): 1.0, returning(10, "whole"): 0.1})
+    assert (got.total, got.per_turn) == (4.0, (1.0, 3.0))
+    assert got.metrics == {"turns": 3.0, "whole": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "wrong"),
+    [
+        (lambda prediction: 1, "is no reward; decorate the function with @reward"),
+        ([], "an empty list of rewards"),
+        ("no_such_reward", "no reward is named 'no_such_reward'"),
+        ([returning(1, "same"), returning(2, "same")], "two rewards have one name among same, same"),
+        ({returning(1): float("nan")}, "weight of reward .*nan; it must be a finite number"),
+        ({returning(1): "2"}, "weight of reward .*'2'"),
+        ([(returning(1), 0.5)], "is no reward"),
+    ],
+)
+def test_what_is_no_reward_is_refused(spec: Any, wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        Scorer(spec)
+
+
+@pytest.mark.parametrize("given", [7, Counter, "name"])
+def test_only_a_function_can_be_made_a_reward(given: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be made a reward"):
+        reward(given)
+
+
+# ── failures ──
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), SystemExit(1), asyncio.CancelledError(), StopIteration()], ids=repr
+)
+async def test_a_reward_that_raises_is_a_reward_fault(is_async: bool, error: BaseException) -> None:
+    @reward(name="broken")
+    def plain() -> float:
+        raise error
+
+    @reward(name="broken")
+    async def coroutine() -> float:
+        raise error
+
+    with pytest.raises(RewardFault, match="reward 'broken' failed: "):
+        await score(coroutine if is_async else plain)
+
+
+async def test_a_reward_may_say_what_is_wrong_itself() -> None:
+    @reward
+    def judge() -> float:
+        raise RewardFault("the judge is asleep")
+
+    with pytest.raises(RewardFault, match=r"^the judge is asleep$"):
+        await score(judge)
+
+
+async def test_a_reward_that_hangs_is_given_up() -> None:
+    @reward(timeout=0.05)
+    async def slow() -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    with pytest.raises(RewardFault, match=r"reward 'slow' took longer than 0\.05 s"):
+        await score(slow)

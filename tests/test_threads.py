@@ -1,0 +1,268 @@
+"""Plain functions in threads: in parallel, in order, cancellable, and never in the way of the process's end."""
+
+import asyncio
+import contextvars
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from agentfly import threads
+from agentfly.threads import call
+
+MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A pool of two threads."""
+    small = threads._Pool(2)
+    monkeypatch.setattr(threads, "_POOL", small)
+    return small
+
+
+async def settled(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_plain_function_leaves_the_loop_free() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def block() -> str:
+        entered.set()
+        assert leave.wait(10)
+        return threading.current_thread().name
+
+    running = asyncio.create_task(call(block))
+    await settled(entered.is_set)  # the loop turns while the function blocks
+    leave.set()
+    assert await running != threading.main_thread().name
+
+
+async def test_plain_functions_run_at_the_same_time() -> None:
+    together = threading.Barrier(8, timeout=10)
+    assert sorted(await asyncio.gather(*(call(together.wait) for _ in range(8)))) == list(range(8))
+
+
+async def test_a_coroutine_runs_in_the_loop_and_a_returned_awaitable_is_awaited() -> None:
+    async def where(a: int, *, function: int) -> tuple[str, int]:
+        await asyncio.sleep(0)
+        return threading.current_thread().name, a + function
+
+    class Callable:
+        async def __call__(self, a: int, *, function: int) -> tuple[str, int]:
+            return await where(a, function=function)
+
+    main = threading.current_thread().name
+    for function in (where, Callable(), lambda a, *, function: where(a, function=function)):
+        assert await call(function, 1, function=2) == (main, 3)
+
+
+async def test_context_variables_come_along_and_stay_apart() -> None:
+    def swap() -> str:
+        before = MARK.get()
+        MARK.set("changed in the thread")
+        return before
+
+    MARK.set("of the caller")
+    assert await asyncio.gather(call(swap), call(swap)) == ["of the caller"] * 2
+    assert MARK.get() == "of the caller"
+
+
+async def test_no_more_than_the_limit_run_and_the_rest_wait_their_turn(pool: Any) -> None:
+    running, most, order = 0, 0, []
+    lock, gate = threading.Lock(), threading.Event()
+
+    def work(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            order.append(number)
+        assert gate.wait(10)
+        with lock:
+            running -= 1
+        return number
+
+    jobs = [asyncio.create_task(call(work, n)) for n in range(9)]
+    await settled(lambda: running == 2)
+    gate.set()
+    assert await asyncio.gather(*jobs) == list(range(9))
+    assert (most, sorted(order)) == (2, list(range(9)))
+    assert set(order[:2]) == {0, 1}
+
+
+async def test_idle_threads_are_used_again(pool: Any) -> None:
+    seen = set()
+    for _ in range(20):
+        seen.add(await call(threading.get_ident))
+        await settled(lambda: pool._idle == pool._threads)
+    assert len(seen) == 1
+
+
+async def test_functions_that_nobody_waits_for_take_up_no_place(pool: Any) -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def hang() -> None:
+        entered.release()
+        assert leave.wait(20)
+
+    hung = [asyncio.create_task(call(hang)) for _ in range(2)]
+    waiting = asyncio.create_task(call(lambda: "served"))
+    for _ in range(2):
+        await settled(lambda: entered.acquire(blocking=False))
+    assert not waiting.done()
+    for task in hung:
+        task.cancel()
+    assert await asyncio.wait_for(waiting, 10) == "served"
+    assert await asyncio.wait_for(call(lambda: "also served"), 10) == "also served"
+    leave.set()
+    assert pool._threads <= 2
+
+
+async def test_a_call_cancelled_in_the_queue_is_never_run(pool: Any) -> None:
+    leave, ran = threading.Event(), []
+    busy = [asyncio.create_task(call(leave.wait, 10)) for _ in range(2)]
+    await asyncio.sleep(0)
+    queued = asyncio.create_task(call(ran.append, 1))
+    await asyncio.sleep(0)
+    queued.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await queued
+    leave.set()
+    await asyncio.gather(*busy)
+    assert await call(lambda: "next") == "next"
+    assert ran == []
+
+
+async def test_a_function_that_fails_after_it_was_given_up_is_no_orphan() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        entered.set()
+        leave.wait(10)
+        left.set()
+        raise ValueError("too late")
+
+    task = asyncio.create_task(call(fail))
+    await settled(entered.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    leave.set()
+    await settled(left.is_set)
+    await asyncio.sleep(0.02)
+    gc.collect()
+    assert complaints == []
+
+
+class Panic(BaseException):
+    """As compiled libraries raise it."""
+
+
+def raising(error: BaseException) -> Any:
+    def plain() -> None:
+        raise error
+
+    return plain
+
+
+def raising_async(error: BaseException) -> Any:
+    async def coroutine() -> None:
+        raise error
+
+    return coroutine
+
+
+@pytest.mark.parametrize("make", [raising, raising_async])
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), Panic("lost"), StopIteration("x"), asyncio.CancelledError("own"), GeneratorExit()],
+    ids=repr,
+)
+async def test_what_would_end_more_than_the_call_arrives_as_an_error(make: Any, error: BaseException) -> None:
+    with pytest.raises(RuntimeError):
+        await call(make(error))
+    assert await call(lambda: "goes on") == "goes on"
+
+
+async def test_an_ordinary_error_arrives_as_it_is() -> None:
+    with pytest.raises(KeyError, match="lost"):
+        await call(raising(KeyError("lost")))
+    with pytest.raises(KeyError, match="lost"):
+        await call(raising_async(KeyError("lost")))
+
+
+async def test_a_real_cancellation_stays_one() -> None:
+    started = asyncio.Event()
+
+    async def forever() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    for function in (forever, lambda: time.sleep(0.05)):
+        task = asyncio.create_task(call(function))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+
+async def test_an_idle_thread_lets_go_of_its_last_arguments() -> None:
+    class Big:
+        pass
+
+    big = Big()
+    gone = weakref.ref(big)
+    await call(lambda value: None, big)
+    del big
+    await settled(lambda: gc.collect() is not None and gone() is None)
+
+
+def test_several_loops_one_after_another() -> None:
+    async def main() -> int:
+        return sum(await asyncio.gather(*(call(lambda n=n: n) for n in range(5))))
+
+    assert [asyncio.run(main()) for _ in range(3)] == [10, 10, 10]
+
+
+def test_a_function_may_outlive_its_loop() -> None:
+    leave, left = threading.Event(), threading.Event()
+
+    def late() -> None:
+        leave.wait(10)
+        left.set()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call(late), 0.02)
+
+    asyncio.run(main())
+    leave.set()
+    assert left.wait(10)
+    assert asyncio.run(call(lambda: "still there")) == "still there"
+
+
+def test_a_hung_function_does_not_keep_the_process_from_ending() -> None:
+    program = """
+import asyncio, time
+from agentfly.threads import call
+async def main():
+    try:
+        await asyncio.wait_for(call(time.sleep, 3600), 0.1)
+    except TimeoutError:
+        print("given up", flush=True)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")

@@ -1,0 +1,390 @@
+"""The record of a chain: append-only, one author a span, the mask derived, and a JSON form that loses nothing."""
+
+import dataclasses
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import rich
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agentfly.errors import RecordError
+from agentfly.outcome import CallRecord, CallStatus, Failure, FailureKind, Score, StopReason, Treatment, Turn
+from agentfly.trajectory import COLOURS, Author, Segment, Span, Trajectory
+from agentfly.types import Completion, Finish, Image, Message, Task, ToolCall
+
+# ── random builds ──
+
+SHOWN = [author for author in Author if author is not Author.MODEL]
+ids = st.integers(0, 2**31 - 1)
+logprob = st.floats(-(2.0**100), 0, width=32)
+number = st.floats(allow_nan=False, allow_infinity=False)
+count = st.integers(0, 2**53)
+text = st.text(max_size=12) | st.sampled_from(["", "\u2028", "\x00", "😀", '"\\', "{image}", "\r\n", "é"])
+images = st.builds(Image, st.sampled_from(["data:image/png;base64,AA==", "https://x/ü.png"]))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | number | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=6,
+)
+columns = st.dictionaries(text, values, max_size=3)
+calls = st.builds(ToolCall, text, columns, text, text, text)
+messages = st.builds(
+    Message,
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    text | st.lists(text | images, max_size=3).map(tuple),
+    st.lists(calls, max_size=2).map(tuple),
+    text,
+    text,
+    text,
+)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> Completion:
+    runs = draw(st.lists(st.tuples(st.integers(0, 9), st.lists(st.tuples(ids, logprob), max_size=4)), max_size=3))
+    sampled = [(token, lp, version) for version, run in runs for token, lp in run]
+    finish = draw(st.sampled_from(Finish)) if sampled else Finish.ABORTED
+    message = draw(st.none() | messages)
+    return Completion([s[0] for s in sampled], [s[1] for s in sampled], [s[2] for s in sampled], finish, None, message)
+
+
+Shown = tuple[Author, list[int], list[Message]]
+shows = st.tuples(st.sampled_from(SHOWN), st.lists(ids, max_size=5), st.lists(messages, max_size=2))
+builds = st.lists(shows | completions(), max_size=6)
+
+
+def build(parts: list[Shown | Completion]) -> Segment:
+    segment = Segment()
+    for turn, part in enumerate(parts):
+        if isinstance(part, Completion):
+            segment.sample(part, Message("assistant", "said"), turn=turn)
+        else:
+            segment.show(part[0], part[1], part[2], turn=turn)
+    return segment
+
+
+segments = builds.map(build).map(Segment.seal)
+trajectories = st.builds(
+    Trajectory,
+    st.builds(Task, st.lists(messages, min_size=1, max_size=2).map(tuple), columns, text),
+    st.lists(segments, max_size=3).map(tuple),
+    st.lists(
+        st.builds(
+            Turn,
+            st.sampled_from(Finish),
+            st.lists(st.builds(CallRecord, text, st.sampled_from(CallStatus), number, columns), max_size=2).map(tuple),
+            number,
+            number,
+        ),
+        max_size=2,
+    ).map(tuple),
+    st.sampled_from(StopReason),
+    text,
+    count,
+    count,
+    st.none() | st.builds(Score, number, st.none() | st.lists(number, max_size=3).map(tuple), columns),
+    st.sampled_from(Treatment),
+    st.lists(st.builds(Failure, st.sampled_from(FailureKind), text, count, count), max_size=2).map(tuple),
+    number,
+    count,
+)
+
+
+@settings(deadline=None)
+@given(builds)
+def test_the_mask_is_true_exactly_on_what_was_sampled(parts: list[Shown | Completion]) -> None:
+    tokens: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for part in parts:
+        if isinstance(part, Completion):
+            tokens += part.token_ids
+            mask += [True] * len(part.token_ids)
+            logprobs += part.logprobs
+            versions += part.weight_versions
+        else:
+            tokens += part[1]
+            mask += [False] * len(part[1])
+            logprobs += [0.0] * len(part[1])
+            versions += [-1] * len(part[1])
+    growing, sealed = build(parts), build(parts).seal()
+    for segment in (growing, sealed):
+        assert len(segment) == len(tokens)
+        assert segment.tokens.tolist() == list(segment.prompt) == tokens
+        assert segment.mask.tolist() == mask
+        assert segment.logprobs.tolist() == logprobs
+        assert segment.weight_versions.tolist() == versions
+        assert segment.last == (tokens[-1] if tokens else None)
+        assert (segment.tokens.dtype, segment.mask.dtype, segment.logprobs.dtype) == (np.int32, np.bool_, np.float32)
+
+
+@settings(deadline=None)
+@given(builds)
+def test_a_span_has_one_author_and_one_weight_version(parts: list[Shown | Completion]) -> None:
+    for span in build(parts).spans:
+        sampled = span.author is Author.MODEL and len(span) > 0
+        assert (span.logprobs is not None) == (span.weight_version is not None) == sampled
+        assert span.logprobs is None or len(span.logprobs) == len(span)
+
+
+@settings(deadline=None)
+@given(st.lists(builds, max_size=3))
+def test_what_was_shown_stays_the_beginning_of_what_is_shown(stages: list[list[Shown | Completion]]) -> None:
+    segment, before = Segment(), []
+    for stage in stages:
+        for part in stage:
+            if isinstance(part, Completion):
+                segment.sample(part, Message("assistant"), turn=0)
+            else:
+                segment.show(part[0], part[1], turn=0)
+        now = segment.prompt.tolist()
+        assert now[: len(before)] == before
+        before = now
+
+
+# ── the doors ──
+
+
+def two_turns() -> Segment:
+    """`P0 + A0 + E0 + A1`, with new weights in the middle of A1."""
+    segment = Segment()
+    segment.show(Author.TASK, [1, 2], [Message("user", "Q", ())], turn=0)
+    segment.sample(Completion([3, 4], [-0.5, -1.5], [0, 0], Finish.STOP), Message("assistant", "call"), turn=0)
+    segment.show(Author.TOOL, [5], [Message("tool", ("seen", Image("https://x/y.png")))], turn=1)
+    completion = Completion([6, 7, 8], [-0.1, -0.2, -0.3], [0, 1, 1], Finish.STOP)
+    segment.sample(completion, Message("assistant", "done"), turn=1)
+    return segment
+
+
+def test_new_weights_in_the_middle_of_a_turn_split_its_span() -> None:
+    segment = two_turns()
+    assert segment.mask.tolist() == [False, False, True, True, False, True, True, True]
+    assert segment.weight_versions.tolist() == [-1, -1, 0, 0, -1, 0, 1, 1]
+    assert [(s.author, len(s), s.turn, s.weight_version) for s in segment.spans] == [
+        (Author.TASK, 2, 0, None),
+        (Author.MODEL, 2, 0, 0),
+        (Author.TOOL, 1, 1, None),
+        (Author.MODEL, 1, 1, 0),
+        (Author.MODEL, 2, 1, 1),
+    ]
+    assert [m.text for m in segment.messages] == ["Q", "call", "seen", "done"]
+    assert segment.images == (Image("https://x/y.png"),)
+
+
+def test_a_sealed_segment_takes_nothing_more() -> None:
+    segment = two_turns().seal()
+    before = segment.to_json()
+    with pytest.raises(RecordError, match="sealed"):
+        segment.show(Author.USER, [9], turn=2)
+    with pytest.raises(RecordError, match="sealed"):
+        segment.sample(Completion([9], [-1.0], [0], Finish.STOP), Message("assistant"), turn=2)
+    with pytest.raises(RecordError, match="sealed"):
+        segment.sample(Completion([], [], [], Finish.ABORTED), Message("assistant"), turn=2)
+    assert segment.to_json() == before
+    assert segment.exact
+
+
+def test_nobody_can_show_what_only_the_model_writes() -> None:
+    with pytest.raises(RecordError, match="sample"):
+        Segment().show(Author.MODEL, [1], turn=0)
+
+
+def test_unequal_lengths_cannot_be_written() -> None:
+    three = np.array([1, 2, 3], np.int32)
+    two = np.zeros(2, np.float32)
+    for wrong in (
+        lambda: Span(Author.MODEL, three, 0, (), two, 0),
+        lambda: Span(Author.MODEL, three, 0),
+        lambda: Span(Author.MODEL, three, 0, (), np.zeros(3, np.float32)),
+        lambda: Span(Author.TOOL, three, 0, (), np.zeros(3, np.float32), 0),
+        lambda: Span(Author.TOOL, three, 0, weight_version=0),
+    ):
+        with pytest.raises(RecordError):
+            wrong()
+
+
+def test_the_record_cannot_be_written_over() -> None:
+    segment = two_turns()
+    for span in segment.spans:
+        for values in (span.ids, span.logprobs):
+            if values is not None:
+                with pytest.raises(ValueError, match="read-only"):
+                    values[0] = 0
+                assert values.base is None or not values.base.flags.writeable
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            span.author = Author.MODEL  # type: ignore[misc]
+    for name in ("tokens", "mask", "logprobs", "weight_versions", "images", "spans", "exact", "prompt", "last"):
+        with pytest.raises(AttributeError):
+            setattr(segment, name, ())
+    segment.tokens[0] = 99  # copies: what is done to them is not done to the record
+    segment.prompt[0] = 99
+    assert segment.tokens[0] == 1
+    trajectory = Trajectory(Task.of("Q"), (segment,), (), StopReason.ANSWER, "")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trajectory.prediction = "better"  # type: ignore[misc]
+
+
+def test_the_ids_a_caller_passed_in_stay_the_callers() -> None:
+    shown, segment = np.array([1, 2], np.int32), Segment()
+    segment.show(Author.TASK, shown, turn=0)  # type: ignore[arg-type]
+    shown[0] = 99
+    assert segment.tokens.tolist() == [1, 2]
+
+
+def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
+    told = Message("assistant", "hello")
+    segment = Segment()
+    segment.sample(Completion([], [], [], Finish.STOP, message=told), told, turn=0)
+    trajectory = Trajectory(Task.of("Q"), (segment.seal(),), (), StopReason.ANSWER, "hello", group=3, chain=1)
+    assert not segment.exact
+    assert "chain 3/1" in (trajectory.untrainable or "")
+    assert not Trajectory.from_json(trajectory.to_json()).segments[0].exact
+
+
+def test_a_turn_that_was_aborted_before_its_first_token_loses_nothing() -> None:
+    segment = two_turns()
+    segment.sample(Completion([], [], [], Finish.ABORTED), Message("assistant"), turn=2)
+    assert segment.exact
+    assert segment.mask.sum() == 5
+
+
+def test_a_long_chain_is_compact_once_sealed() -> None:
+    segment = Segment()
+    for turn in range(16):
+        segment.sample(Completion([7] * 128, [-0.5] * 128, [0] * 128, Finish.STOP), Message("assistant"), turn=turn)
+        segment.show(Author.TOOL, [8] * 128, turn=turn)
+    segment.seal()
+    held = sum(s.ids.nbytes + (0 if s.logprobs is None else s.logprobs.nbytes) for s in segment.spans)
+    assert len(segment) == 4096
+    assert held == 4096 * 4 + 2048 * 4
+
+
+# ── JSON ──
+
+
+@settings(deadline=None, max_examples=150)
+@given(trajectories)
+def test_json_loses_nothing(trajectory: Trajectory) -> None:
+    written = json.dumps(trajectory.to_json(), allow_nan=False)
+    read = Trajectory.from_json(json.loads(written))
+    assert read == trajectory
+    assert json.dumps(read.to_json()) == written
+    for one, other in zip(read.segments, trajectory.segments, strict=True):
+        assert one.prompt == other.prompt
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+        assert one.mask.tolist() == other.mask.tolist()
+        assert one.images == other.images
+
+
+def test_what_was_read_back_is_sealed() -> None:
+    trajectory = Trajectory(Task.of("Q"), (two_turns().seal(),), (), StopReason.ANSWER, "done")
+    segment = Trajectory.from_json(trajectory.to_json()).segments[0]
+    with pytest.raises(RecordError, match="sealed"):
+        segment.show(Author.USER, [1], turn=2)
+
+
+def test_a_difference_anywhere_makes_two_records_unequal() -> None:
+    def changed(**fields: Any) -> Segment:
+        segment = Segment()
+        given = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
+        completion = Completion(given["ids"], given["logprobs"], given["versions"], Finish.STOP)
+        segment.sample(completion, Message("assistant", given["said"]), turn=given["turn"])
+        return segment
+
+    assert changed() == changed()
+    for difference in ({"ids": [4]}, {"logprobs": [-0.25]}, {"versions": [1]}, {"said": "b"}, {"turn": 1}):
+        assert changed() != changed(**difference)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, (1, 2), b"x", float("nan"), float("inf"), {1: 2}, np.float32(1), np.zeros(2), [{"a": {1}}]],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_json_cannot_keep_is_refused_by_name(value: object) -> None:
+    task = Task.of("Q")
+    said = Message("assistant", tool_calls=(ToolCall("add", {"odd": value}),))
+    info = Turn(Finish.STOP, (CallRecord("add", CallStatus.OK, 0.0, {"odd": value}),))
+    segment = Segment()
+    segment.show(Author.TASK, [1], [said], turn=0)
+    ended: tuple[Any, ...] = (StopReason.ANSWER, "")
+    for record, place in (
+        (Trajectory(dataclasses.replace(task, columns={"odd": value}, id="t7"), (), (), *ended), "column of task 't7'"),
+        (Trajectory(task, (), (info,), *ended), "info of tool 'add'"),
+        (Trajectory(task, (), (), *ended, score=Score(1.0, None, {"odd": value})), "metrics of the reward"),
+        (Trajectory(task, (segment.seal(),), (), *ended), "arguments of a call of 'add'"),
+    ):
+        with pytest.raises(RecordError, match=f"{place}: 'odd' holds a {type(value).__name__}"):
+            record.to_json()
+
+
+def test_a_column_whose_name_is_no_text_is_refused() -> None:
+    task = Task((Message("user", "Q"),), {7: "x"})  # type: ignore[dict-item]
+    with pytest.raises(RecordError, match="7 holds"):
+        Trajectory(task, (), (), StopReason.ANSWER, "").to_json()
+
+
+@pytest.mark.parametrize("numbers", [(float("nan"),), (1.0, (float("inf"),))])
+def test_a_score_is_finite(numbers: Any) -> None:
+    with pytest.raises(RecordError, match="finite"):
+        Score(*numbers)
+
+
+# ── what it says of itself ──
+
+
+def test_every_stop_reason_is_a_failure_of_a_kind_or_none() -> None:
+    fine = {StopReason.ANSWER, StopReason.TOOL_END, StopReason.MAX_TURNS, StopReason.NO_CALL}
+    assert {stop for stop in StopReason if stop.failure is None} == fine
+    assert StopReason.CONTEXT_LIMIT.failure is FailureKind.TRUNCATION
+
+
+def test_a_trajectory_sums_itself_up() -> None:
+    turns = (Turn(Finish.STOP, (CallRecord("add", CallStatus.OK),)), Turn(Finish.STOP))
+    record = Trajectory(Task.of("Q"), (two_turns().seal(),), turns, StopReason.ANSWER, "done", 2, 1, score=Score(0.5))
+    assert repr(record) == "<Trajectory 2/1: answer after 2 turns, reward 0.5>"
+    assert (record.id, record.reward, record.sampled_tokens, record.untrainable) == ("2/1", 0.5, 5, None)
+    assert [m.text for m in record.messages] == ["Q", "call", "seen", "done"]
+    assert [call.name for call in record.calls] == ["add"]
+    assert Trajectory(Task.of("Q"), (), (), StopReason.CANCELLED, "").messages == (Message("user", "Q"),)
+
+
+def shown_in_colour(trajectory: Trajectory, decode: Any = None) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    console.print(trajectory.render(decode))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_print_colours_every_token_by_its_author() -> None:
+    trajectory = Trajectory(Task.of("Q"), (two_turns().seal(),), (), StopReason.ANSWER, "", score=Score(1.0))
+    rendered = trajectory.render(lambda tokens: "".join(f"<{token}>" for token in tokens))
+    colours = {rendered.plain[span.start : span.end]: span.style for span in rendered.spans}
+    assert rendered.plain.startswith("<1><2><3><4><5><6><7><8>\n── answer, reward 1")
+    assert colours["<1><2>"] == COLOURS[Author.TASK]
+    assert colours["<3><4>"] == colours["<6>"] == colours["<7><8>"] == COLOURS[Author.MODEL]
+    assert colours["<5>"] == COLOURS[Author.TOOL]
+    assert len(set(COLOURS.values())) == len(Author)
+    assert "\x1b[1;32m<3><4>" in shown_in_colour(trajectory, lambda ids: "".join(f"<{i}>" for i in ids))
+
+
+def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> None:
+    segment = Segment()
+    segment.show(Author.TASK, [1], [Message("user", ("look [bold]", Image("https://x/y.png")))], turn=0)
+    said = Message("assistant", "Hm.", (ToolCall("add", {"a": 1}), ToolCall("", problem="no name")), "let me think")
+    segment.sample(Completion([2], [-1.0], [0], Finish.STOP), said, turn=0)
+    trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
+    plain = trajectory.render().plain
+    told = 'user: look [bold]\n(picture)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
+    assert plain == f"── segment 0 ──\n{told}\n── segment 1 ──\n{told}\n── max_turns"
+    console = Console(file=io.StringIO(), width=200)
+    console.print(trajectory)
+    assert isinstance(console.file, io.StringIO)
+    assert "look [bold]" in console.file.getvalue()
+    assert rich.protocol.is_renderable(trajectory)

@@ -1,0 +1,54 @@
+"""The writing of a record, where it cannot be seen through a whole chain."""
+
+from agentfly.codec import byte_tokenizer
+from agentfly.template import History
+from agentfly.templates import load_template
+from agentfly.trajectory import Author
+from agentfly.transcript import Transcript
+from agentfly.types import Message
+from tests.fakes import sampled
+
+ASKED = [Message("user", "Hi")]
+
+
+def test_a_close_that_the_template_adds_is_the_templates_in_both_histories() -> None:
+    for history in History:
+        template = load_template("chatml", byte_tokenizer(), history=history)
+        transcript = Transcript(template)
+        transcript.begin(ASKED, Author.TASK, turn=0)
+        cut = Message("assistant", "half")
+        transcript.sampled(sampled(template.codec.encode("half")), cut, cut, turn=0)
+        transcript.add([Message("user", "Go on")], Author.USER, turn=1)
+        (segment,) = transcript.close()
+        authors = [span.author for span in segment.spans]
+        assert authors == [Author.TASK, Author.MODEL, Author.TEMPLATE, Author.USER], history
+        assert segment.spans[2].ids.tolist() == [template.close_id]
+        whole = template.start([*ASKED, cut, Message("user", "Go on")])
+        assert segment.tokens.tolist() == whole
+
+
+def test_a_server_that_never_answers_leaves_what_it_was_told_with_its_turn() -> None:
+    transcript = Transcript(None)
+    transcript.begin(ASKED, Author.TASK, turn=0)
+    reply = Message("assistant", "Ho")
+    transcript.sampled(sampled([5], prompt_ids=[1, 2], message=reply), reply, reply, turn=0)
+    transcript.add([Message("user", "And?")], Author.USER, turn=1)
+    (segment,) = transcript.close()
+    assert [(s.author, s.turn, [m.text for m in s.messages]) for s in segment.spans] == [
+        (Author.TASK, 0, ["Hi"]),
+        (Author.MODEL, 0, ["Ho"]),
+        (Author.USER, 1, ["And?"]),
+    ]
+
+
+def test_what_is_said_when_the_chain_is_over_is_recorded_and_not_shown() -> None:
+    template = load_template("chatml", byte_tokenizer())
+    transcript = Transcript(template)
+    transcript.begin(ASKED, Author.TASK, turn=0)
+    before = len(transcript.segment)
+    transcript.note([Message("tool", "late", name="f")], Author.TOOL, turn=0)
+    transcript.note([], Author.TOOL, turn=0)
+    (segment,) = transcript.close()
+    assert len(segment) == before
+    assert segment.messages[-1].text == "late"
+    assert len(segment.spans) == 2

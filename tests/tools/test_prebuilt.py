@@ -1,0 +1,79 @@
+"""The tools that come with the framework."""
+
+import time
+
+import pytest
+
+from agentfly.tools import answer, calculate, calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("(2 + 3) * 4 ** 2", "80"),
+        ("2^10", "1024"),
+        ("-7 // 2", "-4"),
+        ("7 % 4", "3"),
+        ("0.1 + 0.2", "0.3"),
+        ("1 / 3", "0.333333333333333"),
+        ("987654321987654 / 2", "493827160993827"),
+        ("sqrt(2)", "1.4142135623731"),
+        ("round(2.567, 2) + round(2.5) + max(1, 2)", "6.57"),
+        ("gcd(12, 18) + lcm(4, 6)", "18"),
+        ("2 ** -1", "0.5"),
+        (" pi ", "3.14159265358979"),
+        ("10 ** 40", "1" + "0" * 40),
+    ],
+)
+async def test_it_works_expressions_out(expression: str, result: str) -> None:
+    assert await calculate(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "2 +",
+        "1 / 0",
+        "sqrt(-1)",
+        "(-8) ** (1/3)",
+        "x + 1",
+        "'a' * 3",
+        "True + 1",
+        "__import__('os').system('true')",
+        "(1).__class__",
+        "[1, 2]",
+        "lambda: 1",
+        "abs(x=1)",
+        "max()",
+        "1 if 1 else 2",
+        "10 ** 10 ** 10",
+        "2 ** 100000",
+        "round(1, -1000000000)",
+        "9" * 5000,
+        "(10 ** 3000) * (10 ** 3000)",
+        "exp(1000)",
+        "(" * 500 + "1" + ")" * 500,
+        "-" * 20_000 + "1",
+        "1\0",
+    ],
+    ids=lambda text: text[:24],
+)
+async def test_what_it_cannot_work_out_is_told_at_once(expression: str) -> None:
+    started = time.monotonic()
+    assert (await calculate(expression)).startswith("Error: ")
+    assert time.monotonic() - started < 2
+
+
+def test_the_calculator_has_two_names() -> None:
+    assert calculator is calculate
+    assert calculate.schema["function"]["parameters"]["required"] == ["expression"]
+    assert (
+        "Numbers, the operators"
+        in calculate.schema["function"]["parameters"]["properties"]["expression"]["description"]
+    )
+
+
+async def test_the_answer_ends_the_chain() -> None:
+    assert answer.ends_chain
+    assert await answer("42") == "42"
