@@ -413,6 +413,11 @@ class Phases(Environment):
         await self._phase("tool")
         return "acted"
 
+    async def close(self) -> None:
+        if Phases.hangs == "close":
+            Phases.reached.set()
+            await asyncio.sleep(0.01)  # once begun, it is seen through
+
 
 @reward
 async def judged(env: Phases) -> float:
@@ -443,7 +448,7 @@ async def leaves_nothing_behind(agent: BaseAgent) -> AsyncIterator[None]:
 PHASES = ["start", "reset", "tool", "generate", "reward"]
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, "close"])
 async def test_cancelling_in_any_phase_releases_everything(phase: str) -> None:
     agent = hanging(phase)
     async with leaves_nothing_behind(agent):

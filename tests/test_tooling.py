@@ -204,7 +204,7 @@ async def test_a_method_of_an_environment_is_a_tool_on_the_class_and_a_method_on
 async def test_an_inherited_tool_acts_in_the_subclass() -> None:
     assert Louder.press.environments == (Louder,)
     assert Counter.press.environments == (Counter,)
-    assert [each.name for each in Toolbox([Louder])] == ["peek", "press", "shout"]
+    assert [each.name for each in Toolbox([Louder])] == ["press", "peek", "shout"]
     assert (await run(Louder.press, {Louder: Louder()}, times=1)).observation == "The counter shows 1."
     assert Louder.press.reference.endswith(":Louder.press")
 
@@ -222,7 +222,7 @@ def test_an_overridden_tool_is_the_subclasss() -> None:
 
 
 def test_one_method_of_two_environments_is_two_tools() -> None:
-    with pytest.raises(ConfigError, match=r"two tools are named 'peek': .*Counter\.look and .*Louder\.look"):
+    with pytest.raises(ConfigError, match=r"two tools are named 'press': .*Counter\.press and .*Louder\.press"):
         Toolbox([Counter, Louder])
     assert len(Toolbox([Louder, Louder.press, Louder.press])) == 3
 

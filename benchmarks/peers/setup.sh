@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes one virtual environment for each peer framework under .cache/peers/ (about 3 GB, some minutes).
+# Makes one virtual environment for each peer framework under .cache/peers/ (1.5 GB, some minutes).
 # The peers pin packages that disagree with each other, so they never share one, nor ours.
 #
 #   benchmarks/peers/setup.sh            both

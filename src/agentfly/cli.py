@@ -63,7 +63,7 @@ def check(
     """Say, property by property, whether a model's chat template can be extended exactly."""
     from rich.console import Console
 
-    from agentfly.templates.audit import check as examine
+    from agentfly.templates.check import check as examine
 
     report = examine(model, name)
     Console().print(report)

@@ -54,7 +54,7 @@ class Codec:
         self._pattern = re.compile(any_of(self.control))
         self.forged = re.compile(any_of(self.control, open_end=True))
         """Control text in somebody's words, or the beginning of some where the words end."""
-        self._plain_cached = lru_cache(maxsize=512)(self.plain)
+        self.plain_cached = lru_cache(maxsize=512)(self.plain)
 
     def encode(self, text: str, guard: str = "") -> list[int]:
         """The ids of rendered text. `guard` is a character to take out again; it keeps forged control text apart."""
@@ -63,7 +63,7 @@ class Codec:
             if isinstance(piece, int):
                 out.append(piece)
             else:
-                out += self._plain_cached(piece, guard)
+                out += self.plain_cached(piece, guard)
         return out
 
     def cut(self, text: str, guard: str) -> str:

@@ -7,7 +7,6 @@
     ├── RecordError         a trajectory would stop being true (a wrong append, a value JSON cannot keep)
     └── Fault               something outside the model's words broke while a chain ran; the failure policy decides
         ├── EnvironmentFault    the world died or hung: a fresh one may do
-        ├── ToolFault           a tool's own code raised
         ├── BackendFault        the engine or server failed
         └── RewardFault         a reward raised, or returned what is no reward
 
@@ -43,10 +42,6 @@ class Fault(AgentFlyError):
 
 class EnvironmentFault(Fault):
     """An environment died, hung, or could not start or reset."""
-
-
-class ToolFault(Fault):
-    """A tool's own code raised."""
 
 
 class BackendFault(Fault):

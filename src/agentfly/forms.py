@@ -1,6 +1,6 @@
-"""What a template puts around the contents of a delta, learned once, so that most deltas need no rendering.
+"""What a template puts around contents, learned once, so that most conversations and deltas need no rendering.
 
-The scaffolding between an assistant turn and the next is the same every time: only the contents (and, where a template
+The scaffolding around messages of the same roles is the same every time: only the contents (and, where a template
 shows them, the call ids) change. A form is learned from one rendering with slots in their place, and believed only
 after it foretold the renderings of all probes. Text that the template could compare with a literal never gets here.
 """
@@ -19,13 +19,13 @@ _PROBES = ("x", "", " ", "\n\n x \n", 'say "é" \\ {a: [1]}\tb', "7", "{}", "x\n
 """Contents that show whether a template writes text as it is, trims it, or does something else to it."""
 _IDS = ("call00017", "call00018")
 
-Suffix = Callable[[Sequence[str], Sequence[str]], tuple[int, str]]
+Rendered = Callable[[Sequence[str], Sequence[str]], tuple[int, str]]
 """Contents and call ids to the closing token before them and the text a template makes of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The scaffolding of one shape of delta, encoded as far as it does not touch the contents."""
+    """The scaffolding of messages of one shape, encoded as far as it does not touch the contents."""
 
     close: int
     trim: bool
@@ -41,24 +41,27 @@ class Form:
         """What the template would write, by this form."""
         return _fill(self.pieces, self._values(contents, call_ids))
 
-    def ids(self, contents: Sequence[str], call_ids: Sequence[str], codec: Codec) -> list[int]:
+    def ids(
+        self, contents: Sequence[str], call_ids: Sequence[str], encode: Callable[[str], Sequence[int]]
+    ) -> list[int]:
+        """The ids of that text; `encode` encodes the runs that hold a value."""
         values = self._values(contents, call_ids)
         out: list[int] = []
         for fixed, run in self.runs:
             out += fixed
             if run:
-                out += codec.plain(_fill(run, values))
+                out += encode(_fill(run, values))
         return out
 
     def _values(self, contents: Sequence[str], call_ids: Sequence[str]) -> list[str]:
         return [*([text.strip() for text in contents] if self.trim else contents), *call_ids]
 
 
-def learn(suffix: Suffix, messages: int, codec: Codec) -> Form | None:
-    """The form of a delta of so many messages; None when the template does more than put text between text."""
+def learn(rendered: Rendered, messages: int, codec: Codec) -> Form | None:
+    """The form of so many messages; None when the template does more than put text between text."""
     contents, call_ids = [_slot(i) for i in range(messages)], [_slot(messages + i) for i in range(messages)]
     try:
-        close, text = suffix(contents, call_ids)
+        close, text = rendered(contents, call_ids)
         parts = _SLOT.split(text)
         pieces = tuple(int(part) if i % 2 else part for i, part in enumerate(parts) if i % 2 or part)
         if [piece for piece in pieces if isinstance(piece, int) and piece < messages] != list(range(messages)):
@@ -66,16 +69,16 @@ def learn(suffix: Suffix, messages: int, codec: Codec) -> Form | None:
         for trim in (False, True):
             shows_ids = any(isinstance(piece, int) and piece >= messages for piece in pieces)
             form = Form(close, trim, pieces, tuple(_runs(pieces, codec)), shows_ids)
-            if all(_foretells(form, suffix, probe, messages) for probe in _PROBES):
+            if all(_foretells(form, rendered, probe, messages) for probe in _PROBES):
                 return form
     except TemplateError:
         pass
     return None
 
 
-def _foretells(form: Form, suffix: Suffix, probe: str, messages: int) -> bool:
+def _foretells(form: Form, rendered: Rendered, probe: str, messages: int) -> bool:
     contents, call_ids = [probe] * messages, [_IDS[i % 2] for i in range(messages)]
-    return (form.close, form.text(contents, call_ids)) == suffix(contents, call_ids)
+    return (form.close, form.text(contents, call_ids)) == rendered(contents, call_ids)
 
 
 def _slot(number: int) -> str:

@@ -37,10 +37,10 @@ class Judge:
         statuses = {result.status for result in results}
         if any(result.ends_chain for result in results):
             return StopReason.TOOL_END, ()
-        if reply.answer is not None:
-            return StopReason.ANSWER, ()
         if cut is not None and CallStatus.OK not in statuses:
             return cut, ()
+        if reply.answer is not None:
+            return StopReason.ANSWER, ()
         if CallStatus.ERROR in statuses:
             return self._slip(self._control.on_tool_error, StopReason.TOOL_FAULT)
         if results and not reply.problems and statuses <= _WENT_WELL:

@@ -28,10 +28,18 @@ _THINKING = ("<think>", "[THINK]", "<|START_THINKING|>")
 """What a prompt ends with when it has already opened the model's thinking."""
 
 
+class Rendering(Protocol):
+    """Renders messages: the closing token before them, and their text. Untrusted text in them is cut by `guard`."""
+
+    __name__: str
+
+    def __call__(self, messages: Sequence[Message], guard: str) -> tuple[int, str]: ...
+
+
 class Reader(Protocol):
     """Reads the text of one assistant turn; never raises."""
 
-    def __call__(self, text: str, *, thinking_open: bool = False) -> Reply: ...
+    def __call__(self, text: str) -> Reply: ...
 
 
 class History(enum.Enum):
@@ -102,7 +110,7 @@ class Template:
         self._close_pattern = re.compile(any_of(close))
         self._opens_thinking = any(opening in source for opening in _THINKING)
         self._closers = self.stop_ids if self._closes_itself() else None
-        self._forms: dict[tuple[tuple[str, str], ...], Form | None] = {}
+        self._forms: dict[tuple[object, ...], Form | None] = {}
         self._formless = re.compile("|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)]))
         self._own_marks = "".join(
             set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False)))
@@ -116,8 +124,8 @@ class Template:
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, up to and with the opening of the model's turn."""
-        guard = self._guard(messages)
-        return self.codec.encode(self.render(self._guarded(messages, guard)), guard)
+        known = self._by_form(messages, self._whole, self.codec.plain_cached)
+        return (known or self._by_rendering(messages, self._whole))[1]
 
     def extend(self, delta: Sequence[Message]) -> Extended:
         """What follows a sampled turn when `delta` comes next, up to and with the opening of the model's next turn.
@@ -130,7 +138,9 @@ class Template:
 
     def follow(self, delta: Sequence[Message]) -> Extended:
         """`extend`, without asking what the audit found."""
-        return self._by_form(delta) or self._by_rendering(delta)
+        known = self._by_form(delta, self._suffix, self.codec.plain)
+        close, ids = known or self._by_rendering(delta, self._suffix)
+        return Extended(close, ids, self._closers or frozenset({close}))
 
     def parse(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Reply:
         """What the model said in one turn. Never raises: what cannot be read is told in the reply."""
@@ -141,8 +151,9 @@ class Template:
 
         Where `prompt` already opened the model's thinking, the opening is put back, so that the turn reads whole.
         """
+        said = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
         opened = self._opened_thinking(prompt) if self._opens_thinking else ""
-        return opened + self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        return said if said.lstrip().startswith(opened) else opened + said
 
     def read(self, text: str) -> Reply:
         """The reply in the text of one turn."""
@@ -175,20 +186,24 @@ class Template:
 
         return [safe(message) for message in messages]
 
-    # ── extending: render behind a stand-in turn, cut at its closing token ──
+    # ── rendering: a whole conversation, or what comes behind a stand-in turn, cut at its closing token ──
 
-    def _by_rendering(self, delta: Sequence[Message]) -> Extended:
-        guard = self._guard(delta)
-        close, text = self._suffix(self._guarded(delta, guard), guard)
-        return Extended(close, self.codec.encode(text, guard), self._closers or frozenset({close}))
+    def _by_rendering(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
+        guard = self._guard(messages)
+        close, text = rendering(self._guarded(messages, guard), guard)
+        return close, self.codec.encode(text, guard)
 
-    def _suffix(self, delta: Sequence[Message], guard: str) -> tuple[int, str]:
-        """The closing token of the turn before `delta`, and the text from there to the model's next turn."""
+    def _whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
+        """The text of a conversation, beside the token that closes a turn in it."""
+        return self.close_id, self.render(messages)
+
+    def _suffix(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
+        """The closing token of the turn before `messages`, and the text from there to the model's next turn."""
         mark = f"zQ{guard}Qz"
-        problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(delta)}")
-        for turn in _stand_ins(mark, delta):
+        problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(messages)}")
+        for turn in _stand_ins(mark, messages):
             try:
-                full = self.render([Message("user", "u"), turn, *delta])
+                full = self.render([Message("user", "u"), turn, *messages])
             except TemplateError as error:
                 problem = error
                 continue
@@ -198,7 +213,7 @@ class Template:
             if close := self._close_pattern.search(full, at):
                 return self.codec.control[close[0]], full[close.end() :]
             problem = TemplateError(
-                f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(delta)}"
+                f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(messages)}"
             )
         raise problem
 
@@ -217,39 +232,42 @@ class Template:
         except TemplateError:
             return ""
 
-    # ── the fast way: most deltas are contents in a form that was learned before ──
+    # ── the fast way: most conversations and deltas are contents in a form that was learned before ──
 
-    def _by_form(self, delta: Sequence[Message]) -> Extended | None:
-        shape = tuple([(m.role, m.name) for m in delta])
+    def _by_form(
+        self, messages: Sequence[Message], rendering: Rendering, encode: Callable[[str], Sequence[int]]
+    ) -> tuple[int, list[int]] | None:
+        """The closing token and the ids, where `rendering` is known to put these messages in a fixed form."""
+        contents: list[str] = []
+        for message in messages:
+            content = message.content
+            if message.role == "assistant" or not isinstance(content, str) or self._formless.search(content):
+                return None
+            contents.append(content)
+        shape = (rendering.__name__, *[(m.role, m.name) for m in messages])
         if shape not in self._forms:
             if len(self._forms) >= 4096:
                 self._forms.clear()
-            self._forms[shape] = self._learn(delta)
+            self._forms[shape] = self._learn(messages, rendering)
         form = self._forms[shape]
         if form is None:
             return None
-        contents: list[str] = []
-        for message in delta:
-            if not isinstance(message.content, str) or self._formless.search(message.content):
-                return None
-            contents.append(message.content)
         call_ids: list[str] = []
         if form.shows_ids:
-            call_ids = [self._renderer.call_id(message.tool_call_id) for message in delta]
+            call_ids = [self._renderer.call_id(message.tool_call_id) for message in messages]
             if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
                 return None
-        ids = form.ids(contents, call_ids, self.codec)
-        return Extended(form.close, ids, self._closers or frozenset({form.close}))
+        return form.close, form.ids(contents, call_ids, encode)
 
-    def _learn(self, delta: Sequence[Message]) -> Form | None:
-        if self.codec.eats_space or any(self.codec.forged.search(message.name) for message in delta):
+    def _learn(self, messages: Sequence[Message], rendering: Rendering) -> Form | None:
+        if self.codec.eats_space or any(self.codec.forged.search(message.name) for message in messages):
             return None
 
-        def suffix(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
-            filled = zip(delta, contents, call_ids, strict=True)
-            return self._suffix([Message(m.role, text, (), "", m.name, call) for m, text, call in filled], "\ue000")
+        def rendered(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
+            filled = zip(messages, contents, call_ids, strict=True)
+            return rendering([Message(m.role, text, (), "", m.name, call) for m, text, call in filled], "\ue000")
 
-        return learn(suffix, len(delta), self.codec)
+        return learn(rendered, len(messages), self.codec)
 
 
 def delta_kind(delta: Sequence[Message]) -> str:

@@ -327,7 +327,8 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
         return [TOOLS.find(given)]
     if inspect.isclass(given) and issubclass(given, Environment):
         own: list[Tool] = []
-        for name in dir(given):
+        names = dict.fromkeys(name for base in reversed(given.__mro__) for name in vars(base))
+        for name in names:  # in the order in which they are written
             written = inspect.getattr_static(given, name)
             if isinstance(getattr(written, "__func__", written), Tool):
                 own += _expand(getattr(given, name))

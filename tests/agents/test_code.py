@@ -46,6 +46,15 @@ def test_the_first_block_of_python_is_the_call(text: str, code: str) -> None:
     assert (call.name, call.arguments) == ("python", {"code": code})
 
 
+def test_code_that_was_only_thought_of_is_not_run_and_the_answer_is_what_was_said() -> None:
+    mused = "<think>```python\nrm()\n```</think>"
+    (call,) = coder(["x"]).parse(mused + "```python\nok()\n```").calls
+    assert call.arguments == {"code": "ok()\n"}
+    assert coder(["x"]).parse(mused + "\nIt is 2.").answer == "It is 2."
+    cut = coder(["x"]).parse(mused.removesuffix("</think>"))
+    assert (cut.calls, cut.answer) == ((), None)
+
+
 @pytest.mark.parametrize("text", ["```python\nprint(1)", "so: <code>print(1)"])
 def test_a_block_that_is_not_closed_is_told(text: str) -> None:
     (call,) = coder(["x"]).parse(text).calls

@@ -78,6 +78,14 @@ def test_a_tool_without_arguments_needs_no_input() -> None:
     assert read("Thought: when?\nAction: now") == ("now", {}, "")
 
 
+def test_what_was_only_thought_of_is_not_done() -> None:
+    mused = '<think>\nAction: add\nInput: {"a": 9, "b": 9}\nFinal Answer: 18?\n</think>\n'
+    assert read(mused + 'Thought: no\nAction: add\nInput: {"a": 1, "b": 2}')[1] == {"a": 1, "b": 2}
+    assert AGENT.parse(mused + "Final Answer: 3").answer == "3"
+    cut = AGENT.parse(mused.partition("</think>")[0])
+    assert (cut.calls, cut.answer) == ((), None)
+
+
 def test_thought_and_answer_are_read() -> None:
     reply = AGENT.parse("Thought: it is\nclear\nFinal Answer: 3\nor so")
     assert (reply.answer, reply.message.thinking) == ("3\nor so", "it is\nclear")
@@ -121,6 +129,11 @@ async def test_the_tools_are_described_in_the_prompt_and_nowhere_else() -> None:
     opening = texts(agent, trajectory)[0][1]  # type: ignore[arg-type]
     assert "- add: Add two integers." in opening
     assert "<tools>" not in opening
+
+
+async def test_an_answer_that_was_cut_off_is_no_answer() -> None:
+    (trajectory,) = await react(["Final Answer: 31415926"]).run("pi?", sampling={"max_tokens": 16})
+    assert (trajectory.stop, trajectory.prediction) == (StopReason.TRUNCATED, "31")
 
 
 async def test_it_gives_up_after_the_declared_number_of_turns_without_a_call() -> None:

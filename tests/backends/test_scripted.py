@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentfly.backend import Request
-from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn, _Queue
 from agentfly.codec import byte_tokenizer
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.template import Template
@@ -188,6 +188,23 @@ async def test_cancelling_frees_the_place_and_the_place_in_the_queue() -> None:
     assert gate.serving[-1] == "f"
     gate.open("f")
     await free
+
+
+async def test_a_place_handed_to_one_who_is_cancelled_at_that_moment_goes_on_to_the_next() -> None:
+    queue = _Queue(1)
+    served: list[str] = []
+
+    async def wait(name: str) -> None:
+        async with queue.place(0):
+            served.append(name)
+
+    async with queue.place(0):
+        waiting = asyncio.ensure_future(wait("cancelled"))
+        await settle()
+    waiting.cancel()  # the place is its own already, and it has not run since
+    await settle()
+    await asyncio.wait_for(wait("next"), 10)
+    assert served == ["next"]
 
 
 @pytest.mark.parametrize("settings", [{"slots": 0}, {"chunk": 0}, {"script": []}])

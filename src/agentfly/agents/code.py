@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from agentfly.agents.prompted import PromptedAgent
+from agentfly.agents.prompted import PromptedAgent, split_thinking
 from agentfly.errors import ConfigError
 from agentfly.types import Message, Reply, ToolCall
 
@@ -28,14 +28,15 @@ class CodeAgent(PromptedAgent):
 
     def parse(self, text: str) -> Reply:
         """The first block of code, as a call of the code tool."""
-        block = _BLOCK.search(text)
+        thinking, said = split_thinking(text)
+        block = _BLOCK.search(said)
         if block is not None:
             code = block[1] if block[1] is not None else block[2]
-            return Reply(Message("assistant", text, (ToolCall(self._tool, {self._parameter: code}),)))
-        if opened := _OPENED.search(text):
-            unclosed = ToolCall(self._tool, problem="the code block is not closed", raw=text[opened.start() :])
-            return Reply(Message("assistant", text, (unclosed,)))
-        return Reply(Message("assistant", text))
+            return Reply(Message("assistant", text, (ToolCall(self._tool, {self._parameter: code}),), thinking))
+        if opened := _OPENED.search(said):
+            unclosed = ToolCall(self._tool, problem="the code block is not closed", raw=said[opened.start() :])
+            return Reply(Message("assistant", text, (unclosed,), thinking))
+        return Reply(Message("assistant", text, (), thinking), answer=(said.strip() or None) if thinking else None)
 
 
 def only_text_tool(agent: PromptedAgent) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from agentfly.agents.prompted import PromptedAgent
+from agentfly.agents.prompted import PromptedAgent, split_thinking
 from agentfly.policy import Reaction
 from agentfly.types import Message, Reply, ToolCall
 
@@ -31,13 +31,15 @@ class ReactAgent(PromptedAgent):
 
     def parse(self, text: str) -> Reply:
         """The first action or final answer; what the model invents after an action is not read."""
-        action, final = _ACTION.search(text), _FINAL.search(text)
-        thought = _thought(text, min(m.start() for m in (action, final) if m) if action or final else len(text))
-        if final and not (action and action.start() < final.start()):
-            return Reply(Message("assistant", text, thinking=thought), answer=text[final.end() :].strip())
+        thinking, said = split_thinking(text)
+        action, final = _ACTION.search(said), _FINAL.search(said)
+        first = min([m.start() for m in (action, final) if m], default=len(said))
+        thought = "\n".join(filter(None, (thinking, _thought(said, first))))
+        if final and final.start() == first:
+            return Reply(Message("assistant", text, thinking=thought), answer=said[final.end() :].strip())
         if not action:
             return Reply(Message("assistant", text, thinking=thought))
-        return Reply(Message("assistant", text, (self._call(action[1].strip(), text[action.end() :]),), thought))
+        return Reply(Message("assistant", text, (self._call(action[1].strip(), said[action.end() :]),), thought))
 
     def _call(self, name: str, rest: str) -> ToolCall:
         given = _INPUT.search(rest)

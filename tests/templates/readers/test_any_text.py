@@ -150,7 +150,7 @@ def test_a_hundred_thousand_mutated_turns(shard: int) -> None:
     for _ in range(25_000):
         turn = draw.choice(GOOD_TURNS)
         name = turn.reader if draw.random() < 0.8 else draw.choice(NAMES)
-        check(READERS[name](mutated(turn.text, draw), thinking_open=draw.random() < 0.2))
+        check(READERS[name](mutated(turn.text, draw)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,7 +160,7 @@ def test_a_word_put_in_comes_out(name: str) -> None:
     for _ in range(1_000):
         text = mutated(draw.choice(turns), draw)
         at = draw.randint(0, len(text))
-        reply = READERS[name](f"{text[:at]} {WORD} {text[at:]}", thinking_open=draw.random() < 0.2)
+        reply = READERS[name](f"{text[:at]} {WORD} {text[at:]}")
         # The one place where a word may go: a key that means nothing, in an object that reads well.
         in_object = "{" in text[:at] and "}" in text[at:] and any(not call.problem for call in reply.calls)
         assert WORD in words_of(reply) or in_object, (text, at)
@@ -174,10 +174,10 @@ ANY_TEXT = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(text=ANY_TEXT, thinking_open=st.booleans())
-def test_any_text_is_answered(text: str, thinking_open: bool) -> None:
+@given(text=ANY_TEXT)
+def test_any_text_is_answered(text: str) -> None:
     for reader in READERS.values():
-        check(reader(text, thinking_open=thinking_open))
+        check(reader(text))
 
 
 @settings(max_examples=50, deadline=None)

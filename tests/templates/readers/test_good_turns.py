@@ -10,7 +10,7 @@ from tests.templates.readers.turns import GOOD_TURNS, NAMES, GoodTurn
 
 @pytest.mark.parametrize("turn", GOOD_TURNS, ids=lambda turn: f"{turn.reader}: {turn.text[:40]!r}")
 def test_a_good_turn_is_read_in_full(turn: GoodTurn) -> None:
-    reply = READERS[turn.reader](turn.text, thinking_open=turn.thinking_open)
+    reply = READERS[turn.reader](turn.text)
     assert [(call.name, call.arguments) for call in reply.calls] == turn.calls
     assert (reply.message.content, reply.message.thinking) == (turn.content, turn.thinking)
     assert [(call.problem, call.raw) for call in reply.calls] == [("", "")] * len(turn.calls)

@@ -292,10 +292,13 @@ def test_a_problem_outside_every_call_belongs_to_the_reply(
     assert problem in said
 
 
+OPENINGS = {"mistral": "[THINK]", "command-r": "<|START_THINKING|>"}
+
+
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "harmony"])
-def test_thinking_that_the_prompt_opened_and_nobody_closed_is_all_thinking(reader: str) -> None:
+def test_thinking_that_nobody_closed_is_all_thinking(reader: str) -> None:
     text = 'Hm. <tool_call>{"name": "f"}</tool_call> [f()]'
-    reply = READERS[reader](text, thinking_open=True)
+    reply = READERS[reader](OPENINGS.get(reader, "<think>") + text)
     assert (reply.message.content, reply.message.thinking, reply.calls) == ("", text, ())
     assert "the thinking is not closed" in reply.problems[0]
 

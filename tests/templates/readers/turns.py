@@ -13,7 +13,6 @@ class GoodTurn:
     content: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     thinking: str = ""
-    thinking_open: bool = False
     ids: tuple[str, ...] = ()
 
 
@@ -42,8 +41,8 @@ HERMES = [
         'A <tool_call>{"name": "no"}</tool_call> here is a thought.',
     ),
     GoodTurn("hermes", "<think>\n\n</think>\n\n  Hello", "  Hello"),
-    GoodTurn("hermes", "Six.\n</think>\n\nIt is 6.", "It is 6.", [], "Six.", thinking_open=True),
-    GoodTurn("hermes", "\n<think>\nSix.\n</think>\n\nIt is 6.", "It is 6.", [], "Six.", thinking_open=True),
+    GoodTurn("hermes", "<think>Six.\n</think>\n\nIt is 6.", "It is 6.", [], "Six."),
+    GoodTurn("hermes", "\n<think>\nSix.\n</think>\n\nIt is 6.", "It is 6.", [], "Six."),
     GoodTurn("hermes", "<think>a</think>b<think>c</think>d", "b\nd", [], "a\nc"),
     GoodTurn(
         "hermes",
@@ -182,11 +181,10 @@ DEEPSEEK = [
     ),
     GoodTurn(
         "deepseek",
-        "Hm.\n</think>\n\n<｜tool▁calls▁begin｜>" + V3_CALL % "Paris" + "<｜tool▁calls▁end｜>",
+        "<think>\nHm.\n</think>\n\n<｜tool▁calls▁begin｜>" + V3_CALL % "Paris" + "<｜tool▁calls▁end｜>",
         "",
         [PARIS],
         "Hm.",
-        thinking_open=True,
     ),
     GoodTurn(
         "deepseek",
@@ -253,9 +251,6 @@ HARMONY = [
     ),
     GoodTurn("harmony", "<|channel|>final<|message|>It is 6.", "It is 6."),
     GoodTurn(
-        "harmony", "Six.<|end|><|start|>assistant<|channel|>final<|message|>6", "6", [], "Six.", thinking_open=True
-    ),
-    GoodTurn(
         "harmony",
         '<|channel|>analysis to=browser.search code<|message|>{"query": "x"}<|call|>',
         "",
@@ -280,7 +275,7 @@ COMMAND_R = [
     ),
     GoodTurn("command-r", "<|START_RESPONSE|>It is 6.<|END_RESPONSE|>", "It is 6."),
     GoodTurn("command-r", "```json\n[1]\n```", "```json\n[1]\n```"),
-    GoodTurn("command-r", "Hm.<|END_THINKING|><|START_TEXT|>6<|END_TEXT|>", "6", [], "Hm.", thinking_open=True),
+    GoodTurn("command-r", "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>6<|END_TEXT|>", "6", [], "Hm."),
     GoodTurn(
         "command-r",
         'Action: ```json\n[{"tool_name": "write", "parameters": {"text": "```"}}]\n```',
@@ -308,7 +303,7 @@ NAMES = [
 
 PLAIN = [GoodTurn(name, PROSE, PROSE) for name in NAMES] + [
     GoodTurn("plain", "<tool_call>{}</tool_call><think>", "<tool_call>{}</tool_call><think>"),
-    GoodTurn("plain", "Hm.</think>6", "6", [], "Hm.", thinking_open=True),
+    GoodTurn("plain", "<think>Hm.</think>6", "6", [], "Hm."),
 ]
 
 GOOD_TURNS = [

@@ -1,14 +1,14 @@
 """Readers: each takes the text of one assistant turn and says what is in it.
 
-The text is decoded with its control tokens kept, without the token that closed the turn. A reader never
+The text is decoded with its control tokens kept, without the token that closed the turn. Where the prompt already
+opened the model's thinking, the text begins with that opening, so that a turn always reads whole. A reader never
 raises and never loses text; what it could not read, it says in words for the model (`ToolCall.problem`,
 `Reply.problems`), with the right form beside it.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from agentfly.template import Reader
 from agentfly.templates.readers import (
     command_r,
     deepseek,
@@ -22,17 +22,8 @@ from agentfly.templates.readers import (
     plain,
     qwen_xml,
 )
-from agentfly.types import Reply
 
 __all__ = ["READERS", "Reader"]
-
-
-class Reader(Protocol):
-    """Reads one assistant turn."""
-
-    def __call__(self, text: str, *, thinking_open: bool = False) -> Reply:
-        """`thinking_open`: the prompt wrote the opening of the thinking block; the text begins inside."""
-        ...
 
 
 READERS: dict[str, Reader] = {

@@ -60,11 +60,9 @@ def _call(name: str, body: str) -> ToolCall:
     return replace(with_problem(call, f"write {_EXAMPLE}"), raw=body) if call.problem else call
 
 
-def read(text: str, *, thinking_open: bool = False) -> Reply:
+def read(text: str) -> Reply:
     """Read the messages of one turn."""
-    if thinking_open:
-        text = f"<|channel|>analysis<|message|>{text}"
-    elif "<|" not in text:
+    if "<|" not in text:
         return Reply(Message("assistant", text))
     reading = _Reading()
     header, *bodies = text.split("<|message|>")

@@ -1,16 +1,13 @@
-"""Plain turns: all of it is content.
-
-Only where the prompt opened a thinking block is the thinking set apart.
-"""
+"""Plain turns: all of it is content, but for a block of thinking at its beginning."""
 
 from __future__ import annotations
 
-from agentfly.templates.readers.turn import Turn
+from agentfly.templates.readers.turn import THINK, Turn
 from agentfly.types import Message, Reply
 
 _THINKING = Turn()
 
 
-def read(text: str, *, thinking_open: bool = False) -> Reply:
+def read(text: str) -> Reply:
     """Read a turn without any call format."""
-    return _THINKING(text, thinking_open=True) if thinking_open else Reply(Message("assistant", text))
+    return _THINKING(text) if text.lstrip().startswith(THINK[0]) else Reply(Message("assistant", text))

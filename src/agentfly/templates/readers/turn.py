@@ -94,15 +94,14 @@ class Turn:
         # character that all marks begin with, and with it the fast search.
         self._marks = re.compile("|".join(f"(?:{pattern})()" for pattern in patterns), re.MULTILINE)
 
-    def __call__(self, text: str, *, thinking_open: bool = False) -> Reply:
-        if not thinking_open and not any(map(text.__contains__, self._hint)):
+    def __call__(self, text: str) -> Reply:
+        if not any(map(text.__contains__, self._hint)):
             return Reply(Message("assistant", text))
         outside: list[str] = []
         thinking: list[str] = []
         calls: list[ToolCall] = []
         problems: list[str] = []
-        at = self._think(text, self._reopened(text), thinking, problems) if thinking_open else 0
-        kept = at  # what stands before this is in one of the lists
+        at = kept = 0  # what stands before this is in one of the lists
         while found := self._marks.search(text, at):
             kind, at = self._kinds[(found.lastindex or 1) - 1], found.end()
             if kind == "stray":
@@ -120,11 +119,6 @@ class Turn:
         content = joined([*outside, text[kept:]]) if kept else text
         message = Message("assistant", content, tuple(calls), joined(thinking))
         return Reply(message, None, tuple(dict.fromkeys(problems)))
-
-    def _reopened(self, text: str) -> int:
-        """Where the thinking begins when the prompt opened it; a model may open it once more."""
-        start = len(text) - len(text.lstrip())
-        return start + len(self._opening) if text.startswith(self._opening, start) else 0
 
     def _think(self, text: str, start: int, thinking: list[str], problems: list[str]) -> int:
         """Read thinking from `start` on; where the turn goes on."""

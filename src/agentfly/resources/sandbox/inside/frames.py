@@ -29,8 +29,37 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def receive(channel: socket.socket, most: int) -> tuple[bytes, bytes]:
-    """The next frame's kind and payload, which is at most `most` bytes; EOFError at the end."""
+    """The next frame's kind and payload, which is at most `most` bytes; EOFError at the end. For a trusted peer: it blocks."""
     length, kind = _HEAD.unpack(_exactly(channel, _HEAD.size))
     if length > most:
         raise BrokenFrame(f"a frame of {length} bytes, more than {most}")
     return kind, _exactly(channel, length)
+
+
+class Inbox:
+    """Frames out of whatever bytes came so far, from a peer that may stop in the middle or lie."""
+
+    def __init__(self, kinds: bytes, most: int) -> None:
+        self._bytes = bytearray()
+        self._kinds = kinds
+        self._most = most
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read."""
+        self._bytes += data
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """The next whole frame, or None where there is none yet."""
+        if len(self._bytes) < _HEAD.size:
+            return None
+        length, kind = _HEAD.unpack_from(self._bytes)
+        if kind not in self._kinds:
+            raise BrokenFrame(f"a frame of kind {kind!r}")
+        if length > self._most:
+            raise BrokenFrame(f"a frame of {length} bytes, more than {self._most}")
+        end = _HEAD.size + length
+        if len(self._bytes) < end:
+            return None
+        payload = bytes(self._bytes[_HEAD.size : end])
+        del self._bytes[:end]
+        return kind, payload

@@ -1,0 +1,324 @@
+"""The keeper: first process of a session. It owns the socket to the host, and user code never does.
+
+    host ──frames── keeper ──frames── interpreter (user code)
+                      └──── pipe ◄─── fd 1 and 2 of the interpreter, of its children and of shell commands
+
+One call at a time. A call ends with exactly one ANSWER, written here; an interpreter's REPLY follows one that says so. When
+the interpreter dies, everything user code left running is killed and a fresh interpreter starts: variables are
+gone, files stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from typing import Any, NoReturn
+
+from . import files, frames, interpreter, kernel, room, tree
+
+MOST_QUESTION, MOST_REPLY, CHUNK = 16 << 20, 24 << 20, 1 << 16
+_LEAST_FLOOD = 64 << 20
+_GATHER = 0.02  # seconds that output waits for more, or for the end of the call
+_GOODBYE = 0.2  # seconds between an interpreter's closing its channel and its end, where it is ending
+_FIRST, _SECOND = "/bin/bash", "/bin/sh"
+
+
+def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
+    """Be a session until the host's end of the socket closes."""
+    try:
+        _drop_files(file)
+        host = socket.socket(fileno=file)
+        work = limits.get("work", config["work"])
+        if config["confine"] == "namespaces":
+            room.furnish(limits, work)
+        else:
+            os.chdir(work)
+        host.sendall(frames.pack(frames.ANSWER, b'{"hello": 1}'))
+        frames.receive(host, MOST_QUESTION)  # the host has put this process where it belongs
+        room.lock(config["confine"], config["readable"], work)
+        Keeper(host, limits, config["confine"], work).serve()
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(
+                file, frames.pack(frames.ANSWER, json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+            )
+    finally:
+        os._exit(0)
+
+
+def _drop_files(keep: int) -> None:
+    """Nothing the zygote had open comes along: only nothing at 0, 1, 2 and the one socket."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (0, 1, 2, keep):
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for place in (0, 1, 2):
+        os.dup2(nothing, place)
+    os.close(nothing)
+
+
+class Keeper:
+    """What runs in the session, and the call that is being answered."""
+
+    def __init__(self, host: socket.socket, limits: dict[str, Any], confine: str, work: str) -> None:
+        self.host, self.limits, self.confine, self.work = host, limits, confine, work
+        self.call: dict[str, Any] | None = None
+        self.shell = 0
+        """The process of the running shell command, or 0."""
+        self.lost: dict[str, Any] | None = None
+        """The answer that tells how the interpreter ended between two calls, until a call gets it."""
+        self.output = bytearray()
+        self.since = 0.0
+        self.sent = self.dropped = self.seen = 0
+        self.watched = self.deaf = 0.0
+        kernel.adopt_orphans()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        self.wake, wake = os.pipe()
+        for end in (self.wake, wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.pipe, self.pipe_in = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self.poller = select.poll()
+        for file in (self.host.fileno(), self.wake, self.pipe):
+            self.poller.register(file, select.POLLIN)
+        self.start_interpreter()
+
+    def start_interpreter(self) -> None:
+        """Fork a fresh interpreter from this pristine process."""
+        self.deaf = 0.0
+        mine, its = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            mine.close()
+            self.become_user([its.fileno(), self.pipe_in])
+            interpreter.serve(its, self.pipe_in, self.work)
+        its.close()
+        mine.setblocking(False)
+        self.inner, self.inbox = mine, frames.Inbox(frames.REPLY, MOST_REPLY)
+        self.poller.register(mine.fileno(), select.POLLIN)
+
+    def become_user(self, keep: list[int]) -> None:
+        """In a new child: what user code may have, and no more."""
+        signal.set_wakeup_fd(-1)
+        self.host.close()
+        for file in (self.wake, self.pipe):
+            os.close(file)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if self.confine == "namespaces":
+            kernel.set_dumpable(True)
+        room.limit(self.limits, self.confine)
+        for file in keep:
+            os.set_inheritable(file, False)
+
+    def serve(self) -> None:
+        """Answer the host until it is gone (EOFError)."""
+        self.answer({"ready": 1})
+        while True:
+            ready = {file for file, _ in self.poller.poll(self.patience())}
+            if self.pipe in ready:
+                self.gather()
+            if self.inner.fileno() in ready and not self.deaf:
+                self.hear()
+            if self.wake in ready:
+                self.reap()
+            if self.host.fileno() in ready:
+                self.obey()
+            if self.call and self.output and time.monotonic() - self.since > _GATHER:
+                self.pass_on()
+            if self.deaf and time.monotonic() - self.deaf > _GOODBYE:
+                self.restart("closed", None)
+            if self.limits["watch"]:
+                self.watch()
+
+    def patience(self) -> int | None:
+        """Milliseconds to wait for something to happen; None for ever."""
+        if self.call and self.output:
+            return int(_GATHER * 1000)
+        if self.deaf:
+            return int(_GOODBYE * 1000)
+        if self.limits["watch"]:
+            return 50 if self.call else 500
+        return None
+
+    # Questions of the host
+
+    def obey(self) -> None:
+        _, payload = frames.receive(self.host, MOST_QUESTION)
+        question = json.loads(payload)
+        do = question["do"]
+        if do == "interrupt":
+            self.interrupt()
+        elif do == "restart":
+            self.restart("killed", None)
+        elif do in ("run", "shell"):
+            self.begin(question)
+            self.run(question) if do == "run" else self.start_shell(question)
+        else:
+            files.answer(self.host, question, self.work)
+
+    def begin(self, question: dict[str, Any]) -> None:
+        self.call = question
+        self.sent = self.dropped = self.seen = 0
+        self.since = time.monotonic()
+
+    def run(self, question: dict[str, Any]) -> None:
+        if self.lost is not None:
+            lost, self.lost = self.lost, None
+            self.finish(lost)
+            return
+        head = struct.pack(">QI", question["id"], self.limits["output"])
+        self.inner.setblocking(True)  # it is reading: one call at a time
+        try:
+            self.inner.sendall(frames.pack(frames.QUESTION, head + question["code"].encode("utf-8", "surrogatepass")))
+        except OSError:
+            self.restart("died", None)
+        else:
+            self.inner.setblocking(False)
+
+    def start_shell(self, question: dict[str, Any]) -> None:
+        self.shell = os.fork()
+        if self.shell == 0:
+            try:
+                self.become_user([self.pipe_in])
+                self.inner.close()
+                os.setsid()
+                os.chdir(self.work)
+                for place in (1, 2):
+                    os.dup2(self.pipe_in, place)
+                shell = _FIRST if os.path.exists(_FIRST) else _SECOND
+                os.execve(shell, [shell, "-c", question["command"]], os.environ)
+            finally:
+                os._exit(127)
+
+    def interrupt(self) -> None:
+        """The call has run long enough: ask the interpreter to stop, or end the shell command."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.shell:
+                os.killpg(self.shell, signal.SIGKILL)
+            elif self.call:
+                os.kill(self.pid, signal.SIGINT)
+
+    # What the session's processes do
+
+    def gather(self) -> None:
+        """Read the output pipe once round; keep what fits, count the rest."""
+        room_left = self.limits["output"] * 4
+        for _ in range(16):
+            try:
+                data = os.read(self.pipe, CHUNK)
+            except BlockingIOError:
+                return
+            if not self.output:
+                self.since = time.monotonic()
+            kept = data[: max(room_left - self.sent - len(self.output), 0)]
+            self.output += kept
+            self.dropped += len(data) - len(kept)
+            self.seen += len(data)
+            if self.seen > max(_LEAST_FLOOD, 1024 * self.limits["output"]):
+                self.seen = 0
+                self.restart("flooded", None)
+
+    def pass_on(self) -> None:
+        if self.output:
+            self.sent += len(self.output)
+            self.host.sendall(frames.pack(frames.OUTPUT, bytes(self.output)))
+            self.output.clear()
+
+    def hear(self) -> None:
+        """Read what the interpreter says; it is user code's process, so it may say anything."""
+        try:
+            while True:
+                data = self.inner.recv(1 << 20)
+                if not data:
+                    self.poller.unregister(self.inner.fileno())
+                    self.deaf = time.monotonic()
+                    return
+                self.inbox.feed(data)
+                frame = self.inbox.next()
+                while frame:
+                    if not self.call or self.shell:
+                        raise frames.BrokenFrame("a reply nobody asked for")
+                    self.finish({"reply": True}, frame[1])
+                    frame = self.inbox.next()
+        except (BlockingIOError, ConnectionError):
+            pass
+        except frames.BrokenFrame:
+            self.restart("forged", None)
+
+    def reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self.shell:
+                    self.shell = 0
+                    self.finish({"status": status})
+                elif pid == self.pid:
+                    self.restart("died", status)
+                    return
+
+    def restart(self, reason: str, status: int | None) -> None:
+        """Kill all that user code runs, start a fresh interpreter, and say why."""
+        if self.confine == "none":
+            tree.kill_below(os.getpid())
+        else:  # all it may signal: its pid namespace, or its Landlock domain
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(-1, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, its_status = os.waitpid(-1, 0)
+                status = its_status if pid == self.pid and status is None else status
+        with contextlib.suppress(KeyError):
+            self.poller.unregister(self.inner.fileno())
+        self.inner.close()
+        self.shell = 0
+        self.start_interpreter()
+        answer = {"ended": reason, "status": status, "ran": self.call is not None}
+        if self.call:
+            self.finish(answer)
+        else:
+            self.lost = answer
+
+    def watch(self) -> None:
+        """Where no control group caps the tree's memory, look at it often and end what is over."""
+        now = time.monotonic()
+        if now - self.watched < 0.04:
+            return
+        self.watched = now
+        pids = tree.descendants(os.getpid())
+        disk = os.statvfs(self.work)
+        held = (disk.f_blocks - disk.f_bfree) * disk.f_frsize if self.confine == "namespaces" else 0
+        if held + tree.memory(pids, self.limits["memory"] - held) > self.limits["memory"]:
+            self.restart("memory", None)
+
+    # Answers
+
+    def finish(self, answer: dict[str, Any], reply: bytes | None = None) -> None:
+        """End the call: all output that was written before its end goes first."""
+        call, self.call = self.call, None
+        if call is None:
+            return
+        self.gather()
+        self.pass_on()
+        self.answer({"id": call["id"], "dropped": self.dropped, **answer}, reply)
+        self.sent = self.dropped = 0
+
+    def answer(self, answer: dict[str, Any], reply: bytes | None = None) -> None:
+        frame = frames.pack(frames.ANSWER, json.dumps(answer).encode())
+        self.host.sendall(frame if reply is None else frame + frames.pack(frames.REPLY, reply))

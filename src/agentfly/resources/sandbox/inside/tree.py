@@ -1,0 +1,74 @@
+"""The processes of a session: ending them all, and what they hold in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below `root`."""
+    parents = _parents()
+    below, found = [root], []
+    while below:
+        parent = below.pop()
+        children = [pid for pid, its_parent in parents.items() if its_parent == parent]
+        found += children
+        below += children
+    return found
+
+
+def kill_below(root: int) -> None:
+    """End all processes below `root`, also those that fork while we look. `root` adopts orphans."""
+    for _ in range(100):
+        alive = [pid for pid in descendants(root) if not _is_zombie(pid)]
+        if not alive:
+            return
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in b"ZX"
+    except OSError:
+        return True
+
+
+def memory(pids: list[int], enough: int) -> int:
+    """Bytes held by these processes. Counted cheaply, and exactly (shared pages once) only when over `enough`."""
+    rough = sum(_resident(pid) for pid in pids)
+    return rough if rough <= enough else sum(_proportional(pid) for pid in pids)
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except ProcessLookupError:
+        return 0
+    except (OSError, StopIteration):  # it hides: then all it maps is its own
+        return _resident(pid)

@@ -1,0 +1,204 @@
+"""The host's handle on a zygote: starts it, asks it for sessions, ends them, and hears when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly.resources.sandbox import wire
+from agentfly.resources.sandbox.contract import SandboxUnavailable
+from agentfly.resources.sandbox.view import INSIDE, WORK, Python, View, environment
+
+START_SECONDS = 90.0
+_MOST_COMPLAINT = 4000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a mechanism starts its zygote."""
+
+    mechanism: str
+    confine: str
+    """`namespaces`, `landlock` or `none`."""
+    python: Python
+    view: View
+    bwrap: str | None = None
+    uid: int | None = None
+    """Whom to become first; None to stay who we are."""
+    stage: bool = False
+    """Whether root must bind what others cannot reach before it drops its uid."""
+
+    @property
+    def own_files(self) -> bool:
+        """Whether sessions have a file system of their own, not a folder of the host's."""
+        return self.confine == "namespaces"
+
+    def argument(self, control: int, preload: tuple[str, ...]) -> str:
+        """The launcher's configuration."""
+        own = self.own_files
+        zygote = {
+            "control": control,
+            "preload": list(preload),
+            "confine": self.confine,
+            "sites": list(self.view.sites if own else self.python.sites),
+            "work": WORK,
+            "readable": [*self.view.sources, "/bin", "/lib", "/lib64", "/dev/urandom", "/dev/zero"],
+        }
+        told = {
+            "uid": self.uid,
+            "stage": self.stage,
+            "bwrap": self.bwrap,
+            "binds": self.view.binds,
+            "links": self.view.links,
+            "work": WORK,
+            "python": self.python.python,
+            "trusted": self.view.trusted if own else str(INSIDE),
+            "zygote": zygote,
+            "argument": json.dumps(zygote),
+        }
+        return json.dumps(told)
+
+
+class Zygote:
+    """A running zygote. It belongs to the event loop that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, preloaded: list[str]) -> None:
+        self._process = process
+        self._control = control
+        self._numbers = 0
+        self._ended: dict[int, asyncio.Future[int | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self.preloaded = preloaded
+        self.alive = True
+        self._loop.add_reader(control.fileno(), self._hear)
+
+    @classmethod
+    async def start(cls, plan: Plan, preload: tuple[str, ...]) -> Zygote:
+        """Start one; SandboxUnavailable says why it does not."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            number = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", str(INSIDE / "__main__.py"), "launch", plan.argument(number, preload)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment(WORK, plan.python, plan.view.sites if plan.own_files else plan.python.sites),
+                cwd="/",
+                pass_fds=(number,),
+                start_new_session=True,
+            )
+        try:
+            ready = await _first_word(ours, process)
+        except BaseException:
+            ours.close()
+            await _end(process)
+            raise
+        finally:
+            if process.stderr:
+                process.stderr.close()
+        return cls(process, ours, ready)
+
+    def open(self, limits: dict[str, Any], credentials: bool) -> tuple[int, wire.Wire]:
+        """Ask for a session; its number, and the wire its keeper will speak on."""
+        ours, theirs = socket.socketpair()
+        if credentials:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._numbers += 1
+        number = self._numbers
+        with theirs:
+            try:
+                order = json.dumps({"do": "open", "id": number, "limits": limits}).encode()
+                socket.send_fds(self._control, [order], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise wire.WireClosed(f"the zygote does not listen: {error}") from error
+        self._ended[number] = self._loop.create_future()
+        return number, wire.Wire(ours)
+
+    async def end(self, number: int) -> int | None:
+        """Kill a session with all its processes; its wait status, or None where it is not known."""
+        waiting = self._ended.get(number)
+        if waiting is None:
+            return None
+        if self.alive and not waiting.done():
+            order = json.dumps({"do": "end", "id": number}).encode()
+            while self.alive:
+                try:
+                    self._control.send(order)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(0.005)
+                except OSError:
+                    self._die()
+        status = await waiting
+        self._ended.pop(number, None)
+        return status
+
+    async def close(self) -> None:
+        """End the zygote, and with it whatever session is left."""
+        self._die()
+        await _end(self._process)
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.alive:
+                try:
+                    message = self._control.recv(4096)
+                except ConnectionError:
+                    message = b""
+                if not message:
+                    self._die()
+                    return
+                told = json.loads(message)
+                waiting = self._ended.get(told["ended"])
+                if waiting and not waiting.done():
+                    waiting.set_result(told["status"])
+
+    def _die(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            for waiting in self._ended.values():
+                if not waiting.done():
+                    waiting.set_result(None)
+
+
+async def _first_word(control: socket.socket, process: subprocess.Popen[bytes]) -> list[str]:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            message = await loop.sock_recv(control, 65536)
+    except TimeoutError:
+        raise SandboxUnavailable(f"it did not start within {START_SECONDS:g} seconds") from None
+    except ConnectionError:
+        message = b""
+    if not message:
+        raise SandboxUnavailable(await _complaint(process))
+    loaded: list[str] = json.loads(message)["ready"]
+    return loaded
+
+
+async def _complaint(process: subprocess.Popen[bytes]) -> str:
+    await _end(process)
+    said = process.stderr.read(_MOST_COMPLAINT) if process.stderr else b""
+    lines = said.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with status {process.returncode} and said nothing"
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill and reap; a zygote that has no pid namespace first gets the time to end its sessions itself."""
+    for attempt in range(1000):
+        if process.poll() is not None:
+            return
+        if attempt == 100:
+            process.kill()
+        await asyncio.sleep(0.002 if attempt < 50 else 0.01)
