@@ -54,7 +54,9 @@ def script(turn: ScriptedTurn) -> str:
     if turn.turn == 1:
         if careless and turn.chain.endswith("/3"):
             return "Let me see it.\n" + call("look")
-        return f"So {target - shows} times.\n" + call("press", times=target - shows) if not careless else "That should do."
+        return (
+            f"So {target - shows} times.\n" + call("press", times=target - shows) if not careless else "That should do."
+        )
     return "Done: the counter shows what you asked for."
 
 

@@ -12,7 +12,8 @@ from agentfly.agents import BaseAgent, HFAgent
 from agentfly.backend import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import AgentFlyError, ConfigError, DataError
-from agentfly.events import (
+from agentfly.outcome import StopReason
+from agentfly.rollout.events import (
     Called,
     ChainEnded,
     ChainStarted,
@@ -22,10 +23,9 @@ from agentfly.events import (
     Rewarded,
     Tokens,
 )
-from agentfly.folding import KeepImages, Steps
-from agentfly.options import tasks_of
-from agentfly.outcome import StopReason
-from agentfly.policy import Reaction
+from agentfly.rollout.folding import KeepImages, Steps
+from agentfly.rollout.options import tasks_of
+from agentfly.rollout.policy import Reaction
 from agentfly.types import Completion, Message, Reply, Sampling
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
@@ -123,7 +123,7 @@ async def test_sampling_reaches_the_backend_as_given() -> None:
 
 
 def test_step_is_a_folding_rule_and_may_be_set() -> None:
-    from agentfly.options import settings_of
+    from agentfly.rollout.options import settings_of
 
     assert settings_of(3, {"strategy": "step"}).folding == Steps()
     assert settings_of(3, {"strategy": "step", "folding": Steps(0)}).folding == Steps(0)

@@ -24,7 +24,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; sys.argv = ['agentfly', '--help']\nfrom agentfly.cli import main\ntry: main()\nexcept SystemExit: pass"
+    code = "import sys; sys.argv[1:] = ['--help']\nfrom agentfly.cli import main\ntry: main()\nexcept SystemExit: pass"
     assert not HEAVY & imported_by(code)
 
 

@@ -330,9 +330,9 @@ GLM = (
 
 
 def test_where_the_stop_token_opens_the_next_turn_it_is_written_once() -> None:
-    from agentfly.codec import byte_tokenizer
+    from agentfly.encoding.tokenizer import ByteTokenizer
 
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(
         ["[gMASK]", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"]
     )

@@ -10,15 +10,15 @@ from typing import Any, TypeVar, Unpack
 
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import open_backend
-from agentfly.codec import BYTES, load_tokenizer
+from agentfly.encoding.tokenizer import BYTES, load_tokenizer
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
-from agentfly.events import Event
-from agentfly.folding import told_also
-from agentfly.options import RunOptions, settings_of, tasks_of
-from agentfly.policy import Control, Reaction, Then
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
+from agentfly.rollout.events import Event
+from agentfly.rollout.folding import told_also
+from agentfly.rollout.options import RunOptions, settings_of, tasks_of
+from agentfly.rollout.policy import Control, Reaction, Then
 from agentfly.scoring import RewardSpec, Scorer
 from agentfly.template import History, Template
 from agentfly.templates import load_template

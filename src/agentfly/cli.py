@@ -21,14 +21,16 @@ app.add_typer(template, name="template")
 
 @app.command()
 def run(
-    recipe: Annotated[Path | None, typer.Argument(help="A Python file with `agent`, and perhaps `tasks` and `options`.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A Python file with `agent`, perhaps `tasks` and `options`.")
+    ] = None,
     question: Annotated[str | None, typer.Option("--question", "-q", help="What to ask.")] = None,
     data: Annotated[Path | None, typer.Option(help="A file of tasks: JSON, JSON lines, CSV or parquet.")] = None,
     row: Annotated[str | None, typer.Option(help="Which tasks of the file: 3, 0:10, or an id.")] = None,
     model: Annotated[str | None, typer.Option(help="A local folder, a hub name, or the name a server knows.")] = None,
     agent: Annotated[str, typer.Option(help="hf, react, code or action.")] = "hf",
     tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
-    template: Annotated[str | None, typer.Option(help="A chat template by name; without it the tokenizer's own.")] = None,
+    template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
     backend: Annotated[str | None, typer.Option(help="client, scripted, …; without it the embedded default.")] = None,
     base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Goes before the question.")] = None,
@@ -37,8 +39,8 @@ def run(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of one reply.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed repeats a run.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Print every chain's tokens, coloured by who wrote them.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, one JSON object a line.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print all tokens, coloured by who wrote them.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file as JSON lines.")] = None,
 ) -> None:
     """Run one agent and watch it: from a recipe file or from flags, on a question or on rows of a data set."""
     import agentfly.running as running
@@ -58,7 +60,9 @@ def run(
 @template.command("check")
 def check(
     model: Annotated[str, typer.Argument(help="A local folder or hub name with a tokenizer.")],
-    name: Annotated[str | None, typer.Option("--template", help="A template by name; without it the tokenizer's own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--template", help="A template by name; else the tokenizer's own.")
+    ] = None,
 ) -> None:
     """Say, property by property, whether a model's chat template can be extended exactly."""
     from rich.console import Console

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -14,9 +13,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentfly.events import Called, ChainEnded, ChainStarted, Event, Observed, Replied, Retried, Rewarded, Tokens
 from agentfly.outcome import CallStatus
 from agentfly.rollout import RunResult
+from agentfly.rollout.events import (
+    Called,
+    ChainEnded,
+    ChainStarted,
+    Event,
+    Observed,
+    Replied,
+    Retried,
+    Rewarded,
+    Tokens,
+)
 from agentfly.trajectory import COLOURS, Author, Trajectory
 from agentfly.types import Message, ToolCall
 
@@ -90,7 +99,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
 
@@ -128,7 +137,9 @@ def end_line(trajectory: Trajectory) -> str:
 
 def summary(result: RunResult) -> Table:
     """A line a chain, and what the run was like in all."""
-    table = Table(box=None, header_style="dim", footer_style="bold", show_footer=True, expand=True, padding=(0, 1, 0, 0))
+    table = Table(
+        box=None, header_style="dim", footer_style="bold", show_footer=True, expand=True, padding=(0, 1, 0, 0)
+    )
     metrics = result.metrics
     reward = f"{metrics['reward']:.2f}" if "reward" in metrics else "–"
     unknown = f"{metrics['hallucination_rate']:.0%} of calls to unknown tools" if metrics["hallucination_rate"] else ""

@@ -20,8 +20,8 @@ from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.console import LiveView, summary
 from agentfly.errors import ConfigError, DataError
-from agentfly.options import tasks_of
 from agentfly.rollout import RunResult
+from agentfly.rollout.options import tasks_of
 from agentfly.tooling import TOOLS, Tool
 from agentfly.training.data import read_tasks, select
 from agentfly.types import Sampling, Task
@@ -44,7 +44,12 @@ class Run:
     """Of `BaseAgent.run`."""
 
     def overridden(
-        self, question: str | None, data: Path | None, row: str | None, sampling: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        question: str | None,
+        data: Path | None,
+        row: str | None,
+        sampling: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> Run:
         """The same with what the command line says; None leaves a thing as it is."""
         if question is not None and data is not None:

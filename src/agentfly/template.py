@@ -11,15 +11,16 @@ import datetime
 import enum
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from agentfly.codec import ChatTokenizer, Codec, any_of, free_mark
+from agentfly.encoding.codec import Codec, any_of, free_mark
+from agentfly.encoding.forms import Form, learn
+from agentfly.encoding.rendering import Renderer, special_tokens
+from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import TemplateError
-from agentfly.forms import Form, learn
-from agentfly.rendering import Renderer, special_tokens
 from agentfly.types import Message, Reply, ToolCall
 
 GUARDED = frozenset({"user", "tool"})

@@ -8,13 +8,13 @@ import pytest
 
 from agentfly.backend import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn, _Queue
-from agentfly.codec import byte_tokenizer
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.template import Template
 from agentfly.templates import load_template
 from agentfly.types import Finish, Message, Sampling
 
-TEMPLATE: Template = load_template("chatml", byte_tokenizer())
+TEMPLATE: Template = load_template("chatml", ByteTokenizer())
 PROMPT = TEMPLATE.start([Message("user", "Hi")])
 
 
@@ -221,6 +221,6 @@ async def test_without_a_template_it_says_what_is_missing() -> None:
 def test_one_backend_does_not_speak_through_two_tokenizers() -> None:
     other = SimpleNamespace(codec=SimpleNamespace(control={"<eos>": 0}))
     backend = scripted("x")
-    backend.attach(load_template("chatml", byte_tokenizer()))
+    backend.attach(load_template("chatml", ByteTokenizer()))
     with pytest.raises(ConfigError, match="another tokenizer"):
         backend.attach(other)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from agentfly.codec import byte_tokenizer
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import TemplateError
 from agentfly.templates import load_template
 from agentfly.templates.audit import Verdict, audit
@@ -105,14 +105,14 @@ def test_check_tells_a_mended_mistake_from_a_refusal() -> None:
 
 
 def test_check_of_a_format_by_name() -> None:
-    assert check(byte_tokenizer(), "chatml").passed
+    assert check(ByteTokenizer(), "chatml").passed
     assert check("bytes", "chatml").passed
     named = {f.property: f for f in check(BY_NAME["qwen2_5"].hf, "qwen2.5").findings}
     assert named["start"].mark is Mark.GOOD
 
 
 def test_check_fails_a_template_whose_text_becomes_control_tokens() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<|im_end|>' if 'a' in m.content else m.content }}"
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from agentfly.codec import byte_tokenizer
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import Template
 from agentfly.templates import ChatFormat, load_template
@@ -82,7 +82,7 @@ def test_a_picture_in_gemma_is_where_its_own_template_puts_it() -> None:
 
 
 def test_chatml_on_bytes_calls_tools_and_reads_the_call_again() -> None:
-    template = load_template("chatml", byte_tokenizer(), tools=[TOOL])
+    template = load_template("chatml", ByteTokenizer(), tools=[TOOL])
     assert template.refused == {}
     assert template.rewritten == {}
     prompt = template.render([user("q")])
@@ -128,7 +128,7 @@ def test_text_that_looks_like_jinja_or_quotes_is_written_as_it_is() -> None:
 def load(format: ChatFormat) -> Template:
     from agentfly.templates import READERS
 
-    return Template(byte_tokenizer(), format.jinja(), close=format.close, reader=READERS[format.reader])
+    return Template(ByteTokenizer(), format.jinja(), close=format.close, reader=READERS[format.reader])
 
 
 BAD = [

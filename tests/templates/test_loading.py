@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentfly.codec import byte_tokenizer
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import ConfigError
 from agentfly.template import History
 from agentfly.templates import READERS, load_template, names, register_template
@@ -82,17 +82,17 @@ def test_gpt_oss_by_name_uses_the_tokenizers_template() -> None:
 
 def test_an_unknown_name_lists_the_names_and_the_close_ones() -> None:
     with pytest.raises(ConfigError, match=r"no template 'qwen25'; did you mean 'qwen2.5'.*There are chatml, .*smollm2"):
-        load_template("qwen25", byte_tokenizer())
+        load_template("qwen25", ByteTokenizer())
 
 
 def test_a_family_whose_tokens_the_tokenizer_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lacks: <start_of_turn>, <end_of_turn>. .* it could use .*chatml"):
-        load_template("gemma", byte_tokenizer())
+        load_template("gemma", ByteTokenizer())
 
 
 def test_a_tokenizer_without_template_says_what_fits() -> None:
     with pytest.raises(ConfigError, match=r"brings no chat template. By its control tokens it could use .*chatml"):
-        load_template(None, byte_tokenizer())
+        load_template(None, ByteTokenizer())
     with pytest.raises(ConfigError, match="brings no chat template"):
         load_template("qwen3", BY_NAME["gptoss-gptoss"].hf) if False else load_template(
             None, BY_NAME["gemma2-gemma"].hf
@@ -106,7 +106,7 @@ def test_tools_that_the_model_would_never_hear_of_are_refused(name: str) -> None
 
 
 def test_of_several_templates_the_one_for_tools_is_used_where_it_works() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     chat = CHATML.jinja()
     tokenizer.chat_template = {"default": replace(CHATML, tools="").jinja(), "tool_use": chat}
     assert load_template(None, tokenizer, tools=[TOOL]).source == chat
@@ -116,7 +116,7 @@ def test_of_several_templates_the_one_for_tools_is_used_where_it_works() -> None
 
 
 def test_a_template_of_no_known_family_is_read_off_its_own_rendering() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(["<|bot|>", "<|done|>"])
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% else %}<|bot|>{{ m.content }}<|done|>"
@@ -128,7 +128,7 @@ def test_a_template_of_no_known_family_is_read_off_its_own_rendering() -> None:
 
 
 def test_a_template_that_never_closes_a_turn_is_refused() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ConfigError, match="none of the tokens that end its turns"):
         load_template(None, tokenizer)
@@ -143,14 +143,14 @@ def test_variables_reach_the_template_and_unknown_ones_are_errors() -> None:
 
 
 def test_history_is_one_of_two_words() -> None:
-    assert load_template("chatml", byte_tokenizer(), history="template").history is History.TEMPLATE
+    assert load_template("chatml", ByteTokenizer(), history="template").history is History.TEMPLATE
     with pytest.raises(ConfigError, match="'append' or 'template'"):
-        load_template("chatml", byte_tokenizer(), history="keep")
+        load_template("chatml", ByteTokenizer(), history="keep")
 
 
 def test_a_registered_format_goes_by_its_name() -> None:
     mine = register_template(replace(CHATML, name="test-of-register", default_system="Mine."))
-    template = load_template("test-of-register", byte_tokenizer())
+    template = load_template("test-of-register", ByteTokenizer())
     assert template.source == mine.jinja()
     assert "Mine." in template.render([Message("user", "u")])
     for taken in ("test-of-register", "chatml", "qwen3-coder"):

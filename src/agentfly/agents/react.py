@@ -6,7 +6,7 @@ import json
 import re
 
 from agentfly.agents.prompted import PromptedAgent, split_thinking
-from agentfly.policy import Reaction
+from agentfly.rollout.policy import Reaction
 from agentfly.types import Message, Reply, ToolCall
 
 _FORM = "Action: <tool>\nInput: <arguments as a JSON object>"

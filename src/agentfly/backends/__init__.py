@@ -27,4 +27,3 @@ def open_backend(name: str, **settings: Any) -> Backend:
         return factory(**settings)
     except TypeError as error:
         raise ConfigError(f"backend {name!r} does not take these settings: {error}") from error
-

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentfly.codec import ChatTokenizer
+from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import History, Template
 from agentfly.templates import chatml, command_r, deepseek, gemma, glm, gpt_oss, llama, mistral, qwen

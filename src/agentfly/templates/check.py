@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from agentfly.codec import ChatTokenizer, load_tokenizer
+from agentfly.encoding.tokenizer import ChatTokenizer, load_tokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import Template
 from agentfly.templates import READERS, load_template

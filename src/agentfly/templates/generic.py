@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agentfly.codec import ChatTokenizer, Codec
+from agentfly.encoding.codec import Codec
+from agentfly.encoding.rendering import Renderer, special_tokens
+from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import TemplateError
-from agentfly.rendering import Renderer, special_tokens
 from agentfly.types import Message
 
 _MARK = "zQendQz"

@@ -133,7 +133,7 @@ def filter_syscalls(program: bytes) -> None:
     """Install a classic BPF program as this process's seccomp filter."""
 
     class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
     buffer = ctypes.create_string_buffer(program, len(program))
     described = Program(len(program) // 8, ctypes.addressof(buffer))

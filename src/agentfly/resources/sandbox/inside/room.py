@@ -34,6 +34,7 @@ def furnish(limits: dict[str, Any], work: str) -> None:
     options = "newinstance,ptmxmode=0666,mode=620"  # or a session could open the terminals of the others
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     _start_loopback()
+    socket.sethostname("sandbox")
     os.chdir(work)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentfly.outcome import CallStatus, StopReason
-from agentfly.policy import Control, Reaction, Then
+from agentfly.rollout.policy import Control, Reaction, Then
 from agentfly.tooling import ToolResult
 from agentfly.types import Message, Reply
 

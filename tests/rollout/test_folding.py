@@ -7,8 +7,8 @@ import pytest
 from agentfly import Task, tool
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.errors import ConfigError
-from agentfly.folding import Folding, KeepImages, KeepObservations, Steps, Summarise, told_also
 from agentfly.outcome import StopReason
+from agentfly.rollout.folding import Folding, KeepImages, KeepObservations, Steps, Summarise, told_also
 from agentfly.trajectory import Author, Trajectory
 from agentfly.types import Image, Message
 from tests.conftest import TOKENIZERS, load_family

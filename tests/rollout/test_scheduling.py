@@ -15,9 +15,9 @@ from agentfly.agents import BaseAgent
 from agentfly.backend import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, TemplateError
-from agentfly.events import ChainEnded, ChainStarted, Event, Retried
 from agentfly.outcome import FailureKind, StopReason, Treatment
 from agentfly.resources import ResourceManager
+from agentfly.rollout.events import ChainEnded, ChainStarted, Event, Retried
 from agentfly.types import Completion, Message, Reply
 from tests.fakes import Computed, Recording, byte_agent, call, seeded
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentfly.codec import Codec
+from agentfly.encoding.codec import Codec
 from agentfly.errors import TemplateError
 
 _SLOT = re.compile(r"zX(\d{5})Xz")

@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.events import Called, Observed, Observer
 from agentfly.outcome import CallStatus
 from agentfly.resources import Leases
+from agentfly.rollout.events import Called, Observed, Observer
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.types import ToolCall
 

@@ -18,7 +18,7 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from agentfly.codec import ChatTokenizer
+from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import TemplateError
 from agentfly.types import Message, ToolCall
 

@@ -12,26 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
+from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError
-
-BYTES = "bytes"
-"""The name of the tokenizer that needs no files: one token a byte, and ChatML's control tokens."""
-
-
-class ChatTokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer."""
-
-    @property
-    def backend_tokenizer(self) -> Tokenizer: ...
-    @property
-    def special_tokens_map(self) -> dict[str, Any]: ...
-
-    chat_template: Any
 
 
 class Codec:
@@ -162,35 +149,3 @@ def any_of(words: Iterable[str], open_end: bool = False) -> str:
         return f"(?:{'|'.join(ways)})" + ("?" if "" in node else "")
 
     return written(tree, top=True)
-
-
-def load_tokenizer(name: str) -> ChatTokenizer:
-    """The tokenizer of a local folder or a model on the Hugging Face hub; `bytes` needs no files."""
-    if name == BYTES:
-        return byte_tokenizer()
-    from transformers import AutoTokenizer
-
-    try:
-        loaded: ChatTokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"no tokenizer for {name!r}: it is neither a local folder with tokenizer.json nor a model that the hub "
-            f"gave out ({' '.join(str(error).split())[:200]}). Download the model once and pass its folder, or use "
-            f"{BYTES!r} with the scripted backend."
-        ) from error
-    return loaded
-
-
-def byte_tokenizer() -> ChatTokenizer:
-    """A tokenizer made on the spot: one token a byte, and ChatML's control tokens."""
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    wrapped: ChatTokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    return wrapped

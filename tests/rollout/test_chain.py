@@ -17,7 +17,7 @@ from agentfly.backend import Request
 from agentfly.backends.scripted import ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.outcome import CallStatus, FailureKind, StopReason, Treatment
-from agentfly.policy import Reaction
+from agentfly.rollout.policy import Reaction
 from agentfly.trajectory import Author, Trajectory
 from agentfly.types import Completion, Finish, Message
 from tests.conftest import TOKENIZERS, load_family

@@ -6,7 +6,7 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.outcome import FailureKind, StopReason, Treatment
-from agentfly.policy import FailurePolicy, Limits, Reaction, Then
+from agentfly.rollout.policy import FailurePolicy, Limits, Reaction, Then
 
 
 def test_a_reaction_is_read_from_words_fields_and_itself() -> None:

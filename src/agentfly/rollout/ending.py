@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentfly.errors import BackendFault, EnvironmentFault, RewardFault, describe
 from agentfly.outcome import Failure, FailureKind, StopReason, Treatment
-from agentfly.policy import FailurePolicy
 from agentfly.resources import Leases
+from agentfly.rollout.policy import FailurePolicy
 from agentfly.scoring import Scorer
 from agentfly.tooling import Context
 from agentfly.trajectory import Trajectory

@@ -1,6 +1,6 @@
 """Events name their chain."""
 
-from agentfly.events import ChainStarted
+from agentfly.rollout.events import ChainStarted
 from agentfly.types import Task
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
-from agentfly.chain import Settings
 from agentfly.errors import ConfigError
-from agentfly.events import Observer
-from agentfly.folding import Folding, Steps
-from agentfly.policy import FailurePolicy, Limits
+from agentfly.rollout.chain import Settings
+from agentfly.rollout.events import Observer
+from agentfly.rollout.folding import Folding, Steps
+from agentfly.rollout.policy import FailurePolicy, Limits
 from agentfly.types import Message, Sampling, Task
 
 
@@ -102,7 +102,9 @@ def _folding(strategy: str, folding: Folding | None) -> Folding | None:
     if strategy not in ("chain", "step"):
         raise ConfigError(f"there is no rollout strategy {strategy!r}; there are 'chain' and 'step'")
     if folding is not None and not (hasattr(folding, "asks") and hasattr(folding, "fold")):
-        raise ConfigError(f"{folding!r} is no folding rule; agentfly.folding has some, e.g. Summarise(over_tokens=…)")
+        raise ConfigError(
+            f"{folding!r} is no folding rule; agentfly.rollout has some, such as Summarise"
+        )
     if strategy == "chain":
         return folding
     if folding is not None and not isinstance(folding, Steps):

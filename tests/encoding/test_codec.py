@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from agentfly.codec import Codec, any_of, byte_tokenizer, free_mark, load_tokenizer
+from agentfly.encoding.codec import Codec, any_of, free_mark
+from agentfly.encoding.tokenizer import ByteTokenizer, load_tokenizer
 from agentfly.errors import ConfigError
 from tests.templates.families import BY_NAME, CASES, Case, texts
 
@@ -55,7 +56,7 @@ def test_normalized_text_is_the_tokenizers_own(tokenizer: str) -> None:
 
 
 def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(
         [AddedToken("<|end|>", rstrip=True), AddedToken("<|mask|>", lstrip=True)]
     )
@@ -66,7 +67,7 @@ def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
 
 
 def test_an_added_token_is_control_only_where_the_template_mentions_it() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_tokens(["<tool_call>", "\n\n"])
     assert "<tool_call>" in Codec(tokenizer, "x <tool_call>\n\n").control
     plain = Codec(tokenizer, "")
@@ -83,7 +84,7 @@ def test_added_tokens_that_are_plain_text_keep_their_ids(case: Case) -> None:
 
 
 def test_codecs_of_one_tokenizer_share_what_is_slow_to_make() -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = ByteTokenizer()
     assert Codec(tokenizer, "a")._plain is Codec(tokenizer, "b")._plain
     before = Codec(tokenizer, "")._plain
     tokenizer.backend_tokenizer.add_special_tokens(["<|more|>"])
@@ -91,7 +92,7 @@ def test_codecs_of_one_tokenizer_share_what_is_slow_to_make() -> None:
 
 
 def test_text_of_any_bytes_has_one_token_a_byte() -> None:
-    codec = Codec(byte_tokenizer(), "")
+    codec = Codec(ByteTokenizer(), "")
     text = "héllo\n<|im_end|>"
     assert len(codec.plain(text)) == len(text.encode())
     assert codec.decode(codec.plain(text)) == text

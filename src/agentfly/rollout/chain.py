@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from agentfly.acting import Actions
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.ending import cancelled_from_outside, scored, stop_of
 from agentfly.errors import ConfigError
-from agentfly.events import ChainStarted, Event, Observer, Replied, Rewarded, Tokens
-from agentfly.folding import Folding, told_also
-from agentfly.judging import Judge, prediction
 from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Turn
-from agentfly.policy import Control, FailurePolicy, Limits
 from agentfly.resources import Leases
+from agentfly.rollout.acting import Actions
+from agentfly.rollout.ending import cancelled_from_outside, scored, stop_of
+from agentfly.rollout.events import ChainStarted, Event, Observer, Replied, Rewarded, Tokens
+from agentfly.rollout.folding import Folding, told_also
+from agentfly.rollout.judging import Judge, prediction
+from agentfly.rollout.policy import Control, FailurePolicy, Limits
+from agentfly.rollout.transcript import Transcript
 from agentfly.scoring import Scorer
 from agentfly.template import Template
 from agentfly.tooling import Context, Toolbox, ToolResult
 from agentfly.trajectory import Author, Trajectory, chain_id
-from agentfly.transcript import Transcript
 from agentfly.types import Completion, Finish, Message, Reply, Sampling, Task, ToolCall
 
 

@@ -1,10 +1,10 @@
 """The writing of a record, where it cannot be seen through a whole chain."""
 
-from agentfly.codec import byte_tokenizer
+from agentfly.encoding.tokenizer import ByteTokenizer
+from agentfly.rollout.transcript import Transcript
 from agentfly.template import History
 from agentfly.templates import load_template
 from agentfly.trajectory import Author
-from agentfly.transcript import Transcript
 from agentfly.types import Message
 from tests.fakes import sampled
 
@@ -13,7 +13,7 @@ ASKED = [Message("user", "Hi")]
 
 def test_a_close_that_the_template_adds_is_the_templates_in_both_histories() -> None:
     for history in History:
-        template = load_template("chatml", byte_tokenizer(), history=history)
+        template = load_template("chatml", ByteTokenizer(), history=history)
         transcript = Transcript(template)
         transcript.begin(ASKED, Author.TASK, turn=0)
         cut = Message("assistant", "half")
@@ -42,7 +42,7 @@ def test_a_server_that_never_answers_leaves_what_it_was_told_with_its_turn() -> 
 
 
 def test_what_is_said_when_the_chain_is_over_is_recorded_and_not_shown() -> None:
-    template = load_template("chatml", byte_tokenizer())
+    template = load_template("chatml", ByteTokenizer())
     transcript = Transcript(template)
     transcript.begin(ASKED, Author.TASK, turn=0)
     before = len(transcript.segment)

@@ -1,0 +1,1 @@
+"""Messages to text and text to ids, below the templates: rendering, forms, the codec, tokenizers."""
