@@ -14,8 +14,9 @@ from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
 from agentfly.outcome import Score, StopReason, Turn
 from agentfly.resources import Leases, ResourceManager
 from agentfly.scoring import Reward, Scorer
+from agentfly.segment import Author, Segment
 from agentfly.tooling import Context
-from agentfly.trajectory import Author, Segment, Trajectory
+from agentfly.trajectory import Trajectory
 from agentfly.types import Finish, Message
 
 if TYPE_CHECKING:

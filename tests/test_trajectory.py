@@ -14,7 +14,8 @@ from rich.console import Console
 
 from agentfly.errors import RecordError
 from agentfly.outcome import CallRecord, CallStatus, Failure, FailureKind, Score, StopReason, Treatment, Turn
-from agentfly.trajectory import COLOURS, Author, Segment, Span, Trajectory
+from agentfly.segment import Author, Segment, Span
+from agentfly.trajectory import COLOURS, Trajectory
 from agentfly.types import Completion, Finish, Image, Message, Task, ToolCall
 
 # ── random builds ──

@@ -26,7 +26,8 @@ from agentfly.rollout.events import (
     Rewarded,
     Tokens,
 )
-from agentfly.trajectory import COLOURS, Author, Trajectory
+from agentfly.segment import Author
+from agentfly.trajectory import COLOURS, Trajectory
 from agentfly.types import Message, ToolCall
 
 PANELS = 6

@@ -7,7 +7,7 @@ import pytest
 from agentfly import tool
 from agentfly.agents import ReactAgent
 from agentfly.outcome import CallStatus, StopReason
-from agentfly.trajectory import Author
+from agentfly.segment import Author
 from tests.fakes import Recording, Server, said, texts
 
 

@@ -18,7 +18,8 @@ from agentfly.backends.scripted import ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.outcome import CallStatus, FailureKind, StopReason, Treatment
 from agentfly.rollout.policy import Reaction
-from agentfly.trajectory import Author, Trajectory
+from agentfly.segment import Author
+from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Finish, Message
 from tests.conftest import TOKENIZERS, load_family
 from tests.fakes import Computed, Recording, Server, byte_agent, call, said, sampled, texts

@@ -9,7 +9,8 @@ from agentfly.agents import HFAgent, ReactAgent
 from agentfly.errors import ConfigError
 from agentfly.outcome import StopReason
 from agentfly.rollout.folding import Folding, KeepImages, KeepObservations, Steps, Summarise, told_also
-from agentfly.trajectory import Author, Trajectory
+from agentfly.segment import Author
+from agentfly.trajectory import Trajectory
 from agentfly.types import Image, Message
 from tests.conftest import TOKENIZERS, load_family
 from tests.fakes import Recording, Server, byte_agent, call, said, texts

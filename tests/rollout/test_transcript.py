@@ -2,9 +2,9 @@
 
 from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.rollout.transcript import Transcript
+from agentfly.segment import Author
 from agentfly.template import History
 from agentfly.templates import load_template
-from agentfly.trajectory import Author
 from agentfly.types import Message
 from tests.fakes import sampled
 

@@ -21,9 +21,10 @@ from agentfly.rollout.judging import Judge, prediction
 from agentfly.rollout.policy import Control, FailurePolicy, Limits
 from agentfly.rollout.transcript import Transcript
 from agentfly.scoring import Scorer
+from agentfly.segment import Author
 from agentfly.template import Template
 from agentfly.tooling import Context, Toolbox, ToolResult
-from agentfly.trajectory import Author, Trajectory, chain_id
+from agentfly.trajectory import Trajectory, chain_id
 from agentfly.types import Completion, Finish, Message, Reply, Sampling, Task, ToolCall
 
 

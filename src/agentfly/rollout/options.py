@@ -102,9 +102,7 @@ def _folding(strategy: str, folding: Folding | None) -> Folding | None:
     if strategy not in ("chain", "step"):
         raise ConfigError(f"there is no rollout strategy {strategy!r}; there are 'chain' and 'step'")
     if folding is not None and not (hasattr(folding, "asks") and hasattr(folding, "fold")):
-        raise ConfigError(
-            f"{folding!r} is no folding rule; agentfly.rollout has some, such as Summarise"
-        )
+        raise ConfigError(f"{folding!r} is no folding rule; agentfly.rollout has some, such as Summarise")
     if strategy == "chain":
         return folding
     if folding is not None and not isinstance(folding, Steps):

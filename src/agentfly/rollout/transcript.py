@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentfly.segment import Author, Segment
 from agentfly.template import History, Template
-from agentfly.trajectory import Author, Segment
 from agentfly.types import Completion, Message
 
 

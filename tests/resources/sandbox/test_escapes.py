@@ -29,7 +29,7 @@ ESCAPES = {
     "shadow": "return open('/etc/shadow').read()",
     "root's home": "return [n for n in os.listdir('/root') if n not in HOST['shown']]",
     "home folders": "return os.listdir('/home')",
-    "secret file": "return open(HOST['folder'] + '/secret').read()",
+    "secret file": "return Path(HOST['folder'] + '/secret').read_text()",
     "write /usr": "return open('/usr/escaped', 'w')",
     "write /": "return open('/escaped', 'w')",
     "write /etc": "return open('/etc/escaped', 'w')",
@@ -37,7 +37,7 @@ ESCAPES = {
     "write the interpreter": "return open(os.path.join(os.path.dirname(os.__file__), 'escaped.py'), 'w')",
     "write the libraries": "return [open(p + '/escaped.py', 'w') for p in sys.path if p.startswith('/opt/site')]",
     "write the trusted files": "return open('/opt/agentfly/inside/keeper.py', 'a')",
-    "symlink out": "os.symlink(HOST['folder'], 'out'); return open('out/secret').read()",
+    "symlink out": "os.symlink(HOST['folder'], 'out'); return Path('out/secret').read_text()",
     "root of the keeper": "return open('/proc/1/root' + HOST['folder'] + '/secret').read()",
     "memory of the keeper": "return open('/proc/1/mem', 'rb')",
     "files of the keeper": "return os.listdir('/proc/1/fd')",
@@ -82,6 +82,7 @@ if os.uname().machine != "x86_64":
         del ESCAPES[by_number]
 TRIAL = """
 import ctypes, os, signal, socket, subprocess, sys
+from pathlib import Path
 libc = ctypes.CDLL(None, use_errno=True)
 HOST = {host!r}
 def DULL(number):
@@ -197,14 +198,26 @@ async def test_trap_a_filter_is_installed(open_session, mechanism: str) -> None:
     assert (await session.shell("grep -c '^Seccomp:.*2' /proc/self/status")).status == 0
 
 
+FILES = b"""
+import os
+def kinds():
+    found = []
+    for number in os.listdir('/proc/self/fd'):
+        try:
+            found.append(os.readlink('/proc/self/fd/' + number).split(':')[0])
+        except FileNotFoundError:  # the listing itself
+            pass
+    return found
+"""
+
+
 @pytest.mark.parametrize("mechanism", STRONG)
 async def test_trap_no_open_file_of_the_host(open_session, mechanism: str) -> None:
     """User code has /dev/null, its output pipe twice, and its socket to the keeper: nothing else."""
     session = await open_session(mechanism)
-    code = "import os\n[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in sorted(os.listdir('/proc/self/fd'), key=int)][:-1]"
-    kinds = (await session.run(code)).value
-    assert kinds is not None
-    assert set(eval(kinds)) <= {"/dev/null", "pipe", "socket"}
-    assert len(eval(kinds)) <= 5
+    await session.put("files.py", FILES)
+    kinds = eval((await session.run("import files; files.kinds()")).value)
+    assert set(kinds) <= {"/dev/null", "pipe", "socket"}
+    assert len(kinds) <= 5
     listed = await session.shell("ls -l /proc/self/fd | grep -v -e /dev/null -e pipe: -e total -e /proc/")
     assert listed.output == ""

@@ -20,6 +20,7 @@ from typing import Any
 QUESTION, ANSWER, OUTPUT, REPLY, DATA = b"Q", b"A", b"O", b"R", b"D"
 _HEAD = struct.Struct(">Ic")
 _MOST = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20}
+_FRAME_COST = 64  # so that empty frames use up a budget too
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CREDENTIALS = struct.Struct("3i")
 
@@ -51,7 +52,7 @@ class Wire:
         end.setblocking(False)
         self._socket = end
         self._buffer = bytearray()
-        self._budget = 0
+        self._budget = self._frames = 0
         self._waiting: asyncio.Future[None] | None = None
         self._expired = False
 
@@ -88,16 +89,21 @@ class Wire:
 
     async def receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
         """The next frame, which must be of one of these kinds."""
+        if self._expired:
+            raise WireExpired
         await self._fill(_HEAD.size)
         length, kind = _HEAD.unpack_from(self._buffer)
         if kind not in kinds:
             raise WireBroken(f"a frame of kind {kind!r}")
-        if length > _MOST[kind] or length > self._budget:
+        if length > min(_MOST[kind], self._budget):
             raise WireFlooded(f"a frame of {length} bytes")
         await self._fill(_HEAD.size + length)
         payload = bytes(memoryview(self._buffer)[_HEAD.size : _HEAD.size + length])
         del self._buffer[: _HEAD.size + length]
-        self._budget -= length + 1  # the one makes empty frames end too
+        self._budget -= length + _FRAME_COST
+        self._frames += 1
+        if self._frames % 64 == 0:  # others have their turn even while frames come without a pause
+            await asyncio.sleep(0)
         return kind, payload
 
     async def hello(self) -> int | None:

@@ -30,6 +30,8 @@ _ONLY_AST = 0x400
 _MOST_FIGURES, _MOST_FIGURE_BYTES = 8, 2 << 20
 _ALL_SIGNALS = signal.valid_signals()
 _b64, _exit, _write, _getpid = base64.b64encode, os._exit, os.write, os.getpid
+_lines, _unpack = linecache.cache, struct.Struct(">QI").unpack_from
+_trusted: list[str] = []
 _receive, _pack, _mask, _pending = frames.receive, frames.pack, signal.pthread_sigmask, signal.sigtimedwait
 
 
@@ -109,7 +111,7 @@ class Interpreter:
         while True:
             try:
                 _, question = _receive(self.channel, 1 << 30)
-                number, output = struct.unpack_from(">QI", question)
+                number, output = _unpack(question)
                 reply = self.cell(question[12:].decode("utf-8", "surrogatepass"), output)
                 self.channel.sendall(_pack(b"R", _encode({"id": number, **reply}).encode()))
             except BaseException:
@@ -120,7 +122,7 @@ class Interpreter:
         self.prepare(output)
         self.cells += 1
         name = f"<cell {self.cells}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        _lines[name] = (len(code), None, code.splitlines(True), name)
         reply: dict[str, Any] = {"status": "ok", "value": None, "error": None, "traceback": None, "figures": []}
         try:
             _clear_interrupts()
@@ -176,7 +178,8 @@ class Interpreter:
         try:
             words, lines = _trimmed(error, self.work)
         except BaseException:
-            words, lines = type(error).__name__, "(the traceback cannot be written)"
+            words = type(error).__name__
+            lines = f"{words} (the traceback cannot be written)"
         reply.update(status=status, error=_cut(words, 2000), traceback=_cut(lines, output))
 
 
@@ -254,7 +257,9 @@ def _figures() -> list[str]:
 
 
 def warm_up() -> None:
-    """In the zygote: make the standard library load all it loads late, before a file of the user's can shadow it."""
+    """In the zygote: load all that the standard library loads late, before a file of the user's can shadow it."""
+    # Found here: in a session, looking at every module would make its own copy of many pages.
+    _trusted[:] = [name for name in sys.modules if name.split(".")[0] == (__package__ or "").split(".")[0]]
     try:
         raise ValueError("warm")
     except ValueError as error:
@@ -267,8 +272,7 @@ def serve(channel: socket.socket, pipe: int, work: str) -> NoReturn:
     """Be an interpreter; in a fresh child of the keeper."""
     _block()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    package = (__package__ or "").split(".")[0]
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+    for name in _trusted:
         del sys.modules[name]
     sys.path.insert(0, work)
     sys.argv = [""]

@@ -31,6 +31,7 @@ _FIRST, _SECOND = "/bin/bash", "/bin/sh"
 
 def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
     """Be a session until the host's end of the socket closes."""
+    locked = False
     try:
         _drop_files(file)
         host = socket.socket(fileno=file)
@@ -42,6 +43,7 @@ def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
         host.sendall(frames.pack(frames.ANSWER, b'{"hello": 1}'))
         frames.receive(host, MOST_QUESTION)  # the host has put this process where it belongs
         room.lock(config["confine"], config["readable"], work)
+        locked = True
         Keeper(host, limits, config["confine"], work).serve()
     except (EOFError, ConnectionError):
         pass
@@ -51,7 +53,18 @@ def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
                 file, frames.pack(frames.ANSWER, json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
             )
     finally:
+        if locked:
+            _end_others(config["confine"])
         os._exit(0)
+
+
+def _end_others(confine: str) -> None:
+    """Kill every process of this session but this one."""
+    if confine == "none":
+        tree.kill_below(os.getpid())
+    else:  # all it may signal: its pid namespace, or its Landlock domain
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
 
 
 def _drop_files(keep: int) -> None:
@@ -83,11 +96,11 @@ class Keeper:
         kernel.adopt_orphans()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        self.wake, wake = os.pipe()
-        for end in (self.wake, wake):
+        self.wake, self.wake_in = os.pipe()
+        for end in (self.wake, self.wake_in):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
         self.pipe, self.pipe_in = os.pipe()
         os.set_blocking(self.pipe, False)
         self.poller = select.poll()
@@ -102,8 +115,11 @@ class Keeper:
         self.pid = os.fork()
         if self.pid == 0:
             mine.close()
+            os.setpgid(0, 0)
             self.become_user([its.fileno(), self.pipe_in])
             interpreter.serve(its, self.pipe_in, self.work)
+        with contextlib.suppress(OSError):  # the child does it too: whoever is first
+            os.setpgid(self.pid, self.pid)
         its.close()
         mine.setblocking(False)
         self.inner, self.inbox = mine, frames.Inbox(frames.REPLY, MOST_REPLY)
@@ -113,7 +129,7 @@ class Keeper:
         """In a new child: what user code may have, and no more."""
         signal.set_wakeup_fd(-1)
         self.host.close()
-        for file in (self.wake, self.pipe):
+        for file in (self.wake, self.wake_in, self.pipe):
             os.close(file)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -209,7 +225,7 @@ class Keeper:
             if self.shell:
                 os.killpg(self.shell, signal.SIGKILL)
             elif self.call:
-                os.kill(self.pid, signal.SIGINT)
+                os.killpg(self.pid, signal.SIGINT)  # as a terminal does: its children too
 
     # What the session's processes do
 
@@ -275,11 +291,7 @@ class Keeper:
 
     def restart(self, reason: str, status: int | None) -> None:
         """Kill all that user code runs, start a fresh interpreter, and say why."""
-        if self.confine == "none":
-            tree.kill_below(os.getpid())
-        else:  # all it may signal: its pid namespace, or its Landlock domain
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGKILL)
+        _end_others(self.confine)
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, its_status = os.waitpid(-1, 0)

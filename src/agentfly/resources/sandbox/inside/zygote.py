@@ -99,6 +99,8 @@ class Zygote:
     def end_all(self) -> None:
         for pid in list(self.sessions.values()):
             self.kill(pid)
+        if not self.confined:  # and what a keeper that ended by itself left to this process
+            tree.kill_below(os.getpid())
 
 
 def _preload(names: list[str]) -> list[str]:

@@ -1,0 +1,158 @@
+"""Sandbox sessions against a fresh Python for every call, and against ipykernel where it is installed; one run, one machine.
+
+    python -m benchmarks.sandbox [--held 500] [--mechanism NAME] [--python PATH]
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agentfly.resources.sandbox import LocalSandbox, LocalSession, open_sandbox
+from benchmarks.table import print_table
+
+CODE = "x = 1\nx + 1"
+LOADED = "import numpy\n" + CODE
+CONCURRENCY = (1, 16, 64)
+
+
+def milliseconds(times: list[float]) -> str:
+    ordered = sorted(1000 * each for each in times)
+    return f"{statistics.median(ordered):.2f} / {ordered[int(len(ordered) * 0.99)]:.2f}"
+
+
+def proportional_memory(root: int) -> float:
+    """MB of all processes below `root`, shared pages counted once."""
+    total, below = 0, [root]
+    while below:
+        pid = below.pop()
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                below += [int(child) for child in (task / "children").read_text().split()]
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total / 1024
+
+
+def available_memory() -> float:
+    """MB that the machine still has."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+
+
+async def closed_loop(makers: list[Callable[[], Awaitable[object]]], calls: int) -> tuple[float, list[float]]:
+    """Calls per second, and the time of each call, when every maker calls again as soon as it has its answer."""
+    times: list[float] = []
+    left = calls
+
+    async def one(maker: Callable[[], Awaitable[object]]) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            started = time.perf_counter()
+            await maker()
+            times.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one(maker) for maker in makers))
+    return len(times) / (time.perf_counter() - started), times
+
+
+async def fresh_python(code: str) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    await process.communicate()
+
+
+async def measure_opening(sandbox: LocalSandbox) -> list[list[str]]:
+    rows = []
+    for together in (1, 8):
+
+        async def open_and_run() -> None:
+            session = await sandbox.open_session()
+            await session.run(CODE)
+            await session.close()
+
+        rate, times = await closed_loop([open_and_run] * together, 150)
+        rows.append([f"{sandbox.mechanism}: open, call, close; {together} at a time", f"{rate:.0f}", milliseconds(times)])
+    for name, code in (("bare", CODE), ("with numpy", LOADED)):
+        rate, times = await closed_loop([lambda code=code: fresh_python(code)] * 2, 30)
+        rows.append([f"a fresh Python, {name}; 2 at a time", f"{rate:.0f}", milliseconds(times)])
+    return rows
+
+
+async def measure_calls(sandbox: LocalSandbox) -> list[list[str]]:
+    rows = []
+    for many in CONCURRENCY:
+        sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(many)))
+        rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1500 if many == 1 else 4000)
+        fresh_rate, fresh_times = await closed_loop([lambda: fresh_python(CODE)] * many, max(30, 2 * many))
+        await asyncio.gather(*(session.close() for session in sessions))
+        rows.append([str(many), f"{rate:.0f}", milliseconds(times), f"{fresh_rate:.0f}", milliseconds(fresh_times)])
+    return rows
+
+
+def measure_kernel() -> list[str]:
+    """One ipykernel, called by its own blocking client."""
+    from jupyter_client.manager import start_new_kernel
+
+    started = time.perf_counter()
+    manager, client = start_new_kernel(kernel_name="python3")
+    ready = time.perf_counter() - started
+    times = []
+    for _ in range(100):
+        started = time.perf_counter()
+        client.execute_interactive(CODE, output_hook=lambda message: None)
+        times.append(time.perf_counter() - started)
+    memory = proportional_memory(manager.provisioner.process.pid)
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    return ["1", f"{len(times) / sum(times):.0f}", milliseconds(times), f"start {1000 * ready:.0f} ms, {memory:.0f} MB"]
+
+
+async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
+    before, available = proportional_memory(os.getpid()), available_memory()
+    started = time.perf_counter()
+    sessions: list[LocalSession] = []
+    for _ in range(0, held, 20):
+        sessions += await asyncio.gather(*(sandbox.open_session() for _ in range(20)))
+    filled = time.perf_counter() - started
+    await asyncio.sleep(0.5)
+    each = (available - available_memory()) / len(sessions)
+    shared = (proportional_memory(os.getpid()) - before) / len(sessions)
+    _, times = await closed_loop([lambda: random.choice(sessions).run(CODE)], 300)
+    started = time.perf_counter()
+    await asyncio.gather(*(session.close() for session in sessions))
+    closed = time.perf_counter() - started
+    row = [len(sessions), f"{filled:.1f}", f"{each:.1f}", f"{shared:.1f}", milliseconds(times), f"{closed:.1f}"]
+    return [[str(cell) for cell in row]]
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    async with await open_sandbox(arguments.mechanism, reduced=True, python=arguments.python) as sandbox:
+        print(f"mechanism {sandbox.mechanism}, preloaded {', '.join(sandbox.preloaded) or 'nothing'}, load {os.getloadavg()[0]:.1f}")
+        opening = await measure_opening(sandbox)
+        print_table("A fresh interpreter, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
+        calls = await measure_calls(sandbox)
+        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "fresh Python: calls/s", "ms, median / 99 %"]
+        print_table("Calls", header, calls)
+        if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
+            header = ["at once", "ipykernel: calls/s", "ms, median / 99 %", "and"]
+            print_table("The same calls in ipykernel", header, [measure_kernel()])
+        header = ["held", "s to open", "MB each (MemAvailable)", "MB each (PSS)", "call ms, median / 99 %", "s to close"]
+        print_table("Held at once, idle", header, await measure_holding(sandbox, arguments.held))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--held", type=int, default=500)
+    parser.add_argument("--mechanism")
+    parser.add_argument("--python", help="the interpreter that sessions run")
+    asyncio.run(main(parser.parse_args()))

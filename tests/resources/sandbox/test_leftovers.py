@@ -1,0 +1,148 @@
+"""Whatever happens to the process that opened sessions, nothing of them is left."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentfly.resources.sandbox import SandboxUnavailable, open_sandbox
+from agentfly.resources.sandbox.cgroups import Cgroups
+from agentfly.resources.sandbox.local import make_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+HOST = """
+import asyncio, sys
+from agentfly.resources.sandbox import Limits, open_sandbox
+
+BUSY = "import subprocess, os\\nsubprocess.Popen(['sleep', '{seconds}'])\\nif os.fork() == 0:\\n    os.setsid()\\n    while True: pass"
+
+async def main(mechanism, token, seconds):
+    sandbox = await open_sandbox(mechanism, reduced=True, preload=(token,))
+    print("open", flush=True)
+    while True:
+        sessions = await asyncio.gather(*(sandbox.open_session(Limits(cpus=0.1)) for _ in range(3)))
+        await asyncio.gather(*(s.run(BUSY.replace('{seconds}', seconds), timeout=0.2) for s in sessions))
+        await sessions[0].close()
+        await sessions[1].reset()
+        print("round", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def alive(*tokens: str) -> list[str]:
+    """Command lines of running processes that hold one of the tokens."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if any(token in line for token in tokens):
+            found.append(f"{place.parent.name}: {line[:100]}")
+    return found
+
+
+async def wait_for_none(look: Callable[[], list[str]]) -> list[str]:
+    for _ in range(100):
+        left = look()
+        if not left:
+            return []
+        await asyncio.sleep(0.05)
+    return left
+
+
+def groups_and_folders(pid: int) -> list[str]:
+    found = [str(path) for path in Path(tempfile.gettempdir()).glob(f"agentfly-{pid}-*")]
+    groups = Cgroups.find()
+    if isinstance(groups, Cgroups):
+        found += [str(path) for parent in set(groups.parents.values()) for path in parent.glob(f"agentfly-{pid}-*")]
+    return found
+
+
+async def need(mechanism: str) -> None:
+    try:
+        await (await open_sandbox(mechanism, reduced=True, preload=())).close()
+    except SandboxUnavailable as error:
+        pytest.skip(f"the {mechanism} sandbox does not work here: {error}")
+
+
+@pytest.mark.parametrize("mechanism", ["zygote", "namespaces", "landlock", "unsafe"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_killed_at_any_moment(mechanism: str, seed: int) -> None:
+    await need(mechanism)
+    chance = random.Random(f"{mechanism}{seed}{time.time_ns()}")
+    token, seconds = f"token{chance.getrandbits(60)}", str(chance.randint(80_000_000, 90_000_000))
+    host = subprocess.Popen([sys.executable, "-c", HOST, mechanism, token, seconds], stdout=subprocess.PIPE, text=True)
+    try:
+        if seed:
+            assert host.stdout.readline() == "open\n"
+        await asyncio.sleep(chance.uniform(0, 1.0))
+        before = alive(token, seconds)
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    assert before or not seed
+    assert await wait_for_none(lambda: alive(token, seconds)) == []
+    # The next start, in whatever process, removes what only a living process can.
+    make_folder(None).rmdir()
+    assert await wait_for_none(lambda: groups_and_folders(host.pid)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_ended_by_a_signal(number: int) -> None:
+    await need("namespaces")
+    token = f"token{random.getrandbits(60)}"
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, "namespaces", token, "81000000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert host.stdout.readline() == "open\n"
+    assert host.stdout.readline() == "round\n"
+    host.send_signal(number)
+    host.wait(10)
+    host.stdout.close()
+    assert await wait_for_none(lambda: alive(token)) == []
+    assert await wait_for_none(lambda: groups_and_folders(host.pid)) == []
+
+
+@pytest.mark.parametrize("mechanism", ["zygote", "namespaces", "landlock", "unsafe"])
+async def test_closing_leaves_nothing(mechanism: str) -> None:
+    await need(mechanism)
+    token = f"token{random.getrandbits(60)}"
+    files = len(os.listdir("/proc/self/fd"))
+    async with await open_sandbox(mechanism, reduced=True, preload=(token,)) as sandbox:
+        sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(5)))
+        await sessions[0].run("import subprocess; subprocess.Popen(['sleep', '82000000'], start_new_session=True)")
+        await sessions[1].close()
+        hanging = asyncio.create_task(sessions[2].run("import time; time.sleep(60)"))
+        await asyncio.sleep(0.05)
+        assert alive(token)
+    await hanging
+    assert alive(token, "82000000") == []
+    assert groups_and_folders(os.getpid()) == []
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+async def test_opening_may_be_cancelled() -> None:
+    await need("namespaces")
+    async with await open_sandbox("namespaces", preload=()) as sandbox:
+        for delay in (0, 0.0005, 0.001, 0.003, 0.006, 0.01):
+            opening = asyncio.create_task(sandbox.open_session())
+            await asyncio.sleep(delay)
+            opening.cancel()
+            try:
+                await (await opening).close()
+            except asyncio.CancelledError:
+                pass
+        session = await sandbox.open_session()
+        assert (await session.run("1")).value == "1"
+    assert groups_and_folders(os.getpid()) == []

