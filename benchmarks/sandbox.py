@@ -1,6 +1,6 @@
-"""Sandbox sessions against a fresh Python for every call, and against ipykernel where it is installed; one run, one machine.
+"""Sandbox sessions against a fresh Python for every call, and against ipykernel where it is installed.
 
-    python -m benchmarks.sandbox [--held 500] [--mechanism NAME] [--python PATH]
+python -m benchmarks.sandbox [--held 500] [--mechanism NAME] [--python PATH]
 """
 
 import argparse
@@ -81,7 +81,9 @@ async def measure_opening(sandbox: LocalSandbox) -> list[list[str]]:
             await session.close()
 
         rate, times = await closed_loop([open_and_run] * together, 150)
-        rows.append([f"{sandbox.mechanism}: open, call, close; {together} at a time", f"{rate:.0f}", milliseconds(times)])
+        rows.append(
+            [f"{sandbox.mechanism}: open, call, close; {together} at a time", f"{rate:.0f}", milliseconds(times)]
+        )
     for name, code in (("bare", CODE), ("with numpy", LOADED)):
         rate, times = await closed_loop([lambda code=code: fresh_python(code)] * 2, 30)
         rows.append([f"a fresh Python, {name}; 2 at a time", f"{rate:.0f}", milliseconds(times)])
@@ -137,7 +139,9 @@ async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
 
 async def main(arguments: argparse.Namespace) -> None:
     async with await open_sandbox(arguments.mechanism, reduced=True, python=arguments.python) as sandbox:
-        print(f"mechanism {sandbox.mechanism}, preloaded {', '.join(sandbox.preloaded) or 'nothing'}, load {os.getloadavg()[0]:.1f}")
+        print(
+            f"mechanism {sandbox.mechanism}, preloaded {', '.join(sandbox.preloaded) or 'nothing'}, load {os.getloadavg()[0]:.1f}"
+        )
         opening = await measure_opening(sandbox)
         print_table("A fresh interpreter, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
         calls = await measure_calls(sandbox)
@@ -146,7 +150,14 @@ async def main(arguments: argparse.Namespace) -> None:
         if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
             header = ["at once", "ipykernel: calls/s", "ms, median / 99 %", "and"]
             print_table("The same calls in ipykernel", header, [measure_kernel()])
-        header = ["held", "s to open", "MB each (MemAvailable)", "MB each (PSS)", "call ms, median / 99 %", "s to close"]
+        header = [
+            "held",
+            "s to open",
+            "MB each (MemAvailable)",
+            "MB each (PSS)",
+            "call ms, median / 99 %",
+            "s to close",
+        ]
         print_table("Held at once, idle", header, await measure_holding(sandbox, arguments.held))
 
 

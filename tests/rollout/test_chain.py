@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent
 from agentfly.backend import Request
-from agentfly.backends.scripted import ScriptedTurn
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.outcome import CallStatus, FailureKind, StopReason, Treatment
 from agentfly.rollout.policy import Reaction
@@ -567,3 +567,22 @@ async def test_the_world_dying_before_the_reward_is_an_environment_fault_and_ret
     (trajectory,) = await byte_agent([call("poke"), "done"], tools=[Frail], reward=alive).run("Go.")
     assert (trajectory.stop, trajectory.reward, trajectory.attempts) == (StopReason.ANSWER, 1.0, 2)
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
+
+
+async def test_a_format_that_answers_one_call_a_turn_runs_the_first_and_says_so() -> None:
+    load_family("llama3_2")
+    calls = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
+    ran: list[int] = []
+
+    @tool
+    async def add(a: int, b: int) -> str:
+        """Add two integers."""
+        ran.append(a + b)
+        return str(a + b)
+
+    agent = HFAgent(str(TOKENIZERS / "llama3_2"), tools=[add], backend=ScriptedBackend([calls, "3."]))
+    trajectory = (await agent.run("What is 1 + 2?"))[0]
+    assert trajectory.stop is StopReason.ANSWER
+    assert ran == [3]
+    (answer,) = [m for m in trajectory.messages if m.role == "tool"]
+    assert answer.text == "3\n\n(Only the first of your 2 calls was run: make one call a turn.)"

@@ -16,7 +16,7 @@ from agentfly.resources import Leases
 from agentfly.rollout.acting import Actions
 from agentfly.rollout.ending import cancelled_from_outside, scored, stop_of
 from agentfly.rollout.events import ChainStarted, Event, Observer, Replied, Rewarded, Tokens
-from agentfly.rollout.folding import Folding, told_also
+from agentfly.rollout.folding import Folding, joined, told_also
 from agentfly.rollout.judging import Judge, prediction
 from agentfly.rollout.policy import Control, FailurePolicy, Limits
 from agentfly.rollout.transcript import Transcript
@@ -159,7 +159,7 @@ class Chain:
                 continue
             self.prediction = prediction(reply, results)
             stop, nudge = self._judge.verdict(reply, results, self._cut if completion.finish is Finish.LENGTH else None)
-            told = told_also(self.agent.observe(reply.calls, results), nudge)
+            told = told_also(self.agent.observe(reply.calls[: len(results)], results), nudge)
             author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
@@ -240,7 +240,13 @@ class Chain:
         return StopReason.CANCELLED
 
     async def _act(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return await Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer).run(calls)
+        actions = Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
+        if len(calls) > 1 and self.agent.template is not None and "tools" in self.agent.template.refused:
+            # This chat format carries one answer a turn (Llama): the first call is run, and the model is told so.
+            only = (await actions.run(calls[:1]))[0]
+            note = f"(Only the first of your {len(calls)} calls was run: make one call a turn.)"
+            return [replace(only, observation=joined([only.observation, note]))]
+        return await actions.run(calls)
 
     def _context(self) -> Context:
         return Context(self.task, self.group, self.chain, len(self.turns))

@@ -128,12 +128,12 @@ def told_also(messages: Sequence[Message], contents: Sequence[Content]) -> list[
     if not contents:
         return list(messages)
     if not messages or messages[-1].role != "user":
-        return [*messages, Message("user", _joined(contents))]
+        return [*messages, Message("user", joined(contents))]
     *before, last = messages
-    return [*before, replace(last, content=_joined([last.content, *contents]))]
+    return [*before, replace(last, content=joined([last.content, *contents]))]
 
 
-def _joined(contents: Sequence[Content]) -> Content:
+def joined(contents: Sequence[Content]) -> Content:
     """Several contents as one, a blank line between them."""
     parts: list[str | Image] = []
     for content in contents:

@@ -150,7 +150,14 @@ async def test_no_way_out(open_session, host, mechanism: str, name: str) -> None
 
 async def test_the_trials_can_succeed(host) -> None:
     """Outside a sandbox most of them do: a trial that cannot succeed proves nothing."""
-    free = ["host loopback", "host abstract socket", "secret file", "host unix socket", "signal the host", "symlink out"]
+    free = [
+        "host loopback",
+        "host abstract socket",
+        "secret file",
+        "host unix socket",
+        "signal the host",
+        "symlink out",
+    ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in free:
@@ -164,11 +171,12 @@ async def test_the_trials_can_succeed(host) -> None:
 
 # What Landlock and the filter hold without namespaces; `reduced` means the rest is not promised.
 HELD_BY_LANDLOCK = (
-    "host loopback", "host abstract socket", "the internet", "udp out", "netlink", "vsock", "packet socket", "raw socket",
-    "users of the host", "shadow", "home folders", "secret file", "write /usr", "write /", "write /etc", "write the interpreter",
-    "symlink out", "root of the keeper", "memory of the keeper", "ptrace", "ptrace itself", "signal the host", "mount", "umount",
-    "new user namespace", "clone with a namespace", "devices", "core pattern", "overcommit", "sysrq", "chroot", "become root",
-    "capabilities", "io_uring", "bpf", "keyring", "environment", "drop the filter",
+    "host loopback", "host abstract socket", "the internet", "udp out", "netlink", "vsock", "packet socket",
+    "raw socket", "users of the host", "shadow", "home folders", "secret file", "write /usr", "write /",
+    "write /etc", "write the interpreter", "symlink out", "root of the keeper", "memory of the keeper", "ptrace",
+    "ptrace itself", "signal the host", "mount", "umount", "new user namespace", "clone with a namespace",
+    "devices", "core pattern", "overcommit", "sysrq", "chroot", "become root", "capabilities", "io_uring", "bpf",
+    "keyring", "environment", "drop the filter",
 )  # fmt: skip
 
 

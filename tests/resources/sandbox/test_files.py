@@ -15,7 +15,12 @@ async def test_files_go_in_and_out(session) -> None:
     await session.put("empty", b"")
     assert await session.get("empty") == b""
     assert await session.listing() == [Entry("deep", "folder", 60), Entry("empty", "file", 0)]
-    assert [entry.path for entry in await session.listing(deep=True)] == ["deep", "deep/folder", "deep/folder/data.bin", "empty"]
+    assert [entry.path for entry in await session.listing(deep=True)] == [
+        "deep",
+        "deep/folder",
+        "deep/folder/data.bin",
+        "empty",
+    ]
 
 
 @pytest.mark.parametrize("path", ["../etc/x", "/etc/x", "/tmp/x", "a/../../x", "/session/../usr/x", "bad\0name"])

@@ -25,7 +25,10 @@ def frame(payload, kind=b'R'):
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
         ("import os; os.abort()", "signal 6"),
         ("import signal; signal.alarm(1)\nimport time; time.sleep(5)", "signal 14"),
-        ("import sys; sys.setrecursionlimit(10**8)\nd = eval('[' * 90 + ']' * 90)\nf = lambda: f()\nimport os; os.execv('/bin/true', ['x'])", "status 0"),
+        (
+            "import sys; sys.setrecursionlimit(10**8)\nd = eval('[' * 90 + ']' * 90)\nf = lambda: f()\nimport os; os.execv('/bin/true', ['x'])",
+            "status 0",
+        ),
     ],
 )
 async def test_a_process_that_ends_says_how(session, code: str, words: str) -> None:
@@ -44,7 +47,9 @@ async def test_infinite_recursion(session) -> None:
     outcome = await session.run("def f():\n    return f()\nf()")
     assert outcome.error == "RecursionError: maximum recursion depth exceeded"
     assert len(outcome.traceback) < 2000
-    outcome = await session.run("import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __getattr__(self, n):\n        return getattr(self, n + 'x')\nA().a")
+    outcome = await session.run(
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __getattr__(self, n):\n        return getattr(self, n + 'x')\nA().a"
+    )
     assert not outcome.ok
     assert (await session.run("1")).value == "1"
 
@@ -127,7 +132,9 @@ async def test_what_code_breaks_does_not_break_the_session(session, code: str) -
     assert "NameError" in broken.text
 
 
-@pytest.mark.parametrize("name", ["json", "struct", "traceback", "linecache", "tokenize", "base64", "io", "os", "re", "numpy", "token"])
+@pytest.mark.parametrize(
+    "name", ["json", "struct", "traceback", "linecache", "tokenize", "base64", "io", "os", "re", "numpy", "token"]
+)
 async def test_a_file_that_shadows_a_module(session, name: str) -> None:
     await session.put(f"{name}.py", b"raise RuntimeError('shadow')\n")
     assert (await session.run("print(1)\n2")).text == "1\n2"
@@ -198,7 +205,9 @@ async def test_sessions_do_not_see_each_other(open_session) -> None:
     await one.run("import subprocess; child = subprocess.Popen(['sleep', '30']); child.pid")
     seen = await other.run("import os\n[os.listdir(p) for p in ('/session', '/tmp', '/dev/shm', '/dev/pts')]")
     assert seen.value == "[[], [], [], ['ptmx']]"
-    names = eval((await other.run("[open(f'/proc/{n}/cmdline').read() for n in os.listdir('/proc') if n.isdigit()]")).value)
+    names = eval(
+        (await other.run("[open(f'/proc/{n}/cmdline').read() for n in os.listdir('/proc') if n.isdigit()]")).value
+    )
     assert not any("sleep" in name for name in names)
     assert (await other.run("secret")).error == "NameError: name 'secret' is not defined"
     spoken = await other.run("import socket\ns = socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen()")

@@ -103,7 +103,10 @@ async def test_ended_by_a_signal(number: int) -> None:
     await need("namespaces")
     token = f"token{random.getrandbits(60)}"
     host = subprocess.Popen(
-        [sys.executable, "-c", HOST, "namespaces", token, "81000000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", HOST, "namespaces", token, "81000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert host.stdout.readline() == "open\n"
     assert host.stdout.readline() == "round\n"

@@ -103,7 +103,9 @@ async def test_ways_to_leave_keep_the_state(session, code: str, end: End, error:
 
 
 async def test_time_is_limited_and_the_state_stays(session) -> None:
-    outcome = await session.run("done = []\nwhile True:\n    done.append(1)\n    import time; time.sleep(0.01)", timeout=0.3)
+    outcome = await session.run(
+        "done = []\nwhile True:\n    done.append(1)\n    import time; time.sleep(0.01)", timeout=0.3
+    )
     assert outcome.end is End.TIMEOUT
     assert outcome.state_kept
     assert "0.3 seconds" in outcome.words
@@ -123,7 +125,9 @@ async def test_output_is_cut_and_counted(session) -> None:
 
 
 async def test_a_fork_that_runs_off_its_end_ends(session) -> None:
-    outcome = await session.run("import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nprint('parent' if pid else 'child')")
+    outcome = await session.run(
+        "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nprint('parent' if pid else 'child')"
+    )
     assert outcome.output == "child\nparent\n"
     assert (await session.run("pid > 0")).value == "True"
 
@@ -157,7 +161,9 @@ async def test_libraries_are_ready(session) -> None:
         pytest.skip("the sandbox's interpreter has no numpy")
     first = (await session.run("numpy = __import__('numpy'); numpy.random.rand()")).value
     await session.reset()
-    assert (await session.run("__import__('numpy').random.rand()")).value != first, "forks must not share random numbers"
+    assert (await session.run("__import__('numpy').random.rand()")).value != first, (
+        "forks must not share random numbers"
+    )
 
 
 FAKE_PYPLOT = b"""

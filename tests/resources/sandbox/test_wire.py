@@ -73,7 +73,9 @@ async def place(monkeypatch) -> AsyncIterator[FakePlace]:
     made.wire.close()
 
 
-async def play(place: FakePlace, answer: Callable[[int], bytes], use: Callable[[LocalSession], Awaitable[object]]) -> object:
+async def play(
+    place: FakePlace, answer: Callable[[int], bytes], use: Callable[[LocalSession], Awaitable[object]]
+) -> object:
     """Let the session be used while the far end answers its first question with these bytes."""
     session = LocalSession(place, LIMITS)
 

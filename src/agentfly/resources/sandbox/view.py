@@ -1,7 +1,7 @@
 """What a session sees of the host: a Python, its libraries, the system's programs, all read-only.
 
-The interpreter keeps the paths it has on the host, so whatever starts there starts here. Libraries of a virtual environment are bound
-below `/opt/site`. Nothing else of the host's files is there.
+The interpreter keeps the paths it has on the host, so whatever starts there starts here. Libraries of a virtual
+environment are bound below `/opt/site`. Nothing else of the host's files is there.
 """
 
 from __future__ import annotations

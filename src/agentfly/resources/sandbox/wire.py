@@ -1,7 +1,7 @@
 """The host's end of a session's socket. Every byte that comes is hostile until it has been checked.
 
-A frame is four bytes of length, one byte of kind, the payload. Kind and length are checked before a payload is read, the
-whole call has a budget of bytes, JSON must have exactly the expected form. What breaks a rule ends the session.
+A frame is four bytes of length, one byte of kind, the payload. Kind and length are checked before a payload is read,
+the whole call has a budget of bytes, JSON must have exactly the expected form. What breaks a rule ends the session.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Wire:
                 raise WireClosed(str(error)) from error
 
     def send_now(self, kind: bytes, payload: bytes) -> None:
-        """Send a short frame without waiting; where it does not fit the other end is not listening, and time will tell."""
+        """Send a short frame without waiting; where it does not fit nobody is listening, and time will tell."""
         with contextlib.suppress(OSError):
             self._socket.send(_HEAD.pack(len(payload), kind) + payload)
 

@@ -85,7 +85,8 @@ class Zygote:
         ours.setblocking(False)
         with theirs:
             number = theirs.fileno()
-            process = subprocess.Popen(
+            # Not asyncio's: it needs a thread that waits, and the child must be this thread's to die with it.
+            process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-B", str(INSIDE / "__main__.py"), "launch", plan.argument(number, preload)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -29,7 +29,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def receive(channel: socket.socket, most: int) -> tuple[bytes, bytes]:
-    """The next frame's kind and payload, which is at most `most` bytes; EOFError at the end. For a trusted peer: it blocks."""
+    """The next frame's kind and payload, at most `most` bytes; EOFError at the end. It blocks: for a trusted peer."""
     length, kind = _HEAD.unpack(_exactly(channel, _HEAD.size))
     if length > most:
         raise BrokenFrame(f"a frame of {length} bytes, more than {most}")

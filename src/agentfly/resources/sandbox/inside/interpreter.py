@@ -1,7 +1,8 @@
 """The interpreter: the one process that runs what a model wrote, one cell after another in one `__main__`.
 
-User code shares this process and may break it; it then fools or stops only itself. What it can break by accident is guarded:
-this module has its own copy of the builtins, imports nothing after the start, and blocks signals outside user code.
+User code shares this process and may break it; it then fools or stops only itself. What it can break by accident is
+guarded: this module has its own copy of the builtins, imports nothing after the start, and blocks signals outside user
+code.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class _Stream(io.TextIOWrapper):
     """`sys.stdout` or `sys.stderr`: written through, and cut before it is encoded."""
 
     def __init__(self, place: int, meter: _Meter) -> None:
-        super().__init__(_Raw(place, meter), encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+        raw: Any = _Raw(place, meter)
+        super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
         self._meter = meter
 
     def write(self, text: str) -> int:
@@ -162,7 +164,7 @@ class Interpreter:
         if last is None:
             return None
         single = compile("0", name, "eval", _ONLY_AST, True)
-        single.body = last.value  # type: ignore[attr-defined]
+        single.body = last.value
         value = eval(compile(single, name, "eval", 0, True), self.space)
         return None if value is None else repr(value)
 

@@ -3,8 +3,8 @@
     host ──frames── keeper ──frames── interpreter (user code)
                       └──── pipe ◄─── fd 1 and 2 of the interpreter, of its children and of shell commands
 
-One call at a time. A call ends with exactly one ANSWER, written here; an interpreter's REPLY follows one that says so. When
-the interpreter dies, everything user code left running is killed and a fresh interpreter starts: variables are
+One call at a time. A call ends with exactly one ANSWER, written here; an interpreter's REPLY follows one that says so.
+When the interpreter dies, everything user code left running is killed and a fresh interpreter starts: variables are
 gone, files stay.
 """
 

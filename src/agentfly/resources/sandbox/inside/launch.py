@@ -1,8 +1,8 @@
-"""The launcher: from the host's rights to a zygote in the outer room. It ends by becoming bwrap, or waits for the zygote.
+"""The launcher: from the host's rights to a zygote in the outer room. It becomes bwrap, or waits for the zygote.
 
-Started by root, it first drops to a uid of its own: a process that is root on the host may write root's files in /proc/sys even
-without one capability, inside any namespace. What only root can read is bound to a readable place before that, in a
-mount namespace nobody else sees.
+Started by root, it first drops to a uid of its own: a process that is root on the host may write root's files in
+/proc/sys even without one capability, inside any namespace. What only root can read is bound to a readable place before
+that, in a mount namespace nobody else sees.
 """
 
 from __future__ import annotations

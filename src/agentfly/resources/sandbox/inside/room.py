@@ -1,7 +1,7 @@
 """The room of one session: namespaces and mounts of its own, then no way back to a right.
 
-`furnish` runs in the session's first process, which still may mount in its own namespace; `lock` takes every right away,
-before the first process that runs user code exists.
+`furnish` runs in the session's first process, which still may mount in its own namespace; `lock` takes every right
+away, before the first process that runs user code exists.
 """
 
 from __future__ import annotations

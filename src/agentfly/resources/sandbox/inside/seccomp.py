@@ -1,13 +1,14 @@
 """A seccomp filter as classic BPF, without libseccomp.
 
-Namespaces do not stop vsock, netlink, ptrace among equals, io_uring or the kernel's keyring: this filter does. It is a list
-of what is refused: system calls no program of a model needs and much of the kernel's attack surface hangs on.
+Namespaces do not stop vsock, netlink, ptrace among equals, io_uring or the kernel's keyring: this filter does. It is a
+list of what is refused: system calls no program of a model needs and much of the kernel's attack surface hangs on.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Mapping
 
 from . import kernel
 
@@ -29,8 +30,9 @@ _REFUSED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "perf_event_open": (298, 241), "bpf": (321, 280),
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
-    "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
-    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
+    "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264), "quotactl": (179, 60), "quotactl_fd": (443, 443), "fanotify_init": (300, 262),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
@@ -47,7 +49,8 @@ _REFUSED = {
 _METADATA = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "utimensat": (280, 88), "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "utimensat": (280, 88), "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
 }  # fmt: skip
 
@@ -60,7 +63,7 @@ class _Program:
     def add(self, operation: int, value: int, if_true: int = 0, if_false: int = 0) -> None:
         self.code.append(struct.pack("HBBI", operation, if_true, if_false, value & 0xFFFFFFFF))
 
-    def answer(self, calls: dict[str, tuple[int, int | None]], number: int) -> None:
+    def answer(self, calls: Mapping[str, tuple[int, int | None]], number: int) -> None:
         for numbers in calls.values():
             if numbers[self.column] is not None:
                 self.add(_EQUAL, numbers[self.column] or 0, 0, 1)
