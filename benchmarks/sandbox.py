@@ -139,9 +139,8 @@ async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
 
 async def main(arguments: argparse.Namespace) -> None:
     async with await open_sandbox(arguments.mechanism, reduced=True, python=arguments.python) as sandbox:
-        print(
-            f"mechanism {sandbox.mechanism}, preloaded {', '.join(sandbox.preloaded) or 'nothing'}, load {os.getloadavg()[0]:.1f}"
-        )
+        loaded = ", ".join(sandbox.preloaded) or "nothing"
+        print(f"mechanism {sandbox.mechanism}, preloaded {loaded}, load {os.getloadavg()[0]:.1f}")
         opening = await measure_opening(sandbox)
         print_table("A fresh interpreter, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
         calls = await measure_calls(sandbox)

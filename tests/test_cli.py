@@ -1,13 +1,18 @@
 """The command line, run as a person runs it."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from agentfly.console import LiveView
+from agentfly.rollout.events import ChainStarted
 from agentfly.trajectory import Trajectory
+from agentfly.types import Task
 
 ROOT = Path(__file__).parent.parent
 RECIPE = """
@@ -111,3 +116,83 @@ def test_template_check_says_a_verdict_for_each_property() -> None:
     run = agentfly("template", "check", "bytes", "--template", "chatml")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "chatml" in run.stdout
+
+
+def test_where_to_save_is_looked_at_before_the_run(recipe: Path, tmp_path: Path) -> None:
+    missing = agentfly("run", recipe, "-q", "x", "--save", tmp_path / "no" / "chains.jsonl")
+    folder = agentfly("run", recipe, "-q", "x", "--save", tmp_path)
+    full = agentfly("run", recipe, "-q", "x", "--save", "/dev/full")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "there is no folder" in missing.stderr
+    assert "is a folder; name a file in it" in folder.stderr
+    assert "could not be written: No space left on device" in full.stderr
+
+
+def test_what_a_recipe_raises_is_told_from_its_own_lines_on(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import nowhere_to_be_found")
+    (tmp_path / "syntax.py").write_text("x = = 1")
+    (tmp_path / "late.py").write_text("def agent():\n    return 1 / 0\n")
+    (tmp_path / "options.py").write_text(RECIPE + "options = [1]")
+    told = {name: agentfly("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
+    assert all(run.returncode == 2 and run.stderr.startswith("agentfly: ") for run in told.values())
+    assert not any("running.py" in run.stderr for run in told.values())
+    assert 'wrong.py", line 1' in told["wrong"].stderr
+    assert "nowhere_to_be_found" in told["wrong"].stderr
+    assert 'syntax.py", line 1' in told["syntax"].stderr
+    assert "ZeroDivisionError: division by zero" in told["late"].stderr
+    assert "it must be a dict" in agentfly("run", "options.py", "-q", "x", cwd=tmp_path).stderr
+
+
+def test_a_flag_that_would_do_nothing_is_refused(recipe: Path) -> None:
+    assert "agent cannot be given beside it" in agentfly("run", recipe, "-q", "x", "--agent", "react").stderr
+    assert "there is nothing to run" in agentfly("run", recipe, "--row", "0").stderr
+    assert "cannot be imported" in agentfly("run", "--model", "bytes", "--tool", ":x", "-q", "x").stderr
+
+
+def test_a_question_is_utf8_in_any_locale(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    saved = tmp_path / "chains.jsonl"
+    run = agentfly("run", recipe, "-q", "Où ?", "--save", saved)
+    assert run.returncode == 0, run.stderr
+    assert Trajectory.from_json(json.loads(saved.read_bytes())).task.question == "Où ?"
+
+
+def test_what_a_model_writes_cannot_command_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "rude.py"
+    path.write_text(RECIPE.replace("It is 42.", "\\x1b[2J\\x1b]0;owned\\x9b31m"))
+    run = agentfly("run", path, "-q", "x\x1b[31m", "--tokens")
+    assert run.returncode == 0, run.stderr
+    assert not {"\x1b", "\x9b"} & set(run.stdout)
+    assert "[2J" in run.stdout
+
+
+def test_a_reward_that_failed_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "unrewarded.py"
+    path.write_text(
+        f"from agentfly import reward\n@reward\ndef forgot(prediction): ...\n{RECIPE}".replace(
+            "tools=[calculate]", "tools=[calculate], reward=forgot"
+        )
+    )
+    assert "■ answer: reward 'forgot' returned None" in agentfly("run", path, "-q", "x").stdout
+
+
+def test_a_recipe_may_watch_too(tmp_path: Path) -> None:
+    path = tmp_path / "watched.py"
+    path.write_text(RECIPE + "options = {'observer': lambda event: print('saw', type(event).__name__)}")
+    run = agentfly("run", path, "-q", "x")
+    assert "saw ChainStarted" in run.stdout
+    assert "■ answer" in run.stdout
+
+
+def test_the_module_is_a_command_too() -> None:
+    run = subprocess.run([sys.executable, "-m", "agentfly.cli", "--help"], capture_output=True, text=True)
+    assert "Usage" in run.stdout
+
+
+def test_a_terminal_without_a_cursor_gets_lines() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, _environ={"TERM": "dumb"})
+    with LiveView(console) as view:
+        view(ChainStarted(0, 0, Task.of("What is it?")))
+    assert "What is it?" in shown.getvalue()

@@ -21,7 +21,7 @@ async def add(a: int, b: int) -> str:
 
 
 @reward
-def right(prediction: str, expected: int) -> float:
+async def right(prediction: str, expected: int) -> float:
     return float(str(expected) in prediction)
 
 

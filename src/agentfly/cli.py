@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ def run(
     data: Annotated[Path | None, typer.Option(help="A file of tasks: JSON, JSON lines, CSV or parquet.")] = None,
     row: Annotated[str | None, typer.Option(help="Which tasks of the file: 3, 0:10, or an id.")] = None,
     model: Annotated[str | None, typer.Option(help="A local folder, a hub name, or the name a server knows.")] = None,
-    agent: Annotated[str, typer.Option(help="hf, react, code or action.")] = "hf",
+    agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
     template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
     backend: Annotated[str | None, typer.Option(help="client, scripted, …; without it the embedded default.")] = None,
@@ -50,7 +51,12 @@ def run(
         "backend_config": {"base_url": base_url} if base_url else None, "tools": tool,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
-    chosen = running.recipe(recipe, given) if recipe else running.from_flags(agent, given)
+    if save is not None:
+        running.refuse_unwritable(save)
+    if recipe is not None:
+        chosen = running.recipe(recipe, given if agent is None else {"agent": agent, **given})
+    else:
+        chosen = running.from_flags(agent or "hf", given)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
     chosen = chosen.overridden(question, data, row, sampling, options)
@@ -78,8 +84,15 @@ def main() -> None:
     """Run a command; an error of the user's is a message, not a traceback."""
     from agentfly.errors import AgentFlyError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a mark instead
+            stream.reconfigure(errors="replace")
     try:
         app()
     except AgentFlyError as error:
         print(f"agentfly: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentfly.outcome import CallStatus
+from agentfly.outcome import CallStatus, FailureKind
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import (
     Called,
@@ -34,6 +34,16 @@ PANELS = 6
 """Most chains shown side by side; further ones are counted."""
 HEIGHT = 12
 """Most lines of a chain in its panel."""
+
+
+_CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""Characters that a terminal obeys: what a model or a tool writes must not move the cursor or rename the window."""
+
+
+def harmless(text: Text) -> Text:
+    """The same text, with every control character shown as a mark."""
+    text.plain = text.plain.translate(_CONTROL)
+    return text
 
 
 class ChainView:
@@ -73,13 +83,13 @@ class ChainView:
         return None
 
     def _say(self, text: str, author: Author) -> Text:
-        line = Text(text.strip() + "\n", COLOURS[author])
+        line = harmless(Text(text.strip() + "\n", COLOURS[author]))
         self.lines.append_text(line)
         return line
 
     def panel(self, width: int, height: int) -> Panel:
         text = self.lines.copy()
-        text.append(self._writing, COLOURS[Author.MODEL])
+        text.append_text(harmless(Text(self._writing, COLOURS[Author.MODEL])))
         wrapped = text.wrap(Console(width=width - 4, force_terminal=True), width - 4)
         shown = Text("\n").join(wrapped[-height:])
         border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"
@@ -92,22 +102,23 @@ class LiveView:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._panels = self._console.is_terminal and not self._console.is_dumb_terminal
         self._chains: dict[str, ChainView] = {}
         self._live = Live(console=self._console, refresh_per_second=12, get_renderable=self._drawn, transient=True)
 
     def __enter__(self) -> LiveView:
-        if self._console.is_terminal:
+        if self._panels:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
+        if self._panels:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
         chain = self._chains.setdefault(event.chain_id, ChainView(event.chain_id))
         line = chain.take(event)
-        if line is not None and not self._console.is_terminal:
+        if line is not None and not self._panels:
             for part in line.split("\n"):
                 self._console.print(Text(f"{event.chain_id} ", "dim") + part, soft_wrap=True)
 
@@ -132,7 +143,9 @@ def call_line(call: ToolCall) -> str:
 def end_line(trajectory: Trajectory) -> str:
     """How a chain ended, in one line."""
     earned = "" if trajectory.score is None else f", reward {trajectory.score.total:g}"
-    failed = f": {trajectory.failures[-1].message}" if trajectory.stop.failure and trajectory.failures else ""
+    last = trajectory.failures[-1] if trajectory.failures else None
+    unscored = trajectory.score is None and last is not None and last.kind is FailureKind.REWARD
+    failed = f": {last.message}" if last is not None and (trajectory.stop.failure or unscored) else ""
     return f"■ {trajectory.stop.value.replace('_', ' ')}{failed}{earned}"
 
 
@@ -162,8 +175,8 @@ def summary(result: RunResult) -> Table:
 
 def _row(trajectory: Trajectory) -> Iterable[str | Text]:
     yield trajectory.id
-    yield Text(" ".join(trajectory.task.question.split()), COLOURS[Author.TASK])
-    yield Text(" ".join(trajectory.prediction.split()), COLOURS[Author.MODEL])
+    yield harmless(Text(" ".join(trajectory.task.question.split()), COLOURS[Author.TASK]))
+    yield harmless(Text(" ".join(trajectory.prediction.split()), COLOURS[Author.MODEL]))
     yield Text(trajectory.stop.value.replace("_", " "), "red" if trajectory.stop.failure else "")
     yield str(len(trajectory.turns))
     yield str(sum(1 for _ in trajectory.calls))

@@ -6,25 +6,30 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import os
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly import agents
 from agentfly.agent import BaseAgent
-from agentfly.console import LiveView, summary
-from agentfly.errors import ConfigError, DataError
+from agentfly.console import LiveView, harmless, summary
+from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.rollout import RunResult
+from agentfly.rollout.events import Event, Observer
 from agentfly.rollout.options import tasks_of
 from agentfly.tooling import TOOLS, Tool
 from agentfly.training.data import read_tasks, select
 from agentfly.types import Sampling, Task
+
+T = TypeVar("T")
 
 AGENTS: dict[str, type[BaseAgent]] = {
     "hf": agents.HFAgent,
@@ -56,13 +61,13 @@ class Run:
             raise ConfigError("--question and --data both say what to run; give one")
         tasks = self.tasks
         if question is not None:
-            tasks = (Task.of(question, "0"),)
+            tasks = (Task.of(_as_typed(question), "0"),)
         elif data is not None:
             tasks = tuple(read_tasks(data))
-        if row is not None:
-            tasks = tuple(select(list(tasks), row))
         if not tasks:
             raise ConfigError("there is nothing to run: give --question or --data, or `tasks` in the recipe")
+        if row is not None:
+            tasks = tuple(select(list(tasks), row))
         changed = {name: value for name, value in sampling.items() if value is not None}
         merged = {**self.options, **{name: value for name, value in options.items() if value is not None}}
         if changed:
@@ -71,19 +76,28 @@ class Run:
         return replace(self, tasks=tasks, options=merged)
 
 
+def _as_typed(argument: str) -> str:
+    """An argument in UTF-8, whatever the locale made of its bytes."""
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def recipe(path: Path, flags: Mapping[str, Any]) -> Run:
     """The run that a recipe file describes: `agent`, and perhaps `tasks` (rows or a file) and `options`."""
     if flags:
         raise ConfigError(f"a recipe makes its own agent, so {', '.join(flags)} cannot be given beside it")
     module = _loaded(path)
     agent = getattr(module, "agent", None)
-    agent = agent() if callable(agent) and not isinstance(agent, BaseAgent) else agent
+    if callable(agent) and not isinstance(agent, BaseAgent):
+        agent = _of_the_recipe(path, agent)
     if not isinstance(agent, BaseAgent):
         raise ConfigError(f"{path} must define `agent`: an agent, or a function that makes one")
     tasks = getattr(module, "tasks", ())
     if isinstance(tasks, str | Path):
         tasks = read_tasks(path.parent / tasks)
-    return Run(agent, tuple(tasks_of(tasks)) if tasks else (), dict(getattr(module, "options", {})))
+    options = getattr(module, "options", {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"`options` in {path} is a {type(options).__name__}; it must be a dict, {{'max_turns': 4}}")
+    return Run(agent, tuple(tasks_of(tasks)) if tasks else (), dict(options))
 
 
 def _loaded(path: Path) -> ModuleType:
@@ -95,8 +109,23 @@ def _loaded(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    loader = spec.loader
+    _of_the_recipe(path, lambda: loader.exec_module(module))
     return module
+
+
+def _of_the_recipe(path: Path, step: Callable[[], T]) -> T:
+    """Run code of the recipe's. What it raises is told from the recipe's own lines on."""
+    try:
+        return step()
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        lines = traceback.TracebackException.from_exception(error)
+        own = [i for i, frame in enumerate(lines.stack) if Path(frame.filename).resolve() == path.resolve()]
+        lines.stack[:] = lines.stack[own[0] :] if own else []
+        told = "".join(lines.format()).partition("\n")[2] if own else "".join(lines.format_exception_only())
+        raise ConfigError(f"{path} failed\n{told.rstrip()}") from error
 
 
 def from_flags(kind: str, flags: Mapping[str, Any]) -> Run:
@@ -115,8 +144,8 @@ def _tool(name: str) -> Tool:
         sys.path.insert(0, str(Path.cwd()))
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(f"the tool {name!r} cannot be imported: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"the tool {name!r} cannot be imported: {describe(error)}") from error
     return TOOLS.find(name)
 
 
@@ -128,16 +157,46 @@ def show(run: Run, *, tokens: bool = False, save: Path | None = None, console: C
     decode = run.agent.template.codec.decode if run.agent.template is not None else None
     if tokens or len(result) == 1:
         for trajectory in result:
-            console.print(trajectory.render(decode))
+            console.print(harmless(trajectory.render(decode)))
     console.print(summary(result))
     if save is not None:
-        with save.open("w", encoding="utf-8") as file:
+        _write(result, save)
+        console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
+
+
+def refuse_unwritable(save: Path) -> None:
+    """Find out before the run, not after it, that its trajectories could not be kept."""
+    if save.is_dir():
+        raise ConfigError(f"--save {save} is a folder; name a file in it")
+    if not save.parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no folder {save.parent}; make it first")
+    if not os.access(save if save.exists() else save.parent, os.W_OK):
+        raise ConfigError(f"--save {save} may not be written")
+
+
+def _write(result: RunResult, save: Path) -> None:
+    try:
+        # Half a surrogate pair, which UTF-8 has no bytes for, is written as the escape that JSON has for it.
+        with save.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in result)
-        console.print(f"{len(result)} trajectories written to {save}", highlight=False)
+    except OSError as error:
+        raise DataError(f"--save {save} could not be written: {error.strerror or error}") from error
 
 
 async def _finished(run: Run, view: LiveView) -> RunResult:
     try:
-        return await run.agent.run(list(run.tasks), observer=view, **run.options)
+        options = {**run.options, "observer": _both(view, run.options.get("observer"))}
+        return await run.agent.run(list(run.tasks), **options)
     finally:
         await run.agent.close()
+
+
+def _both(view: Observer, also: Observer | None) -> Observer:
+    """The view, and the recipe's own observer where it has one."""
+
+    def observe(event: Event) -> None:
+        view(event)
+        if also is not None:
+            also(event)
+
+    return observe

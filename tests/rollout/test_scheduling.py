@@ -585,3 +585,18 @@ async def test_two_runs_at_once_on_one_agent_keep_apart() -> None:
     )
     assert [t.prediction for t in one] == [f"one {i}" for i in range(5) for _ in range(2)]
     assert [t.prediction for t in two] == [f"two {i}" for i in range(5) for _ in range(2)]
+
+
+async def test_the_garbage_collector_is_left_as_it_was_found() -> None:
+    before, during = gc.get_threshold(), []
+    agent = byte_agent(lambda turn: during.append(gc.get_threshold()[0]) or "Done.")
+    await asyncio.gather(agent.run(["a", "b"]), agent.run("c"))
+    assert set(during) == {20_000}
+    assert gc.get_threshold() == before
+    gc.set_threshold(0)  # off: somebody means it
+    try:
+        await agent.run("d")
+        assert during[-1] == 0
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

@@ -7,6 +7,7 @@ everything that its chains were lent goes back.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
@@ -48,17 +49,47 @@ async def rollout(
                 return
 
     total = len(tasks) * num_chains
-    workers = [asyncio.create_task(work()) for _ in range(min(total, max_concurrent_chains or total))]
-    try:
-        for _ in range(total):
-            finished = await done.get()
-            if isinstance(finished, Exception):
-                raise finished
-            yield finished
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    with _rare_collections:
+        workers = [asyncio.create_task(work()) for _ in range(min(total, max_concurrent_chains or total))]
+        try:
+            for _ in range(total):
+                finished = await done.get()
+                if isinstance(finished, Exception):
+                    raise finished
+                yield finished
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+class _RareCollections:
+    """While chains run, the garbage collector looks less often.
+
+    Chains leave many small objects and hardly a cycle among them, and every look at all of them takes longer the more
+    chains there are. What the threshold was before comes back when the last run ends.
+    """
+
+    THRESHOLD = 20_000
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._before = gc.get_threshold()
+
+    def __enter__(self) -> None:
+        if self._runs == 0:
+            self._before = gc.get_threshold()
+            if 0 < self._before[0] < self.THRESHOLD:
+                gc.set_threshold(self.THRESHOLD, *self._before[1:])
+        self._runs += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._runs -= 1
+        if self._runs == 0:
+            gc.set_threshold(*self._before)
+
+
+_rare_collections = _RareCollections()
 
 
 def _refuse_what_cannot_start(agent: ChainAgent, tasks: Sequence[Task]) -> None:

@@ -187,6 +187,19 @@ async def test_what_the_reduced_mechanism_holds(open_session, host, name: str) -
     assert outcome.value == "'blocked'", outcome.text
 
 
+async def test_the_reduced_mechanism_keeps_sessions_apart(open_session) -> None:
+    one, other = await open_session("landlock"), await open_session("landlock")
+    await one.put("secret", b"mine")
+    for code in (
+        f"open('{one.folder}/secret')",
+        f"open('{one.folder}/new', 'w')",
+        f"import os; os.listdir('{one.folder}')",
+    ):
+        assert "PermissionError" in (await other.run(code)).error
+    assert not (await other.shell("kill -9 -1; sleep 0.2")).ok
+    assert (await one.run("open('secret').read()")).value == "'mine'"
+
+
 @pytest.mark.parametrize("mechanism", STRONG)
 async def test_trap_root_is_not_root_inside(open_session, mechanism: str) -> None:
     """As the host's root, even without capabilities, a session could write root's files in /proc/sys."""

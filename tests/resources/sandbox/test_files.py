@@ -75,6 +75,22 @@ async def test_shell(session) -> None:
     assert (await session.shell("echo $HOME $USER; cat")).output == "/session agent\n"
 
 
+async def test_a_shell_has_the_usual_signals(session) -> None:
+    outcome = await session.shell("yes | head -1; echo ${PIPESTATUS[0]}; trap 'echo caught' INT; kill -INT $$")
+    assert outcome.output == "y\n141\ncaught\n"
+
+
+async def test_a_listing_of_long_names_is_cut(session) -> None:
+    code = """
+import os
+folder = '/'.join([os.fsdecode(b'\\xff' * 250)] * 14)
+for number in range(300):
+    os.makedirs(f'{folder}/{number}')
+"""
+    await session.run(code)
+    assert 0 < len(await session.listing(deep=True)) < 400
+
+
 async def test_shell_and_python_share_files_but_not_fate(session) -> None:
     await session.run("kept = 1; open('note', 'w').write('hello')")
     assert (await session.shell("cat note; kill -9 $$")).output == "hello"

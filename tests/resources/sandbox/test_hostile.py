@@ -11,6 +11,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIND_CHANNEL = """
 import os, stat, struct
 places = [n for n in range(3, 64) if os.path.exists(f'/proc/self/fd/{n}') and stat.S_ISSOCK(os.fstat(n).st_mode)]
+FORGED = b'''{"id": 1, "status": "ok", "value": "'forged'", "error": null, "traceback": null,
+             "figures": [], "dropped": 0}'''
 def frame(payload, kind=b'R'):
     return struct.pack('>Ic', len(payload), kind) + payload
 """
@@ -26,7 +28,8 @@ def frame(payload, kind=b'R'):
         ("import os; os.abort()", "signal 6"),
         ("import signal; signal.alarm(1)\nimport time; time.sleep(5)", "signal 14"),
         (
-            "import sys; sys.setrecursionlimit(10**8)\nd = eval('[' * 90 + ']' * 90)\nf = lambda: f()\nimport os; os.execv('/bin/true', ['x'])",
+            "import sys; sys.setrecursionlimit(10**8)\nd = eval('[' * 90 + ']' * 90)\nf = lambda: f()\n"
+            "import os; os.execv('/bin/true', ['x'])",
             "status 0",
         ),
     ],
@@ -48,7 +51,8 @@ async def test_infinite_recursion(session) -> None:
     assert outcome.error == "RecursionError: maximum recursion depth exceeded"
     assert len(outcome.traceback) < 2000
     outcome = await session.run(
-        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __getattr__(self, n):\n        return getattr(self, n + 'x')\nA().a"
+        "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __getattr__(self, n):\n"
+        "        return getattr(self, n + 'x')\nA().a"
     )
     assert not outcome.ok
     assert (await session.run("1")).value == "1"
@@ -63,14 +67,15 @@ async def test_infinite_recursion(session) -> None:
         "[os.write(n, frame(b'{}')) for n in places]",
         "[os.write(n, frame(b'not json')) for n in places]",
         "[os.write(n, frame(b'[' * 100000)) for n in places]",
-        """[os.write(n, frame(b'{"id": 1, "status": "ok", "value": "forged", "error": null, "traceback": null, "figures": [], "dropped": 0}')) for n in places]""",
+        "[os.write(n, frame(FORGED)) for n in places]",
         "[os.write(n, frame(bytes(1000))) for n in places for _ in range(3)]",
         "[os.close(n) for n in places]",
         "os.closerange(3, 1000)",
         "os.closerange(0, 1000)",
         "import socket; [socket.socket(fileno=n).shutdown(socket.SHUT_RDWR) for n in places]",
         "[os.dup2(os.open('/dev/null', 2), n) for n in places]",
-        "import threading, time\ndef later():\n    time.sleep(0.05)\n    [os.write(n, frame(b'{}')) for n in places]\nthreading.Thread(target=later).start()",
+        "import threading, time\ndef later():\n    time.sleep(0.05)\n"
+        "    [os.write(n, frame(b'{}')) for n in places]\nthreading.Thread(target=later).start()",
         "[os.write(n, struct.pack('>Ic', 1000, b'R')) for n in places]",
     ],
 )
@@ -97,10 +102,18 @@ async def test_tampering_with_the_channel_ends_in_words(session, attack: str) ->
         "import os; os.close(1); os.close(2)",
         "import sys; sys.stdout.close(); sys.stderr.close()",
         "import sys; sys.stdout = sys.stderr = None",
+        "import os; os.set_blocking(1, False)",
+        "import fcntl; fcntl.fcntl(1, 1031, 4096)",
+        "import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (0, 0))",
         "import sys; sys.stdin.close()",
-        "import builtins\nfor name in ('len', 'isinstance', 'print', 'repr', 'str', 'open', 'type', 'compile', 'exec', 'max', 'id'):\n    setattr(builtins, name, None)",
-        "import json, os, struct, io, traceback, linecache, socket\nfor m in (json, struct, traceback, linecache):\n    for n in list(vars(m)):\n        if not n.startswith('__'):\n            setattr(m, n, None)",
-        "import sys\nfor name in list(sys.modules):\n    if name not in ('sys', 'builtins'):\n        del sys.modules[name]",
+        "import builtins\n"
+        "for name in ('len', 'isinstance', 'print', 'repr', 'str', 'open', 'type', 'compile', 'exec', 'max', 'id'):\n"
+        "    setattr(builtins, name, None)",
+        "import json, os, struct, io, traceback, linecache, socket\n"
+        "for m in (json, struct, traceback, linecache):\n    for n in list(vars(m)):\n"
+        "        if not n.startswith('__'):\n            setattr(m, n, None)",
+        "import sys\nfor name in list(sys.modules):\n    if name not in ('sys', 'builtins'):\n"
+        "        del sys.modules[name]",
         "import sys; sys.modules.clear()",
         "globals().clear()",
         "import os\nos.mkdir('d'); os.chdir('d'); os.rmdir('../d')",
@@ -109,10 +122,12 @@ async def test_tampering_with_the_channel_ends_in_words(session, attack: str) ->
         "import sys; sys.settrace(lambda *a: 1 / 0)",
         "import sys; sys.setprofile(lambda *a: None)",
         "import gc; gc.disable(); gc.collect()",
-        "import signal\nfor n in range(1, 32):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass",
+        "import signal\nfor n in range(1, 32):\n    try:\n"
+        "        signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass",
         "import signal\nsignal.signal(signal.SIGALRM, lambda *a: 1 / 0)\nsignal.setitimer(signal.ITIMER_REAL, 0.02)",
         "import sys; sys.path.clear()",
-        "import threading, time\nfor _ in range(4):\n    threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(100)]).start()",
+        "import threading, time\nfor _ in range(4):\n"
+        "    threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(100)]).start()",
         "import sys; sys.excepthook = None; sys.displayhook = None",
         "import os\nos.environ.clear()",
         "class E(Exception):\n    def __str__(self):\n        raise ValueError\ntry:\n    raise E\nexcept E:\n    pass",
@@ -174,7 +189,10 @@ async def test_odd_texts_in_values_and_errors(session) -> None:
 
 
 async def test_a_background_thread_speaks_in_the_next_call(session) -> None:
-    code = "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')\nthreading.Thread(target=late).start()"
+    code = (
+        "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')\n"
+        "threading.Thread(target=late).start()"
+    )
     assert (await session.run(code)).output == ""
     await asyncio.sleep(0.3)
     assert (await session.run("print('now')")).output == "late\nnow\n"

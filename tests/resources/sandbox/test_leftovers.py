@@ -1,6 +1,7 @@
 """Whatever happens to the process that opened sessions, nothing of them is left."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -22,7 +23,14 @@ HOST = """
 import asyncio, sys
 from agentfly.resources.sandbox import Limits, open_sandbox
 
-BUSY = "import subprocess, os\\nsubprocess.Popen(['sleep', '{seconds}'])\\nif os.fork() == 0:\\n    os.setsid()\\n    while True: pass"
+BUSY = '''
+import os, subprocess
+subprocess.Popen(['sleep', '{seconds}'])
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        pass
+'''
 
 async def main(mechanism, token, seconds):
     sandbox = await open_sandbox(mechanism, reduced=True, preload=(token,))
@@ -36,6 +44,11 @@ async def main(mechanism, token, seconds):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+def start_host(*arguments: str) -> "subprocess.Popen[str]":
+    line = [sys.executable, "-c", HOST, *arguments]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 def alive(*tokens: str) -> list[str]:
@@ -81,7 +94,7 @@ async def test_killed_at_any_moment(mechanism: str, seed: int) -> None:
     await need(mechanism)
     chance = random.Random(f"{mechanism}{seed}{time.time_ns()}")
     token, seconds = f"token{chance.getrandbits(60)}", str(chance.randint(80_000_000, 90_000_000))
-    host = subprocess.Popen([sys.executable, "-c", HOST, mechanism, token, seconds], stdout=subprocess.PIPE, text=True)
+    host = start_host(mechanism, token, seconds)
     try:
         if seed:
             assert host.stdout.readline() == "open\n"
@@ -102,12 +115,7 @@ async def test_killed_at_any_moment(mechanism: str, seed: int) -> None:
 async def test_ended_by_a_signal(number: int) -> None:
     await need("namespaces")
     token = f"token{random.getrandbits(60)}"
-    host = subprocess.Popen(
-        [sys.executable, "-c", HOST, "namespaces", token, "81000000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    host = start_host("namespaces", token, "81000000")
     assert host.stdout.readline() == "open\n"
     assert host.stdout.readline() == "round\n"
     host.send_signal(number)
@@ -142,10 +150,8 @@ async def test_opening_may_be_cancelled() -> None:
             opening = asyncio.create_task(sandbox.open_session())
             await asyncio.sleep(delay)
             opening.cancel()
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await (await opening).close()
-            except asyncio.CancelledError:
-                pass
         session = await sandbox.open_session()
         assert (await session.run("1")).value == "1"
     assert groups_and_folders(os.getpid()) == []

@@ -1,4 +1,5 @@
 """Which mechanism is taken, what is refused, and what is said about it."""
+# ruff: noqa: ASYNC240
 
 import os
 import sys
@@ -54,7 +55,7 @@ async def test_refused_with_reasons_and_cures(forgotten, monkeypatch) -> None:
 
 async def test_a_launcher_that_fails_says_why(forgotten, monkeypatch) -> None:
     monkeypatch.setattr(mechanisms, "find_bwrap", lambda: "/bin/false")
-    with pytest.raises(SandboxUnavailable, match="zygote: .*said nothing"):
+    with pytest.raises(SandboxUnavailable, match=r"zygote: .*said nothing"):
         await open_sandbox("zygote")
     monkeypatch.setattr(mechanisms, "find_bwrap", lambda: None)
     mechanisms._verdicts.clear()

@@ -49,9 +49,10 @@ os.system('echo three')
 subprocess.run(['sh', '-c', 'echo four >&2'])
 os.write(1, b'five\\n')
 sys.stdout.buffer.write(b'six\\n')
-print('seven', end='')
+print('seven', file=sys.__stdout__)
+print('eight', end='')
 """
-    assert (await session.run(code)).output == "one\ntwo\nthree\nfour\nfive\nsix\nseven"
+    assert (await session.run(code)).output == "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight"
 
 
 async def test_a_traceback_has_only_the_users_lines(session) -> None:
@@ -87,8 +88,8 @@ async def test_what_does_not_compile_is_an_error(session, code: str) -> None:
     ("code", "end", "error"),
     [
         ("import sys; sys.exit()", End.OK, None),
-        ("import sys; sys.exit(3)", End.ERROR, "3"),
-        ("import sys; sys.exit('no')", End.ERROR, "no"),
+        ("import sys; sys.exit(3)", End.ERROR, "SystemExit: 3"),
+        ("import sys; sys.exit('no')", End.ERROR, "SystemExit: no"),
         ("exit(0)", End.OK, None),
         ("raise KeyboardInterrupt", End.ERROR, "KeyboardInterrupt"),
         ("raise BaseException('b')", End.ERROR, "BaseException: b"),
@@ -133,7 +134,10 @@ async def test_a_fork_that_runs_off_its_end_ends(session) -> None:
 
 
 async def test_multiprocessing_works(session) -> None:
-    code = "import multiprocessing as m\ndef double(n):\n    return 2 * n\nwith m.Pool(2) as pool:\n    out = pool.map(double, [1, 2, 3])\nout"
+    code = (
+        "import multiprocessing as m\ndef double(n):\n    return 2 * n\nwith m.Pool(2) as pool:\n"
+        "    out = pool.map(double, [1, 2, 3])\nout"
+    )
     assert (await session.run(code)).value == "[2, 4, 6]"
 
 

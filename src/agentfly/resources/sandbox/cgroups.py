@@ -74,7 +74,6 @@ class Cgroups:
     def __init__(self, version: int, parents: dict[str, Path]) -> None:
         self.version = version
         self.parents = parents
-        self._name = process_name(os.getpid())
         self._made = 0
 
     @classmethod
@@ -109,7 +108,8 @@ class Cgroups:
 
     def _make_folders(self) -> Group:
         self._made += 1
-        folders = {name: parent / f"{self._name}-{self._made}" for name, parent in self.parents.items()}
+        name = f"{process_name(os.getpid())}-{self._made}"  # asked each time: a fork of this process is another
+        folders = {controller: parent / name for controller, parent in self.parents.items()}
         for folder in set(folders.values()):
             folder.mkdir()
         return Group(folders)

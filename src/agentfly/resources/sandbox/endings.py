@@ -85,7 +85,7 @@ class Call:
             end = End.OUT_OF_MEMORY
             words = f"One process may use {_megabytes(self.limits.memory)}. Variables are kept; work on smaller pieces."
         elif reply.status == "exit":
-            words = f"The code called exit({reply.error}). Variables are kept."
+            words = f"The code ended itself ({reply.error}). Variables are kept."
         if self.memory_kills and not words:
             words = f"{self._memory_words} It was a child process; variables are kept."
         return self._made(end, reply=reply, words=words, error=reply.error)

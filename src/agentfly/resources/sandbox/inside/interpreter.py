@@ -146,12 +146,13 @@ class Interpreter:
     def prepare(self, output: int) -> None:
         """What every call starts with, whatever the one before did."""
         self.meter.left, self.meter.dropped = output, 0
+        os.set_blocking(self.pipe, True)
         for place in (1, 2):
             os.dup2(self.pipe, place)
         if self.out.closed or self.err.closed:
             self.out, self.err = _Stream(1, self.meter), _Stream(2, self.meter)
-        sys.stdout, sys.stderr = self.out, self.err
-        sys.stdin = io.TextIOWrapper(io.BytesIO())
+        nothing = io.TextIOWrapper(io.BytesIO())
+        vars(sys).update(stdin=nothing, stdout=self.out, stderr=self.err, __stdout__=self.out, __stderr__=self.err)
         try:
             os.getcwd()
         except OSError:
@@ -172,7 +173,7 @@ class Interpreter:
         if isinstance(error, SystemExit):
             if error.code in (None, 0):
                 return
-            reply.update(status="exit", error=_cut(_said(error.code), output))
+            reply.update(status="exit", error=_cut(f"SystemExit: {_said(error.code)}", output))
             return
         status = "error"
         if isinstance(error, (KeyboardInterrupt, MemoryError)):

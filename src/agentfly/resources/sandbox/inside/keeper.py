@@ -166,7 +166,7 @@ class Keeper:
         if self.deaf:
             return int(_GOODBYE * 1000)
         if self.limits["watch"]:
-            return 50 if self.call else 500
+            return 50 if self.call else 2000
         return None
 
     # Questions of the host
@@ -210,6 +210,8 @@ class Keeper:
             try:
                 self.become_user([self.pipe_in])
                 self.inner.close()
+                for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # a shell cannot undo what is ignored
+                    signal.signal(number, signal.SIG_DFL)
                 os.setsid()
                 os.chdir(self.work)
                 for place in (1, 2):

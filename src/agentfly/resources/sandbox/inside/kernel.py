@@ -14,6 +14,7 @@ _NUMBERS = {
 }
 SUPPORTED = tuple(_NUMBERS)
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock, which a fork must hold
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 OWN_ROOM = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
@@ -37,10 +38,14 @@ def _syscall(name: str, *arguments: object) -> int:
 
 def clone_into(flags: int) -> int:
     """Fork into the new namespaces of `flags`; 0 in the child. The caller has one thread."""
-    child = _syscall("clone", ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, None)
+    number, flag = ctypes.c_long(_NUMBERS[MACHINE]["clone"]), ctypes.c_ulong(flags | signal.SIGCHLD)
+    ctypes.pythonapi.PyOS_BeforeFork()
+    child = _libc_with_lock.syscall(number, flag, None, None, None, None)
     if child == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
-    return child
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return _check(child, "clone")
 
 
 def unshare(flags: int) -> None:

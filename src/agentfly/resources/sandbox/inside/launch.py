@@ -61,7 +61,8 @@ def _become(config: dict[str, Any]) -> None:
 def _stage(config: dict[str, Any]) -> None:
     kernel.unshare(kernel.NEWNS)
     kernel.make_private()
-    sources = [source for source, _ in config["binds"]] + ([config["bwrap"]] if config["bwrap"] else [])
+    home = config["bwrap_home"]  # a folder: the wheel's program looks for its libraries beside it
+    sources = [source for source, _ in config["binds"]] + ([home] if home else [])
     opened = [(source, os.open(source, os.O_PATH)) for source in sources]
     kernel.mount("tmpfs", _STAGE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
     staged = {}
@@ -71,7 +72,8 @@ def _stage(config: dict[str, Any]) -> None:
         kernel.bind(f"/proc/self/fd/{file}", target)
         os.close(file)
     config["binds"] = [(staged[source], target) for source, target in config["binds"]]
-    config["bwrap"] = config["bwrap"] and staged[config["bwrap"]]
+    if home:
+        config["bwrap"] = staged[home] + config["bwrap"][len(home) :]
 
 
 def _run_bwrap(config: dict[str, Any]) -> None:
