@@ -1,6 +1,6 @@
 """Sandbox sessions against a fresh Python for every call, and against ipykernel where it is installed.
 
-python -m benchmarks.sandbox [--held 500] [--mechanism NAME] [--python PATH]
+python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH]
 """
 
 import argparse
@@ -163,6 +163,7 @@ async def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--held", type=int, default=500)
+    parser.add_argument("--quick", action="store_const", dest="held", const=40, help="hold only a few sessions")
     parser.add_argument("--mechanism")
     parser.add_argument("--python", help="the interpreter that sessions run")
     asyncio.run(main(parser.parse_args()))

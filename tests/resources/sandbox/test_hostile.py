@@ -220,6 +220,7 @@ async def test_sessions_do_not_see_each_other(open_session) -> None:
     one, other = await open_session(), await open_session()
     await one.run("secret = 'mine'; open('/session/f', 'w').write('x'); open('/tmp/f', 'w').write('x')")
     await one.run("import os\nfor p in ('/dev/shm/f',):\n    open(p, 'w').write('x')")
+    assert (await one.run("import pty; ends = pty.openpty(); os.ttyname(ends[1])")).value == "'/dev/pts/0'"
     await one.run("import subprocess; child = subprocess.Popen(['sleep', '30']); child.pid")
     seen = await other.run("import os\n[os.listdir(p) for p in ('/session', '/tmp', '/dev/shm', '/dev/pts')]")
     assert seen.value == "[[], [], [], ['ptmx']]"
@@ -231,6 +232,13 @@ async def test_sessions_do_not_see_each_other(open_session) -> None:
     spoken = await other.run("import socket\ns = socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen()")
     assert spoken.ok
     assert not (await one.run("import socket\nsocket.socket(socket.AF_UNIX).connect('\\0meet')")).ok
+
+
+async def test_many_sessions_at_once(open_session) -> None:
+    sessions = await asyncio.gather(*(open_session() for _ in range(60)))
+    await asyncio.gather(*(each.run(f"mine = {number}") for number, each in enumerate(sessions)))
+    found = await asyncio.gather(*(each.run("mine") for each in sessions))
+    assert [outcome.value for outcome in found] == [str(number) for number in range(60)]
 
 
 async def test_a_cancelled_call_ends_its_session(open_session) -> None:

@@ -21,12 +21,11 @@ import time
 from typing import Any, NoReturn
 
 from . import files, frames, interpreter, kernel, room, tree
+from .output import GATHER, Output
 
-MOST_QUESTION, MOST_REPLY, CHUNK = 16 << 20, 24 << 20, 1 << 16
-_LEAST_FLOOD = 64 << 20
-_GATHER = 0.02  # seconds that output waits for more, or for the end of the call
+MOST_QUESTION, MOST_REPLY = 16 << 20, 24 << 20
 _GOODBYE = 0.2  # seconds between an interpreter's closing its channel and its end, where it is ending
-_FIRST, _SECOND = "/bin/bash", "/bin/sh"
+_SHELLS = ("/bin/bash", "/bin/sh")  # the first that is there
 
 
 def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
@@ -48,10 +47,9 @@ def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:
+        said = json.dumps({"failed": f"{type(error).__name__}: {error}"})
         with contextlib.suppress(OSError):
-            os.write(
-                file, frames.pack(frames.ANSWER, json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
-            )
+            os.write(file, frames.pack(frames.ANSWER, said.encode()))
     finally:
         if locked:
             _end_others(config["confine"])
@@ -89,10 +87,13 @@ class Keeper:
         """The process of the running shell command, or 0."""
         self.lost: dict[str, Any] | None = None
         """The answer that tells how the interpreter ended between two calls, until a call gets it."""
-        self.output = bytearray()
-        self.since = 0.0
-        self.sent = self.dropped = self.seen = 0
+        self.output = Output(limits["output"])
         self.watched = self.deaf = 0.0
+        self.listen()
+        self.start_interpreter()
+
+    def listen(self) -> None:
+        """Be woken by the host, by output and by the end of a child."""
         kernel.adopt_orphans()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -101,12 +102,9 @@ class Keeper:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
-        self.pipe, self.pipe_in = os.pipe()
-        os.set_blocking(self.pipe, False)
         self.poller = select.poll()
-        for file in (self.host.fileno(), self.wake, self.pipe):
+        for file in (self.host.fileno(), self.wake, self.output.reading):
             self.poller.register(file, select.POLLIN)
-        self.start_interpreter()
 
     def start_interpreter(self) -> None:
         """Fork a fresh interpreter from this pristine process."""
@@ -114,10 +112,13 @@ class Keeper:
         mine, its = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
-            mine.close()
-            os.setpgid(0, 0)
-            self.become_user([its.fileno(), self.pipe_in])
-            interpreter.serve(its, self.pipe_in, self.work)
+            try:
+                mine.close()
+                os.setpgid(0, 0)
+                self.become_user()
+                interpreter.serve(its, self.output.writing, self.work)
+            finally:
+                os._exit(71)
         with contextlib.suppress(OSError):  # the child does it too: whoever is first
             os.setpgid(self.pid, self.pid)
         its.close()
@@ -125,26 +126,24 @@ class Keeper:
         self.inner, self.inbox = mine, frames.Inbox(frames.REPLY, MOST_REPLY)
         self.poller.register(mine.fileno(), select.POLLIN)
 
-    def become_user(self, keep: list[int]) -> None:
+    def become_user(self) -> None:
         """In a new child: what user code may have, and no more."""
         signal.set_wakeup_fd(-1)
         self.host.close()
-        for file in (self.wake, self.wake_in, self.pipe):
+        for file in (self.wake, self.wake_in, self.output.reading):
             os.close(file)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         if self.confine == "namespaces":
             kernel.set_dumpable(True)
         room.limit(self.limits, self.confine)
-        for file in keep:
-            os.set_inheritable(file, False)
 
     def serve(self) -> None:
         """Answer the host until it is gone (EOFError)."""
         self.answer({"ready": 1})
         while True:
             ready = {file for file, _ in self.poller.poll(self.patience())}
-            if self.pipe in ready:
+            if self.output.reading in ready:
                 self.gather()
             if self.inner.fileno() in ready and not self.deaf:
                 self.hear()
@@ -152,7 +151,7 @@ class Keeper:
                 self.reap()
             if self.host.fileno() in ready:
                 self.obey()
-            if self.call and self.output and time.monotonic() - self.since > _GATHER:
+            if self.call and self.output.due():
                 self.pass_on()
             if self.deaf and time.monotonic() - self.deaf > _GOODBYE:
                 self.restart("closed", None)
@@ -161,8 +160,8 @@ class Keeper:
 
     def patience(self) -> int | None:
         """Milliseconds to wait for something to happen; None for ever."""
-        if self.call and self.output:
-            return int(_GATHER * 1000)
+        if self.call and self.output.kept:
+            return int(GATHER * 1000)
         if self.deaf:
             return int(_GOODBYE * 1000)
         if self.limits["watch"]:
@@ -178,17 +177,14 @@ class Keeper:
         if do == "interrupt":
             self.interrupt()
         elif do == "restart":
-            self.restart("killed", None)
+            if self.call:  # or the answer is under way already, and there is nothing to end
+                self.restart("killed", None)
         elif do in ("run", "shell"):
-            self.begin(question)
+            self.call = question
+            self.output.begin()
             self.run(question) if do == "run" else self.start_shell(question)
         else:
             files.answer(self.host, question, self.work)
-
-    def begin(self, question: dict[str, Any]) -> None:
-        self.call = question
-        self.sent = self.dropped = self.seen = 0
-        self.since = time.monotonic()
 
     def run(self, question: dict[str, Any]) -> None:
         if self.lost is not None:
@@ -208,15 +204,15 @@ class Keeper:
         self.shell = os.fork()
         if self.shell == 0:
             try:
-                self.become_user([self.pipe_in])
+                self.become_user()
                 self.inner.close()
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # a shell cannot undo what is ignored
                     signal.signal(number, signal.SIG_DFL)
                 os.setsid()
                 os.chdir(self.work)
                 for place in (1, 2):
-                    os.dup2(self.pipe_in, place)
-                shell = _FIRST if os.path.exists(_FIRST) else _SECOND
+                    os.dup2(self.output.writing, place)
+                shell = next(filter(os.path.exists, _SHELLS))
                 os.execve(shell, [shell, "-c", question["command"]], os.environ)
             finally:
                 os._exit(127)
@@ -232,28 +228,13 @@ class Keeper:
     # What the session's processes do
 
     def gather(self) -> None:
-        """Read the output pipe once round; keep what fits, count the rest."""
-        room_left = self.limits["output"] * 4
-        for _ in range(16):
-            try:
-                data = os.read(self.pipe, CHUNK)
-            except BlockingIOError:
-                return
-            if not self.output:
-                self.since = time.monotonic()
-            kept = data[: max(room_left - self.sent - len(self.output), 0)]
-            self.output += kept
-            self.dropped += len(data) - len(kept)
-            self.seen += len(data)
-            if self.seen > max(_LEAST_FLOOD, 1024 * self.limits["output"]):
-                self.seen = 0
-                self.restart("flooded", None)
+        self.output.gather()
+        if self.output.flooded():
+            self.restart("flooded", None)
 
     def pass_on(self) -> None:
-        if self.output:
-            self.sent += len(self.output)
-            self.host.sendall(frames.pack(frames.OUTPUT, bytes(self.output)))
-            self.output.clear()
+        if self.output.kept:
+            self.host.sendall(frames.pack(frames.OUTPUT, self.output.take()))
 
     def hear(self) -> None:
         """Read what the interpreter says; it is user code's process, so it may say anything."""
@@ -328,10 +309,10 @@ class Keeper:
         call, self.call = self.call, None
         if call is None:
             return
-        self.gather()
+        self.output.gather()
         self.pass_on()
-        self.answer({"id": call["id"], "dropped": self.dropped, **answer}, reply)
-        self.sent = self.dropped = 0
+        self.answer({"id": call["id"], "dropped": self.output.dropped, **answer}, reply)
+        self.output.begin()
 
     def answer(self, answer: dict[str, Any], reply: bytes | None = None) -> None:
         frame = frames.pack(frames.ANSWER, json.dumps(answer).encode())
