@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentfly import Task, reward, tool
+from agentfly import Environment, Task, reward, tool
 from agentfly.agents import BaseAgent, HFAgent
 from agentfly.backend import Request
 from agentfly.backends.scripted import ScriptedBackend
@@ -105,6 +105,14 @@ async def test_an_empty_dataset_is_refused_before_anything_starts() -> None:
         ({"failures": {"timeout": "forget"}}, "drop_group"),
         ({"failures": {"tmeout": "mask"}}, "tmeout"),
         ({"failures": {"retries": -1}}, "retries"),
+        ({"failures": "mask"}, "no failure policy"),
+        ({"num_chains": "2"}, "num_chains must be a whole number"),
+        ({"num_chains": 10**20}, "give max_concurrent_chains"),
+        ({"max_turns": 1.5}, "max_turns must be a whole number"),
+        ({"sampling": 3}, "a Sampling or its fields"),
+        ({"observer": 3}, "cannot be called"),
+        ({"seed": "a"}, "seed is a whole number"),
+        ({"folding": KeepImages}, "no folding rule"),
     ],
 )
 async def test_bad_options_are_named(options: dict[str, Any], told: str) -> None:
@@ -310,3 +318,50 @@ async def test_run_sync_works_inside_a_running_loop_and_hands_on_errors() -> Non
     assert agent.run_sync("Go.").rewards == [None]
     with pytest.raises(DataError):
         agent.run_sync([{"role": "king", "content": "x"}])
+
+
+class Needy(Environment):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @tool
+    async def look(self) -> str:
+        """Look."""
+        return "x"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tools": "calculate"}, "a list of tools"),
+        ({"tools": [Needy]}, "Needy() needs size"),
+        ({"system_prompt": 3}, "system_prompt is text"),
+        ({"backend": None}, "no backend is named; write backend= with one of client, scripted"),
+        ({"backend": "scripted", "backend_config": {}}, "missing 1 required positional argument: 'script'"),
+        ({"backend": "scripted", "backend_config": {"scrpt": "x"}}, "unexpected keyword argument 'scrpt'"),
+    ],
+)
+def test_an_agent_that_could_not_run_is_refused_when_it_is_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        HFAgent(**{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
+    assert told in str(refused.value)
+
+
+async def test_prebuilt_tools_are_found_by_name() -> None:
+    agent = byte_agent([call("calculate", expression="6 * 7"), "It is 42."], tools=["calculate"])
+    assert [m.text for m in (await agent.run("?"))[0].messages if m.role == "tool"] == ["42"]
+
+
+async def test_text_that_is_no_text_is_refused_before_the_run() -> None:
+    with pytest.raises(DataError, match="half of a surrogate pair at character 1"):
+        await byte_agent("x").run(["fine", "a\ud800"])
+
+
+async def test_a_message_may_have_calls_and_no_content_and_a_developer_is_the_system() -> None:
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "user", "content": "Go on."},
+    ]
+    trajectory = (await byte_agent("x").run(said))[0]
+    assert [m.role for m in trajectory.task.messages] == ["system", "assistant", "user"]

@@ -196,3 +196,13 @@ def test_a_terminal_without_a_cursor_gets_lines() -> None:
     with LiveView(console) as view:
         view(ChainStarted(0, 0, Task.of("What is it?")))
     assert "What is it?" in shown.getvalue()
+
+
+def test_the_version_is_told() -> None:
+    assert agentfly("--version").stdout.startswith("agentfly 0.")
+
+
+def test_a_run_that_came_to_nothing_says_so_with_its_status(recipe: Path) -> None:
+    arguments = ["run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x"]
+    assert agentfly(*arguments).returncode == 1
+    assert agentfly("run", recipe, "-q", "x").returncode == 0

@@ -8,8 +8,9 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
+import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.backends import open_backend
+from agentfly.backends import BACKENDS, open_backend
 from agentfly.encoding.tokenizer import BYTES, load_tokenizer
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
@@ -63,8 +64,8 @@ class BaseAgent:
         """Everything is checked here, before anything is sampled.
 
         `template`: a name, or None to follow the tokenizer. `template_config`: `history` ("append" or "template") and
-        the template's own variables, such as `enable_thinking`. `backend`: a name or an object, None for the embedded
-        default; `backend_config`: its settings. `reward_fn` is another name for `reward`.
+        the template's own variables, such as `enable_thinking`. `backend`: a name or an object (or `backend_config`
+        names it); `backend_config`: its settings. `reward_fn` is another name for `reward`.
         """
         if reward is not None and reward_fn is not None:
             raise ConfigError("reward= and reward_fn= are two names for one thing; give one")
@@ -206,6 +207,8 @@ class BaseAgent:
     # ── construction ──
 
     def _written(self, system_prompt: str | None) -> str:
+        if not isinstance(system_prompt, str | None):
+            raise ConfigError(f"system_prompt is text, not {system_prompt!r:.80}")
         return (system_prompt or "").replace("{tools}", self.describe_tools())
 
     def _opened(self, backend: str | Backend | None, settings: dict[str, Any], template: str | None) -> Backend:
@@ -213,7 +216,9 @@ class BaseAgent:
             if settings:
                 raise ConfigError("backend_config= goes with the name of a backend, not with a backend object")
             return backend
-        named = settings.pop("backend", backend) or "transformers"
+        named = settings.pop("backend", backend)
+        if named is None:
+            raise ConfigError(f"no backend is named; write backend= with one of {', '.join(BACKENDS)}, or a Backend")
         if backend is not None and named != backend:
             raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one")
         if named == "client":

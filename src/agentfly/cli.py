@@ -20,6 +20,23 @@ template = typer.Typer(help="Chat templates.", no_args_is_help=True, rich_markup
 app.add_typer(template, name="template")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"agentfly {version('agentfly')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language-model agents with reinforcement learning."""
+
+
 @app.command()
 def run(
     recipe: Annotated[
@@ -32,7 +49,7 @@ def run(
     agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
     template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
-    backend: Annotated[str | None, typer.Option(help="client, scripted, …; without it the embedded default.")] = None,
+    backend: Annotated[str | None, typer.Option(help="client or scripted.")] = None,
     base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Goes before the question.")] = None,
     max_turns: Annotated[int | None, typer.Option(help="Replies of the model in a chain.")] = None,
@@ -60,7 +77,8 @@ def run(
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
     chosen = chosen.overridden(question, data, row, sampling, options)
-    running.show(chosen, tokens=tokens, save=save)
+    result = running.show(chosen, tokens=tokens, save=save)
+    raise typer.Exit(1 if running.nothing_came_of(result) else 0)
 
 
 @template.command("check")

@@ -6,6 +6,7 @@ An environment is a plain class. Its `@tool` methods are its actions. The resour
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -29,6 +30,20 @@ class Environment:
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failed start or reset."""
+
+
+def refuse_unmakable(kind: type[Environment]) -> None:
+    """Find out before the first chain that nobody could make an instance."""
+    needed = [
+        p.name
+        for p in inspect.signature(kind).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ConfigError(
+            f"{kind.__name__}() needs {', '.join(needed)}, which nobody could give it; "
+            "give them defaults, or set a chain's world up in reset(task)"
+        )
 
 
 def meant(kind: type[Environment], used: Iterable[type[Environment]], asker: str) -> type[Environment]:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.console import LiveView, harmless, summary
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
+from agentfly.outcome import FailureKind
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import Event, Observer
 from agentfly.rollout.options import tasks_of
@@ -149,7 +149,7 @@ def _tool(name: str) -> Tool:
     return TOOLS.find(name)
 
 
-def show(run: Run, *, tokens: bool = False, save: Path | None = None, console: Console | None = None) -> None:
+def show(run: Run, *, tokens: bool = False, save: Path | None = None, console: Console | None = None) -> RunResult:
     """Run, live on the console; then sum up."""
     console = console or Console()
     with LiveView(console) as view:
@@ -162,6 +162,13 @@ def show(run: Run, *, tokens: bool = False, save: Path | None = None, console: C
     if save is not None:
         _write(result, save)
         console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
+    return result
+
+
+def nothing_came_of(result: RunResult) -> bool:
+    """Whether every chain was stopped by a fault that was not the model's."""
+    faults = {FailureKind.BACKEND, FailureKind.ENVIRONMENT, FailureKind.AGENT}
+    return all(trajectory.stop.failure in faults for trajectory in result)
 
 
 def refuse_unwritable(save: Path) -> None:

@@ -55,6 +55,8 @@ class Reward:
         for each in self.parameters.values():
             if each.kind is each.POSITIONAL_ONLY:
                 raise ConfigError(f"reward {self.name!r}: {each.name!r} is given by name, so it cannot be before a `/`")
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"reward {self.name!r}: timeout must be above 0, not {timeout}; None means no limit")
         REWARDS.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

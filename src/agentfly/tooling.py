@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Self, overload
 
-from agentfly.environment import Environment, meant
+from agentfly.environment import Environment, meant, refuse_unmakable
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.outcome import CallRecord, CallStatus
 from agentfly.recording import plain
@@ -190,7 +190,7 @@ class Tool:
         try:
             checked = self.arguments.check(arguments)
             if isinstance(checked, str):
-                return ToolResult(self._cut(checked), CallStatus.INVALID, name=self.name)
+                return ToolResult(self._cut(checked, MAX_LENGTH), CallStatus.INVALID, name=self.name)
             for name, kind in self.injected.items():
                 checked[name] = context if kind is None else environments[kind]
             async with limit:
@@ -206,7 +206,7 @@ class Tool:
             else:
                 told = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             seconds = time.perf_counter() - started
-            return ToolResult(self._cut(told), CallStatus.ERROR, name=self.name, seconds=seconds)
+            return ToolResult(self._cut(told, max(self.max_length, 200)), CallStatus.ERROR, name=self.name, seconds=seconds)
 
     def _result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):
@@ -221,12 +221,14 @@ class Tool:
             observation = (text, Image.of(image)) if text else (Image.of(image),)
         return ToolResult(observation, CallStatus.OK, plain(info), ends, self.name, seconds)
 
-    def _cut(self, text: str) -> str:
+    def _cut(self, text: str, limit: int | None = None) -> str:
+        """The text as the model may read it; what we say ourselves is not held to the tool's own `max_length`."""
         if not text.isascii():  # half a surrogate pair, as in odd file names, is nothing a tokenizer can read
             text = text.encode("utf-8", "replace").decode()
-        if len(text) <= self.max_length:
+        limit = limit or self.max_length
+        if len(text) <= limit:
             return text
-        return f"{text[: self.max_length]}\n… (cut: {len(text) - self.max_length} of {len(text)} characters left out)"
+        return f"{text[:limit]}\n… (cut: {len(text) - limit} of {len(text)} characters left out)"
 
 
 def _as_text(value: Any) -> str:
@@ -285,6 +287,8 @@ class Toolbox:
     """The tools of one agent, by the names the model uses."""
 
     def __init__(self, tools: Iterable[Tool | type[Environment] | str]) -> None:
+        if isinstance(tools, str | Tool | type):
+            raise ConfigError(f"tools= takes a list of tools, not {tools!r}; put it in brackets")
         expanded = [each for given in tools for each in _expand(given)]
         used = {kind for each in expanded for kind in each.environments if kind is not Environment}
         self._tools: dict[str, Tool] = {}
@@ -293,6 +297,8 @@ class Toolbox:
             if (other.function, other.owner) != (each.function, each.owner):
                 both = f"{other.reference} and {each.reference}"
                 raise ConfigError(f"two tools are named {each.name!r}: {both}; give one another name=")
+        for kind in {kind for each in self._tools.values() for kind in each.environments}:
+            refuse_unmakable(kind)
         self.schemas: tuple[dict[str, Any], ...] = tuple(each.schema for each in self._tools.values())
 
     def __iter__(self) -> Iterator[Tool]:

@@ -159,7 +159,7 @@ class Message:
             return value
         if not isinstance(value, Mapping):
             raise DataError(f"a message is a {type(value).__name__}; it must be a mapping with 'role' and 'content'")
-        role = value.get("role")
+        role = "system" if value.get("role") == "developer" else value.get("role")
         if role not in ROLES:
             raise DataError(f"a message has the role {role!r}; roles are {', '.join(ROLES)}")
         return cls(
@@ -250,7 +250,7 @@ class Task:
         elif isinstance(row.get("question"), str) and row["question"].strip():
             pictures = _listed(row.get("images"), "images") or list(filter(None, [row.get("image")]))
             content = (*(Image.of(p) for p in pictures), row["question"]) if pictures else row["question"]
-            messages = (Message("user", content),)
+            messages = (_encodable(Message("user", content)),)
         else:
             has = ", ".join(map(repr, row)) or "nothing"
             raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {has}")
@@ -265,7 +265,15 @@ class Task:
 def _conversation(value: object) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"'messages' must be a non-empty list of messages, not {value!r:.80}")
-    return tuple(Message.of(message) for message in value)
+    return tuple(_encodable(Message.of(message)) for message in value)
+
+
+def _encodable(message: Message) -> Message:
+    try:
+        message.text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"a message holds half of a surrogate pair at character {error.start}: not text") from None
+    return message
 
 
 def _listed(value: object, what: str) -> Sequence[Any]:

@@ -26,4 +26,5 @@ def open_backend(name: str, **settings: Any) -> Backend:
     try:
         return factory(**settings)
     except TypeError as error:
-        raise ConfigError(f"backend {name!r} does not take these settings: {error}") from error
+        wrong = str(error).partition("() ")[2] or str(error)
+        raise ConfigError(f"backend {name!r}, backend_config: {wrong}") from error

@@ -60,8 +60,8 @@ class ScriptedBackend(Backend):
         `chunk` is how many tokens are sampled at a time: whoever watches is handed them then, and new weights count
         from the next ones on. None samples a whole turn at once.
         """
-        if not callable(script) and not isinstance(script, str) and not script:
-            raise ConfigError("a scripted backend needs at least one reply")
+        if not callable(script) and not (script and all(isinstance(each, str) for each in script)):
+            raise ConfigError(f"a script is text, a list of texts, or a function that gives text, not {script!r:.80}")
         if (slots is not None and slots < 1) or (chunk is not None and chunk < 1):
             raise ConfigError(f"slots and chunk must be at least 1, not {slots} and {chunk}; None means no limit")
         self._script, self._latency, self._logprob = script, latency, logprob
@@ -110,10 +110,13 @@ class ScriptedBackend(Backend):
             return self._script
         if not callable(self._script):
             if request.turn >= len(self._script):
-                raise BackendFault(f"the script has {len(self._script)} replies, and the chain asks for one more")
+                raise BackendFault(f"the script has {len(self._script)} turns, and the chain asks for one more")
             return self._script[request.turn]
         said = self._script(ScriptedTurn(request, template))
-        return await said if inspect.isawaitable(said) else said
+        said = await said if inspect.isawaitable(said) else said
+        if not isinstance(said, str):
+            raise ConfigError(f"the script said {said!r:.80}; it must say text")
+        return said
 
 
 def _cut(text: str, request: Request, template: Template) -> tuple[list[int], Finish]:

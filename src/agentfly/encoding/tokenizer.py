@@ -31,10 +31,14 @@ def load_tokenizer(name: str) -> ChatTokenizer:
     if name == BYTES:
         return ByteTokenizer()
     logging.getLogger("transformers").addFilter(_is_worth_saying)
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    loaded: ChatTokenizer
     try:
-        loaded: ChatTokenizer = AutoTokenizer.from_pretrained(name)
+        try:
+            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except ValueError:  # it brings code of its own, which is never run; its tokenizer.json may do without
+            loaded = PreTrainedTokenizerFast.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no tokenizer for {name!r}: it is neither a local folder with tokenizer.json nor a model that the hub "

@@ -46,13 +46,17 @@ def tasks_of(messages: Any) -> list[Task]:
         return [Task.of(messages, "0")]
     if not isinstance(messages, Iterable):
         kind = type(messages).__name__
-        raise ConfigError(f"a {kind} is nothing to run; give a question, messages, or a list of rows")
+        raise ConfigError(f"{messages!r:.80} ({kind}) is nothing to run; give a question, messages, or a list of rows")
     given = list(messages)
     if not given:
         raise ConfigError("there is nothing to run: no messages were given")
-    if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and "content" in m) for m in given):
+    if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and not _ROW & set(m)) for m in given):
         return [Task.of(given, "0")]
     return [Task.of(each, "" if isinstance(each, Mapping) and "id" in each else str(i)) for i, each in enumerate(given)]
+
+
+_ROW = {"question", "messages"}
+"""What a row has and a message has not."""
 
 
 def settings_of(max_turns: int, options: RunOptions) -> Settings:
@@ -65,6 +69,11 @@ def settings_of(max_turns: int, options: RunOptions) -> Settings:
         if seed is not None:
             raise ConfigError("seed= and the sampling's seed are two names for one thing; give one")
         seed = sampling.seed
+    observer = options.get("observer")
+    if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool))):
+        raise ConfigError(f"seed is a whole number or None, not {seed!r}")
+    if observer is not None and not callable(observer):
+        raise ConfigError(f"observer is called with every event, and {observer!r} cannot be called")
     return Settings(
         sampling=sampling,
         limits=Limits(
@@ -73,7 +82,7 @@ def settings_of(max_turns: int, options: RunOptions) -> Settings:
         failures=FailurePolicy.of(options.get("failures")),
         folding=_folding(options.get("strategy", "chain"), options.get("folding")),
         seed=seed,
-        observer=options.get("observer"),
+        observer=observer,
     )
 
 
@@ -90,6 +99,8 @@ _SAMPLING = [field.name for field in fields(Sampling)]
 def _sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
     if given is None or isinstance(given, Sampling):
         return given or Sampling()
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"sampling is a Sampling or its fields, not {given!r:.80}")
     for name in given:
         if name not in _SAMPLING:
             close = difflib.get_close_matches(name, _SAMPLING, 1)
@@ -101,7 +112,9 @@ def _sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
 def _folding(strategy: str, folding: Folding | None) -> Folding | None:
     if strategy not in ("chain", "step"):
         raise ConfigError(f"there is no rollout strategy {strategy!r}; there are 'chain' and 'step'")
-    if folding is not None and not (hasattr(folding, "asks") and hasattr(folding, "fold")):
+    if isinstance(folding, type) or (
+        folding is not None and not (hasattr(folding, "asks") and hasattr(folding, "fold"))
+    ):
         raise ConfigError(f"{folding!r} is no folding rule; agentfly.rollout has some, such as Summarise")
     if strategy == "chain":
         return folding

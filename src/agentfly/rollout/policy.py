@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agentfly.errors import ConfigError
@@ -77,8 +77,10 @@ class Limits:
             value = getattr(self, name)
             if value is None and name != "max_turns":
                 continue
-            if not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+            kinds = (int, float) if name == "chain_seconds" else (int,)
+            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
+                what = "a number" if name == "chain_seconds" else "a whole number"
+                raise ConfigError(f"{name} must be {what} above 0, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,11 @@ class FailurePolicy:
         try:
             given: dict[str, Any] = {name: v if name == "retries" else Treatment(v) for name, v in value.items()}
             return cls(**given)
-        except (TypeError, ValueError) as error:
-            treatments = ", ".join(t.value for t in Treatment)
-            raise ConfigError(f"{dict(value)!r} is no failure policy ({error}); treatments are {treatments}") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            known, treatments = ", ".join(f.name for f in fields(cls)), ", ".join(t.value for t in Treatment)
+            raise ConfigError(
+                f"{value!r} is no failure policy; it maps {known} to {treatments} (retries to a number)"
+            ) from error
 
     def treatment(self, kind: FailureKind | None) -> Treatment:
         """What training makes of a chain that ended in such a failure; None: in none."""

@@ -19,6 +19,9 @@ from agentfly.rollout.events import ChainEnded, Event, Retried
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
+MOST_AT_ONCE = 1_000_000
+"""Chains that are run at once without being asked for."""
+
 
 async def rollout(
     agent: ChainAgent,
@@ -30,10 +33,11 @@ async def rollout(
     manager: ResourceManager | None = None,
 ) -> AsyncIterator[Trajectory]:
     """Run `num_chains` chains of every task and yield each trajectory as it is finished."""
-    if num_chains < 1 or (max_concurrent_chains is not None and max_concurrent_chains < 1):
-        raise ConfigError(
-            f"num_chains and max_concurrent_chains must be at least 1, not {num_chains} and {max_concurrent_chains}"
-        )
+    for name, value in (("num_chains", num_chains), ("max_concurrent_chains", 1 if max_concurrent_chains is None else max_concurrent_chains)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+    if max_concurrent_chains is None and len(tasks) * num_chains > MOST_AT_ONCE:
+        raise ConfigError(f"{len(tasks) * num_chains} chains are too many to run at once; give max_concurrent_chains")
     _refuse_what_cannot_start(agent, tasks)
     jobs = ((task, group, chain) for group, task in enumerate(tasks) for chain in range(num_chains))
     lender = manager or ResourceManager()
@@ -96,7 +100,10 @@ def _refuse_what_cannot_start(agent: ChainAgent, tasks: Sequence[Task]) -> None:
     """Find out before the first token what would fail in every chain."""
     for task in tasks:
         if agent.scorer is not None:
-            agent.scorer.check(task)
+            try:
+                agent.scorer.check(task)
+            except ConfigError as error:
+                raise ConfigError(f"task {task.id or task.question[:40]!r}: {error}") from None
     if tasks and agent.template is not None:
         agent.template.start(agent.opening(tasks[0]))
 

@@ -82,7 +82,7 @@ def load_template(
         if unread := set(variables or ()) - template.reads:
             raise ConfigError(
                 f"template {label!r} reads no variable {sorted(unread)[0]!r}; "
-                f"it reads {', '.join(sorted(template.reads))}"
+                f"there may be {', '.join(sorted(template.reads - _OURS)) or 'none'}"
             )
         if tools and not template.shows_tools:
             problems.append(f"template {label!r} does not tell the model of its tools. {_with_tools(tokens)}")
@@ -92,6 +92,10 @@ def load_template(
         template.rewritten.update(report.rewritten)
         return template
     raise ConfigError("; ".join(dict.fromkeys(problems)))
+
+
+_OURS = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What every template is given anyway."""
 
 
 def _policy(history: History | str) -> History:

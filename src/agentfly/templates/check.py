@@ -126,8 +126,8 @@ def _start(template: Template, tokenizer: ChatTokenizer) -> Finding:
     """Against the tokenizer's own template, on conversations that it can render."""
     try:
         own = load_template(None, tokenizer, tools=template.tools)
-    except (ConfigError, TemplateError):
-        return Finding("start", Mark.NOTE, "the tokenizer has no template of its own to compare this with")
+    except (ConfigError, TemplateError) as error:
+        return Finding("start", Mark.NOTE, f"not compared with the tokenizer's own template: {error}")
     same = compared = 0
     for messages in _CONVERSATIONS:
         try:

@@ -22,6 +22,16 @@ async def test_one_large_allocation_is_refused(open_session, mechanism: str) -> 
     assert (await session.run("kept")).value == "1"
 
 
+@BOTH
+async def test_memory_that_grows_bit_by_bit(open_session, mechanism: str) -> None:
+    session = await open_session(mechanism)
+    outcome = await session.run("kept = []\nwhile True:\n    kept.append(bytes(100_000))")
+    assert outcome.end is End.OUT_OF_MEMORY
+    assert outcome.words
+    assert (await session.run("kept = None")).ok
+    assert (await session.run("1 + 1")).value == "2"
+
+
 GREEDY_CHILDREN = """
 import os, time
 children = []
@@ -101,6 +111,10 @@ async def test_a_fork_bomb_is_stopped(open_session, mechanism: str) -> None:
     assert 5 < int(outcome.value) <= 24
     neighbour = await open_session(mechanism)
     assert (await neighbour.shell("echo fine")).output == "fine\n"
+    crowded = await session.shell("echo fine; /bin/true")
+    assert crowded.end in (End.OK, End.ERROR)
+    assert crowded.ok or "cannot start a process" in crowded.output or "fork" in crowded.output, crowded.text
+    assert (await session.run("1")).ok
     await session.reset()
     assert (await session.shell("ls -d /proc/[0-9]* | wc -l")).output.strip() in ("3", "4", "5")
 

@@ -181,7 +181,9 @@ async def test_groups_that_cannot_be_had(tmp_path) -> None:
 async def test_what_is_a_leftover() -> None:
     mine = process_name(os.getpid())
     assert not is_leftover(f"{mine}-3")
-    assert is_leftover("agentfly-4194304-17-3")
-    assert is_leftover(f"agentfly-{os.getpid()}-1-3"), "the same pid, another process"
+    here = mine.split("-")[3]
+    assert is_leftover(f"agentfly-4194304-17-{here}-3")
+    assert is_leftover(f"agentfly-{os.getpid()}-1-{here}-3"), "the same pid, another process"
+    assert not is_leftover("agentfly-4194304-17-1-3"), "pids of another namespace"
     assert not is_leftover("agentfly-leaf")
     assert not is_leftover("someone-1-1")

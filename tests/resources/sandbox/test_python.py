@@ -76,6 +76,14 @@ async def test_a_traceback_through_a_library_is_trimmed(session) -> None:
     assert "decoder.py" not in outcome.traceback
 
 
+async def test_an_error_in_one_line(session) -> None:
+    assert (await session.run("raise ValueError('first\\nsecond')")).error == "ValueError: first"
+    chained = await session.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e")
+    assert chained.error == "KeyError: 'k'"
+    assert "direct cause" in chained.traceback
+    assert chained.traceback.count("<cell 2>") == 2
+
+
 @pytest.mark.parametrize("code", ["a b", "def f(:\n  pass", "x = 'unclosed", "x\0y", "return 3", "(" * 500])
 async def test_what_does_not_compile_is_an_error(session, code: str) -> None:
     outcome = await session.run(code)

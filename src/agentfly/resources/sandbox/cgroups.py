@@ -25,15 +25,20 @@ def process_name(pid: int) -> str | None:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return None
-    return f"{PREFIX}-{pid}-{started}"
+    return f"{PREFIX}-{pid}-{started}-{_namespace()}"
+
+
+def _namespace() -> str:
+    """Where pids mean what they mean here: a container's neighbours may share folders, not pids."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
 def is_leftover(name: str) -> bool:
     """Whether something is named after a process that is gone."""
     parts = name.split("-")
-    if len(parts) < 3 or parts[0] != PREFIX or not parts[1].isdigit():
+    if len(parts) < 4 or parts[0] != PREFIX or not parts[1].isdigit() or parts[3] != _namespace():
         return False
-    return process_name(int(parts[1])) != "-".join(parts[:3])
+    return process_name(int(parts[1])) != "-".join(parts[:4])
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,9 @@ class Cgroups:
 
 def _empty(folder: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
-        for pid in (folder / "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
+        for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+            if pid > 1:  # 0 stands for a process of another namespace, and to kill(2) for our own group
+                os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -128,8 +128,8 @@ class Interpreter:
         reply: dict[str, Any] = {"status": "ok", "value": None, "error": None, "traceback": None, "figures": []}
         try:
             _clear_interrupts()
-            _mask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
             try:
+                _mask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
                 reply["value"] = _cut(self.run(code, name), output)
                 reply["figures"] = _figures()
             finally:
@@ -227,8 +227,8 @@ def _trimmed(error: BaseException, work: str) -> tuple[str, str]:
     described = traceback.TracebackException(type(error), error, error.__traceback__)
     seen: set[int] = set()
     _keep_own(described, work, seen)
-    words = "".join(described.format_exception_only()).strip().splitlines()
-    return (words[-1] if words else type(error).__name__), "".join(described.format())
+    said = "".join(described.format_exception_only()).strip().splitlines() or [type(error).__name__]
+    return said[-1 if isinstance(error, SyntaxError) else 0], "".join(described.format())
 
 
 def _keep_own(described: traceback.TracebackException | None, work: str, seen: set[int]) -> None:

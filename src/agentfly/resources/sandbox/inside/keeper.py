@@ -201,14 +201,19 @@ class Keeper:
             self.inner.setblocking(False)
 
     def start_shell(self, question: dict[str, Any]) -> None:
-        self.shell = os.fork()
+        try:
+            self.shell = os.fork()
+        except OSError as error:  # user code uses up all processes it may have
+            self.output.kept += f"cannot start a process: {error.strerror}\n".encode()
+            self.finish({"status": 126 << 8})
+            return
         if self.shell == 0:
             try:
                 self.become_user()
                 self.inner.close()
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # a shell cannot undo what is ignored
                     signal.signal(number, signal.SIG_DFL)
-                os.setsid()
+                os.setpgid(0, 0)
                 os.chdir(self.work)
                 for place in (1, 2):
                     os.dup2(self.output.writing, place)
@@ -216,6 +221,8 @@ class Keeper:
                 os.execve(shell, [shell, "-c", question["command"]], os.environ)
             finally:
                 os._exit(127)
+        with contextlib.suppress(OSError):
+            os.setpgid(self.shell, self.shell)
 
     def interrupt(self) -> None:
         """The call has run long enough: ask the interpreter to stop, or end the shell command."""
@@ -240,7 +247,10 @@ class Keeper:
         """Read what the interpreter says; it is user code's process, so it may say anything."""
         try:
             while True:
-                data = self.inner.recv(1 << 20)
+                try:
+                    data = self.inner.recv(1 << 20)
+                except ConnectionError:
+                    data = b""
                 if not data:
                     self.poller.unregister(self.inner.fileno())
                     self.deaf = time.monotonic()
@@ -252,7 +262,7 @@ class Keeper:
                         raise frames.BrokenFrame("a reply nobody asked for")
                     self.finish({"reply": True}, frame[1])
                     frame = self.inbox.next()
-        except (BlockingIOError, ConnectionError):
+        except BlockingIOError:
             pass
         except frames.BrokenFrame:
             self.restart("forged", None)

@@ -74,7 +74,8 @@ def limit(limits: dict[str, Any], confine: str) -> None:
     if confine == "namespaces":
         wanted[resource.RLIMIT_NPROC] = limits["processes"] + 1  # counted in this user namespace, the keeper too
     if confine != "none":
-        wanted[resource.RLIMIT_DATA] = _own_data() + limits["memory"]
+        # Below the tree's cap, so that one greedy process gets a MemoryError and lives.
+        wanted[resource.RLIMIT_DATA] = _own_data() + limits["memory"] * 9 // 10
     for kind, most in wanted.items():
         hard = resource.getrlimit(kind)[1]
         value = most if hard == resource.RLIM_INFINITY else min(most, hard)
