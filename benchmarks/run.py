@@ -1,4 +1,4 @@
-"""All core benchmarks, one after another, each in its own process.
+"""All benchmarks, one after another, each in its own process.
 
 python benchmarks/run.py             all of it, some minutes
 python benchmarks/run.py --quick     a smoke run of half a minute; the figures mean little
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ("orchestration", "memory", "schedule")
+BENCHMARKS = ("orchestration", "memory", "schedule", "sandbox")
 
 
 def fetch_tokenizers() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
+import agentfly.environments
 import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import BACKENDS, open_backend
@@ -25,7 +26,7 @@ from agentfly.template import History, Template
 from agentfly.templates import load_template
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Message, Reply, Task, ToolCall
+from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
 
 T = TypeVar("T")
 ReactionLike = Reaction | str | Mapping[str, Any]
@@ -107,9 +108,16 @@ class BaseAgent:
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         """What the model is told of its calls."""
         return [
-            Message("tool", result.observation, (), "", result.name or call.name, call.id)
+            Message("tool", self.visible(result.observation), (), "", result.name or call.name, call.id)
             for call, result in zip(calls, results, strict=True)
         ]
+
+    def visible(self, content: Content) -> Content:
+        """The content as this model can be shown it: where its chat format has no pictures, it is told of them."""
+        if isinstance(content, str) or self.template is None or self.template.shows_images:
+            return content
+        said = [part if isinstance(part, str) else "(a picture, which cannot be shown here)" for part in content]
+        return "\n".join(said)
 
     def describe_tools(self) -> str:
         """The tools in words, for `{tools}` in the system prompt."""

@@ -81,6 +81,26 @@ def run(
     raise typer.Exit(1 if running.nothing_came_of(result) else 0)
 
 
+@app.command()
+def doctor() -> None:
+    """Say which sandboxes work on this machine, and why the others do not."""
+    import asyncio
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentfly.resources.sandbox import verdicts
+
+    table = Table("sandbox", "", "what was found", "memory", "boundary", title="doctor", title_justify="left")
+    for verdict in asyncio.run(verdicts()):
+        held = verdict.capabilities
+        mark = "[green]works[/]" if verdict.ok else "[red]no[/]"
+        table.add_row(
+            verdict.mechanism, mark, verdict.reason, held.memory if held else "", held.boundary if held else ""
+        )
+    Console().print(table)
+
+
 @template.command("check")
 def check(
     model: Annotated[str, typer.Argument(help="A local folder or hub name with a tokenizer.")],

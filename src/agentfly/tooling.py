@@ -206,7 +206,9 @@ class Tool:
             else:
                 told = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             seconds = time.perf_counter() - started
-            return ToolResult(self._cut(told, max(self.max_length, 200)), CallStatus.ERROR, name=self.name, seconds=seconds)
+            return ToolResult(
+                self._cut(told, max(self.max_length, 200)), CallStatus.ERROR, name=self.name, seconds=seconds
+            )
 
     def _result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):
@@ -218,7 +220,8 @@ class Tool:
         ends = bool(info.pop("ends_chain", False)) or self.ends_chain
         observation: Content = text
         if image is not None:
-            observation = (text, Image.of(image)) if text else (Image.of(image),)
+            images = [Image.of(each) for each in (image if isinstance(image, list | tuple) else [image])]
+            observation = (text, *images) if text else tuple(images)
         return ToolResult(observation, CallStatus.OK, plain(info), ends, self.name, seconds)
 
     def _cut(self, text: str, limit: int | None = None) -> str:

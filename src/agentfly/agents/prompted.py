@@ -34,7 +34,8 @@ class PromptedAgent(BaseAgent):
             return []
         parts: list[str | Image] = []
         for result in results:
-            shown = result.observation if isinstance(result.observation, tuple) else (result.observation,)
+            visible = self.visible(result.observation)
+            shown = visible if isinstance(visible, tuple) else (visible,)
             text = "".join(part for part in shown if isinstance(part, str))
             parts.append(self.observation_form.replace("{observation}", text))
             parts += [part for part in shown if isinstance(part, Image)]

@@ -91,11 +91,13 @@ class Leases:
     def __init__(self, manager: ResourceManager, task: Task) -> None:
         self._manager, self._task = manager, task
         self._held: dict[type[Environment], Environment] = {}
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Lock | None = None
+        """Made by the first who asks: most chains that have no environment have no need of it."""
 
     async def get(self, kind: type[E]) -> E:
         """The chain's instance of `kind`: the one it has, or a fresh one."""
         if kind not in self._held:
+            self._starting = self._starting or asyncio.Lock()
             async with self._starting:
                 if kind not in self._held:
                     self._held[kind] = await self._manager.start(kind, self._task)

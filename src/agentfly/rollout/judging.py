@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from agentfly.outcome import CallStatus, StopReason
@@ -29,7 +28,7 @@ class Judge:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._slips: Counter[StopReason] = Counter()
+        self._slips: dict[StopReason, int] = {}
         """Turns since the last good one that did not move the chain on, by the end they lead to."""
 
     def verdict(self, reply: Reply, results: Sequence[ToolResult], cut: StopReason | None) -> Verdict:
@@ -44,7 +43,8 @@ class Judge:
         if CallStatus.ERROR in statuses:
             return self._slip(self._control.on_tool_error, StopReason.TOOL_FAULT)
         if results and not reply.problems and statuses <= _WENT_WELL:
-            self._slips.clear()
+            if self._slips:
+                self._slips.clear()
             return None, ()
         if results:
             return self._slip(self._control.on_invalid_call, StopReason.INVALID_CALL)
@@ -56,8 +56,8 @@ class Judge:
         return self._slip(self._control.on_no_call, StopReason.ANSWER if ends else StopReason.NO_CALL)
 
     def _slip(self, reaction: Reaction, over: StopReason) -> Verdict:
-        self._slips[over] += 1
-        if reaction.then is Then.END or (reaction.limit is not None and self._slips[over] > reaction.limit):
+        slips = self._slips[over] = self._slips.get(over, 0) + 1
+        if reaction.then is Then.END or (reaction.limit is not None and slips > reaction.limit):
             return over, ()
         return None, () if reaction.nudge is None else (reaction.nudge,)
 

@@ -33,7 +33,8 @@ async def rollout(
     manager: ResourceManager | None = None,
 ) -> AsyncIterator[Trajectory]:
     """Run `num_chains` chains of every task and yield each trajectory as it is finished."""
-    for name, value in (("num_chains", num_chains), ("max_concurrent_chains", 1 if max_concurrent_chains is None else max_concurrent_chains)):
+    at_once = num_chains if max_concurrent_chains is None else max_concurrent_chains
+    for name, value in (("num_chains", num_chains), ("max_concurrent_chains", at_once)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
     if max_concurrent_chains is None and len(tasks) * num_chains > MOST_AT_ONCE:

@@ -1,0 +1,208 @@
+"""Python, a shell and files in a sandbox: every chain has a session of its own.
+
+Variables and files stay from call to call. A session that had to be killed is replaced by a fresh one in the middle of
+its chain, and the model is told that what it had is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shlex
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+from agentfly.environment import Environment
+from agentfly.errors import DataError
+from agentfly.resources.sandbox import FileRefused, Limits, LocalSandbox, Outcome, Session, open_sandbox
+from agentfly.tooling import tool
+from agentfly.types import Task
+
+_TIMEOUT = 600.0
+"""Seconds after which a call is given up altogether; a session's own limit ends it long before."""
+_LARGEST = 1 << 20
+"""Bytes of a file that is read or edited as text."""
+
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+
+
+def _refusals_told(method: Method) -> Method:
+    """What the file system refuses is the model's to mend, and no fault of the tool."""
+
+    @functools.wraps(method)
+    async def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(*args, **kwargs)
+        except FileRefused as error:
+            return f"Error: {error}."
+
+    return told  # type: ignore[return-value]
+
+
+class CodeInterpreter(Environment):
+    """A session in a sandbox. Set other limits, or another mechanism, on a subclass."""
+
+    limits: ClassVar[Limits] = Limits()
+    mechanism: ClassVar[str | None] = None
+    """None takes the strongest that works here, and refuses to run where none does."""
+
+    async def start(self) -> None:
+        self._sandbox = await _shared(self.mechanism)
+        self._session: Session | None = None
+
+    async def reset(self, task: Task) -> None:
+        """A fresh session, with the files of the task's column `files` (path → text or bytes) in its folder."""
+        if self._session is not None:
+            await self._session.close()
+        self._files = _files_of(task)
+        await self._open()
+
+    async def close(self) -> None:
+        if getattr(self, "_session", None) is not None:
+            await self._live.close()
+            self._session = None
+
+    @property
+    def _live(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    async def _open(self) -> None:
+        self._session = await self._sandbox.open_session(self.limits)
+        for path, data in self._files.items():
+            await self._session.put(path, data)
+
+    async def _told(self, outcome: Outcome) -> dict[str, Any]:
+        """What the model is shown of an outcome; where the session is over, it goes on in a fresh one."""
+        text = outcome.text or "(no output)"
+        if not outcome.files_kept:
+            await self._live.close()
+            await self._open()
+            text += "\n[A fresh session was started, with only the task's own files in it.]"
+        shown: dict[str, Any] = {"observation": text, "end": outcome.end.value, "seconds": outcome.seconds}
+        return {**shown, "image": list(outcome.figures)} if outcome.figures else shown
+
+    @tool(name="code_interpreter", timeout=_TIMEOUT, max_length=20_000)
+    async def run_python(self, code: str) -> dict[str, Any]:
+        """Run Python code. Variables, imports and files stay for the next call. Shows what was printed and the value
+        of the last expression.
+
+        Args:
+            code: The code to run.
+        """
+        return await self._told(await self._live.run(code))
+
+    @tool(timeout=_TIMEOUT, max_length=20_000)
+    async def run_shell(self, command: str) -> dict[str, Any]:
+        """Run a shell command in the working folder.
+
+        Args:
+            command: The command, as one would type it.
+        """
+        return await self._told(await self._live.shell(command))
+
+    @tool(timeout=_TIMEOUT, max_length=20_000)
+    @_refusals_told
+    async def read_file(self, path: str) -> str:
+        """Read a text file.
+
+        Args:
+            path: The file, from the working folder.
+        """
+        return await self._text(path)
+
+    @tool(timeout=_TIMEOUT)
+    @_refusals_told
+    async def write_file(self, path: str, content: str) -> str:
+        """Write a text file, replacing what was there.
+
+        Args:
+            path: The file, from the working folder; folders on the way are made.
+            content: All of the file's new text.
+        """
+        await self._live.put(path, content.encode())
+        return f"{path} written."
+
+    @tool(timeout=_TIMEOUT)
+    @_refusals_told
+    async def edit_file(self, path: str, old: str, new: str) -> str:
+        """Replace a piece of a text file.
+
+        Args:
+            path: The file, from the working folder.
+            old: The text to replace; it must occur exactly once.
+            new: The text to put in its place.
+        """
+        text = await self._text(path)
+        found = text.count(old) if old else 0
+        if found != 1:
+            raise FileRefused(f"the old text occurs {found} times in {path}; it must occur exactly once")
+        await self._live.put(path, text.replace(old, new).encode())
+        return f"{path} written."
+
+    @tool(timeout=_TIMEOUT)
+    @_refusals_told
+    async def list_files(self, path: str = ".") -> str:
+        """List the files and folders below a folder.
+
+        Args:
+            path: The folder, from the working folder.
+        """
+        entries = await self._live.listing(path, deep=True)
+        lines = [f"{each.path}/" if each.kind == "folder" else f"{each.path} ({each.size} bytes)" for each in entries]
+        return "\n".join(lines) or "(empty)"
+
+    @tool(timeout=_TIMEOUT)
+    @_refusals_told
+    async def search_files(self, pattern: str, path: str = ".") -> str:
+        """Search the text files below a folder, line by line.
+
+        Args:
+            pattern: A piece of text, or a regular expression as `grep -E` takes it.
+            path: The folder, from the working folder.
+        """
+        command = f"grep -rnIE -e {shlex.quote(pattern)} -- {shlex.quote(path)}"
+        outcome = await self._live.shell(command)
+        if outcome.status == 1 and not outcome.output:
+            return "No line matches."
+        return (await self._told(outcome))["observation"] if outcome.status else outcome.output
+
+    async def _text(self, path: str) -> str:
+        try:
+            return (await self._live.get(path, _LARGEST)).decode()
+        except UnicodeDecodeError:
+            raise FileRefused(f"{path} is not a text file") from None
+
+
+def _files_of(task: Task) -> dict[str, bytes]:
+    files = task.columns.get("files") or {}
+    if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
+        raise DataError("the column 'files' must map paths to text or bytes")
+    return {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
+
+
+class _Life:
+    """One sandbox, shared by the instances of an event loop, and closed when the loop shuts down."""
+
+    def __init__(self, mechanism: str | None) -> None:
+        self._generator = self._live(mechanism)
+        self.opening = asyncio.ensure_future(anext(self._generator))
+
+    async def _live(self, mechanism: str | None) -> AsyncGenerator[LocalSandbox, None]:
+        async with await open_sandbox(mechanism) as sandbox:
+            yield sandbox
+
+
+_SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, _Life]] = WeakKeyDictionary()
+
+
+async def _shared(mechanism: str | None) -> LocalSandbox:
+    lives = _SANDBOXES.setdefault(asyncio.get_running_loop(), {})
+    life = lives.get(mechanism) or lives.setdefault(mechanism, _Life(mechanism))
+    try:
+        return await asyncio.shield(life.opening)
+    except BaseException:
+        if life.opening.done():  # it failed: the next one tries again
+            lives.pop(mechanism, None)
+        raise
