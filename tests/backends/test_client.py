@@ -488,8 +488,12 @@ async def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*vllm serve tiny.*asked 2 times"):
-            await ClientBackend("tiny", url, retries=1, backoff=0.001).generate(ask())
+        backend = ClientBackend("tiny", url, retries=1, backoff=0.001)
+        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*vllm serve tiny.*with /v1$"):
+            await backend.generate(ask())  # nobody was ever there: told at once
+        backend._reached = True  # somebody was, and may be back
+        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*asked 2 times"):
+            await backend.generate(ask())
 
 
 async def test_a_server_that_never_answers_times_out(server: OpenAIServer) -> None:

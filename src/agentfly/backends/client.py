@@ -89,6 +89,8 @@ class ClientBackend(Backend):
         self._doors: dict[asyncio.AbstractEventLoop, _Door] = {}
         self._dialect = wire.Dialect.EXTENDED
         self._asked_context = False
+        self._reached = False
+        """The server has answered, whatever it said."""
 
     @property
     def weight_version(self) -> int:
@@ -217,12 +219,14 @@ class ClientBackend(Backend):
         method = "GET" if body is None else "POST"
         try:
             async with client.stream(method, path, json=body, headers=headers) as response:
+                self._reached = True
                 if not response.is_success:
                     await response.aread()
                     raise wire.refusal(response, self.model)
                 return await read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise wire.Passing(
+            trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back
+            raise trouble(
                 f"cannot reach {self.base_url}: {wire.reason(error)}; check that the server is running "
                 f"(`vllm serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from error
