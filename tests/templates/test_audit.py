@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 
 import pytest
 from rich.console import Console
@@ -62,14 +61,6 @@ def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
 def test_a_refused_kind_is_refused_before_anything_is_sampled() -> None:
     with pytest.raises(TemplateError, match="cannot be extended by user: after system, user the template goes on"):
         BY_NAME["mistral_nemo"].template.extend([user("more")])
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_audit_costs_little(case: Case) -> None:
-    audit(case.template)
-    began = time.process_time()
-    audit(case.template)
-    assert time.process_time() - began < 0.5
 
 
 def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:

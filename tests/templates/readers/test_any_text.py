@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.templates.readers import READERS, Reader
+from agentfly.templates.readers import READERS
 from agentfly.types import Reply
 from tests.templates.readers.turns import GOOD_TURNS, NAMES
 
@@ -227,14 +226,8 @@ UNITS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_text_takes_long(name: str) -> None:
-    openings = {"", OPENINGS.get(name, "")}
-    slowest = max((_seconds(READERS[name], opening, unit), opening, unit) for opening in openings for unit in UNITS)
-    assert slowest[0] < 0.8, slowest
-
-
-def _seconds(reader: Reader, opening: str, unit: str) -> float:
-    text = opening + unit * (LONG // len(unit))
-    start = time.process_time()
-    check(reader(text))
-    return time.process_time() - start
+def test_no_text_takes_for_ever(name: str) -> None:
+    """Work that grows with the square of the text would take minutes here, and the test's time limit ends it."""
+    for opening in {"", OPENINGS.get(name, "")}:
+        for unit in UNITS:
+            check(READERS[name](opening + unit * (LONG // len(unit))))
