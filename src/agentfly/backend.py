@@ -46,6 +46,8 @@ class Request:
     """Turns the chain has done; a backend that queues may serve the least advanced chain first."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
     """Called with each stretch of new ids as it is sampled; None: nobody watches."""
+    on_text: Callable[[str], None] | None = None
+    """Called with all of the turn's text so far, by a backend that speaks messages; None: nobody watches."""
 
 
 class Backend(ABC):

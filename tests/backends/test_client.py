@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from agentfly.agents import HFAgent
 from agentfly.backend import Request, Speaks
 from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
+from agentfly.rollout.events import Tokens
 from agentfly.types import Finish, Image, Message, Sampling, ToolCall
 from tests.backends.openai_server import (
     OpenAIServer,
@@ -613,3 +615,76 @@ async def test_what_it_is() -> None:
     assert backend.weight_version == 5
     with pytest.raises(ConfigError, match="cannot take new weights"):
         await backend.update_weights([], 1)
+
+
+# A stream of words.
+
+
+def words(finish: str | None = None, **delta: Any) -> bytes:
+    return event({"choices": [{"delta": delta, "finish_reason": finish}]})
+
+
+async def test_chat_is_streamed_where_no_ids_are_asked_for(server: OpenAIServer) -> None:
+    call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a": '}}
+    more = {"index": 0, "function": {"arguments": "1}"}}
+    other = {"index": 1, "id": "c2", "function": {"name": "stop", "arguments": ""}}
+    server.answers(
+        "/chat/completions",
+        streams(
+            words(role="assistant", reasoning_content="Hm."),
+            words(content="Let "),
+            words(content="me."),
+            words(tool_calls=[call]),
+            words(tool_calls=[more, other]),
+            words("tool_calls"),
+            event({"choices": [], "usage": {}}),
+            b"data: [DONE]\n\n",
+        ),
+    )
+    heard: list[str] = []
+    done = await messages(server, exact=False).generate(ask(on_text=heard.append))
+    assert heard == ["Let ", "Let me."]
+    assert done.message is not None
+    assert (done.message.text, done.message.thinking, done.finish) == ("Let me.", "Hm.", Finish.STOP)
+    assert [(c.name, c.arguments, c.id) for c in done.message.tool_calls] == [
+        ("add", {"a": 1}, "c1"),
+        ("stop", {}, "c2"),
+    ]
+    assert server.bodies("/chat/completions")[0]["stream"] is True
+
+
+async def test_watching_does_not_change_what_is_asked_for(server: OpenAIServer) -> None:
+    """Ids first; a server that gives none is known from then on, and streamed from."""
+    answer = chat({"content": "Hello"})
+    server.answers("/chat/completions", says(answer), streams(words(content="Bye"), words("stop")))
+    backend, heard = messages(server), []
+    for _ in range(2):
+        await backend.generate(ask(on_text=heard.append))
+    first, second = server.bodies("/chat/completions")
+    assert heard == ["Hello", "Bye"]
+    assert first["return_token_ids"] is True
+    assert "stream" not in first
+    assert second["stream"] is True
+
+
+@pytest.mark.parametrize("cut", [streams(words(content="Let "), cut=True), streams(words(content="Let "), BROKEN)])
+async def test_words_that_somebody_heard_are_never_sampled_twice(server: OpenAIServer, cut: Reply) -> None:
+    server.answers("/chat/completions", cut, streams(words(content="x"), words("stop")))
+    with pytest.raises(BackendFault, match="broke off after 1 pieces"):
+        await messages(server, exact=False).generate(ask(on_text=lambda text: None))
+    assert len(server.bodies("/chat/completions")) == 1
+
+
+async def test_a_stream_of_words_that_said_nothing_is_asked_for_again(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", streams(b": hi\n\n", cut=True), streams(words(content="x"), words("stop")))
+    done = await messages(server, exact=False).generate(ask(on_text=lambda text: None))
+    assert done.message == Message("assistant", "x")
+
+
+async def test_a_chain_on_a_chat_server_is_seen_as_it_writes(server: OpenAIServer) -> None:
+    server.answers("/chat/completions", streams(words(content="It is "), words(content="42."), words("stop")))
+    agent = HFAgent("tiny", backend=messages(server, exact=False))
+    seen = [event.text async for event in agent.stream("What is 6 times 7?") if isinstance(event, Tokens)]
+    assert seen == ["It is ", "It is 42."]
+    assert agent.trajectories[0].prediction == "It is 42."
+    assert "no token ids" in str(agent.trajectories[0].untrainable)

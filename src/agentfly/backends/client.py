@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -89,6 +90,8 @@ class ClientBackend(Backend):
         self._doors: dict[asyncio.AbstractEventLoop, _Door] = {}
         self._dialect = wire.Dialect.EXTENDED
         self._asked_context = False
+        self._idless = False
+        """The server was asked for ids and gave none: it is not asked again, and may stream."""
         self._reached = False
         """The server has answered, whatever it said."""
 
@@ -165,6 +168,7 @@ class ClientBackend(Backend):
         version = self._version
         answer = await self._ask_chat(request)
         if not answer.ids:
+            self._idless = True
             return Completion((), (), (), answer.finish, message=answer.message)
         if request.on_tokens:
             request.on_tokens(answer.ids)
@@ -176,12 +180,13 @@ class ClientBackend(Backend):
         asked: list[dict[str, Any]] = []
         refusals: list[str] = []
         for dialect in itertools.dropwhile(lambda known: known is not self._dialect, wire.Dialect):
-            body = {**wire.chat_body(self.model, request, dialect, self.exact), **self.extra_body}
+            body = {**wire.chat_body(self.model, request, dialect, self.exact and not self._idless), **self.extra_body}
             if body in asked:
                 continue
             asked.append(body)
             try:
-                answer = await self._send("/chat/completions", body, wire.read_answer, request.chain)
+                read = partial(wire.read_answer, request=request)
+                answer = await self._send("/chat/completions", body, read, request.chain)
             except wire.Refused as refusal:
                 if refusal.too_long:
                     raise

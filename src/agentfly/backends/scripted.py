@@ -1,7 +1,8 @@
 """A backend that says what it is told to say, through a real tokenizer: for tests, demos and benchmarks.
 
 A script is text, a list of texts (one a turn), or a function of the turn. Words become real ids; the log-probabilities
-are those of a model that was all but sure.
+are those of a model that was all but sure. Nothing is drawn, so of the sampling only `max_tokens`, `stop` and `seed`
+(of the script's own random numbers) mean anything here.
 """
 
 from __future__ import annotations

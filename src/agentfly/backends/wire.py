@@ -83,7 +83,10 @@ def completions_body(model: str, request: Request, max_tokens: int) -> dict[str,
 
 
 def chat_body(model: str, request: Request, dialect: Dialect, exact: bool) -> dict[str, Any]:
-    """A conversation, in words that a server of this dialect knows."""
+    """A conversation, in words that a server of this dialect knows.
+
+    Where ids are asked for, nothing is streamed: servers leave some out then, and watching must not change the record.
+    """
     extended = dialect is Dialect.EXTENDED
     sampling = request.sampling
     body: dict[str, Any] = {
@@ -98,6 +101,8 @@ def chat_body(model: str, request: Request, dialect: Dialect, exact: bool) -> di
         body[limit] = sampling.max_tokens
     if extended and exact:
         body |= {"return_token_ids": True, "logprobs": True}
+    elif request.on_text:
+        body["stream"] = True
     if extended and sampling.stop:
         body["include_stop_str_in_output"] = True
     return body
@@ -167,17 +172,58 @@ class Answer:
     prompt_ids: Sequence[int] | None = None
 
 
-async def read_answer(response: httpx.Response) -> Answer:
-    """Read a chat completion."""
-    data = await read_object(response)
+async def read_answer(response: httpx.Response, request: Request) -> Answer:
+    """Read a chat completion, whole or streamed."""
+    streamed = "text/event-stream" in response.headers.get("content-type", "")
+    data = await _put_together(response, request) if streamed else await read_object(response)
     choice = _choice(data)
     message, finish = _message_in(choice.get("message")), _finish(choice.get("finish_reason"))
+    if request.on_text and not streamed and message.text:
+        request.on_text(message.text)
     ids, prompt = choice.get("token_ids"), data.get("prompt_token_ids")
     entries = _field(choice.get("logprobs"), "content") or ()
     logprobs = [_field(entry, "logprob") for entry in entries]
     if not ids or not prompt or len(ids) != len(logprobs) or None in logprobs:
         return Answer(message, finish)
     return Answer(message, finish, ids, logprobs, prompt)
+
+
+async def _put_together(response: httpx.Response, request: Request) -> dict[str, Any]:
+    """A streamed answer as it would have been in one piece."""
+    message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    finish, pieces = None, 0
+    try:
+        async with aclosing(_events(response)) as events:
+            async for event in events:
+                if not (event.get("choices") or event.get("error")):
+                    continue
+                choice = _choice(event)
+                delta, finish = choice.get("delta") or {}, choice.get("finish_reason") or finish
+                for name in ("content", "refusal", "reasoning_content", "reasoning"):
+                    if text := _field(delta, name):
+                        message[name], pieces = message.get(name, "") + str(text), pieces + 1
+                for piece in _field(delta, "tool_calls") or ():
+                    _add_call(calls, piece)
+                    pieces += 1
+                if request.on_text and _field(delta, "content"):
+                    request.on_text(message["content"])
+    except (httpx.TransportError, Passing) as error:
+        if finish is None:
+            raise _broken(pieces, "pieces", reason(error)) from error
+    if finish is None:
+        raise _broken(pieces, "pieces", "no finish_reason came")
+    whole = {**message, "tool_calls": list(calls.values())}
+    return {"choices": [{"message": whole, "finish_reason": finish}]}
+
+
+def _add_call(calls: dict[int, dict[str, Any]], piece: object) -> None:
+    """Add a piece to the call it belongs to: the id and the name come once, the arguments bit by bit."""
+    at, function = _field(piece, "index"), _field(piece, "function")
+    call = calls.setdefault(at if isinstance(at, int) else 0, {"id": "", "function": {"name": "", "arguments": ""}})
+    call["id"] = call["id"] or _field(piece, "id") or ""
+    for name in ("name", "arguments"):
+        call["function"][name] += str(_field(function, name) or "")
 
 
 @dataclass(slots=True)
@@ -219,7 +265,7 @@ async def read_turn(response: httpx.Response, request: Request) -> Turn:
     else:
         await _follow(response, request, turn)
     if turn.finish is None:
-        raise _broken(turn, "no finish_reason came")
+        raise _broken(len(turn.ids), "tokens", "no finish_reason came")
     return turn
 
 
@@ -232,13 +278,13 @@ async def _follow(response: httpx.Response, request: Request, turn: Turn) -> Non
                     turn.add(_choice(event), request)
     except (httpx.TransportError, Passing) as error:
         if turn.finish is None:
-            raise _broken(turn, reason(error)) from error
+            raise _broken(len(turn.ids), "tokens", reason(error)) from error
 
 
-def _broken(turn: Turn, why: str) -> BackendFault:
+def _broken(came: int, what: str, why: str) -> BackendFault:
     """Only what nobody has seen may be sampled anew."""
-    said = f"the server's answer broke off after {len(turn.ids)} tokens: {why}"
-    return BackendFault(said) if turn.ids else Passing(said)
+    said = f"the server's answer broke off after {came} {what}: {why}"
+    return BackendFault(said) if came else Passing(said)
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:

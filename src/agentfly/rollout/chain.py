@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from agentfly.backend import Backend, Request, Speaks
@@ -194,7 +195,9 @@ class Chain:
         name, turn, template = chain_id(self.group, self.chain), len(self.turns), self.agent.template
         if template is None or self.agent.backend.speaks is Speaks.MESSAGES:
             messages = tuple(self.transcript.messages)
-            return Request((), sampling, messages=messages, tools=self.agent.schemas, chain=name, turn=turn)
+            heard = None if self.settings.observer is None else partial(self._emit, Tokens, turn, ())
+            tools = self.agent.schemas
+            return Request((), sampling, messages=messages, tools=tools, chain=name, turn=turn, on_text=heard)
         segment = self.transcript.segment
         prompt = segment.prompt
         watch = None if self.settings.observer is None else self._watch(template, prompt, turn)

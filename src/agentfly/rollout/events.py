@@ -1,8 +1,8 @@
 """What happens in a rollout, as it happens.
 
-For every chain: ChainStarted, then for each turn Tokens (as they come, where the backend speaks tokens), Replied,
-Called for each call that is run and Observed for every call, then Rewarded if there is a reward, then ChainEnded. A
-chain that is run anew says Retried and starts over. A run that is cancelled says nothing more.
+For every chain: ChainStarted, then for each turn Tokens (as they come; without ids from a server that gives none),
+Replied, Called for each call that is run and Observed for every call, then Rewarded if there is a reward, then
+ChainEnded. A chain that is run anew says Retried and starts over. A run that is cancelled says nothing more.
 """
 
 from __future__ import annotations

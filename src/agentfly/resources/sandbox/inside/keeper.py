@@ -268,19 +268,13 @@ class Keeper:
             self.restart("forged", None)
 
     def reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.wake, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                if pid == self.shell:
-                    self.shell = 0
-                    self.finish({"status": status})
-                elif pid == self.pid:
-                    self.restart("died", status)
-                    return
+        for pid, status in tree.ended(self.wake):
+            if pid == self.shell:
+                self.shell = 0
+                self.finish({"status": status})
+            elif pid == self.pid:
+                self.restart("died", status)
+                return
 
     def restart(self, reason: str, status: int | None) -> None:
         """Kill all that user code runs, start a fresh interpreter, and say why."""

@@ -1,12 +1,25 @@
-"""The processes of a session: ending them all, and what they hold in memory."""
+"""The processes of a session: ending them all, noticing that they ended, and what they hold in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def ended(wake: int) -> Iterator[tuple[int, int]]:
+    """Every child that has ended, with its wait status; `wake` is the pipe that a SIGCHLD writes to."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(wake, 4096)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            yield pid, status
 
 
 def _parents() -> dict[int, int]:

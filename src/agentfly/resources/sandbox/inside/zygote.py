@@ -81,16 +81,10 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.wake, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                for session in [number for number, each in self.sessions.items() if each == pid]:
-                    del self.sessions[session]
-                    self.tell(session, status)
+        for pid, status in tree.ended(self.wake):
+            for session in [number for number, each in self.sessions.items() if each == pid]:
+                del self.sessions[session]
+                self.tell(session, status)
 
     def tell(self, session: int, status: int | None) -> None:
         with contextlib.suppress(OSError):
