@@ -210,7 +210,7 @@ async def test_the_environment_is_the_very_instance_of_the_chain(annotated: bool
         world.shown = 7
         assert (await score(by_type if annotated else by_name, trajectory, [Counter], leases)).total == 1.0
         assert seen == [world]
-    assert manager.live == 0
+    assert [each.lent for each in manager.figures()] == [0]
 
 
 async def test_an_environment_the_chain_never_touched_is_fresh_and_reset() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentfly.environment import Environment
+    from agentfly.environment import Environment, Pool
     from agentfly.scoring import reward
     from agentfly.tooling import tool
     from agentfly.types import Task
 
-__all__ = ["Environment", "Task", "reward", "tool"]
+__all__ = ["Environment", "Pool", "Task", "reward", "tool"]
 
-_HOMES = {"Environment": "environment", "Task": "types", "reward": "scoring", "tool": "tooling"}
+_HOMES = {"Environment": "environment", "Pool": "environment", "Task": "types", "reward": "scoring", "tool": "tooling"}
 
 
 def __getattr__(name: str) -> Any:

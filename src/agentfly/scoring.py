@@ -96,11 +96,18 @@ class Reward:
         self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]] = ()
     ) -> Score:
         """Call the reward with what it asks for, and read what it returned."""
-        arguments = await self._arguments(trajectory, context, leases, used)
+        arguments = self._arguments(trajectory, context)
+        acted_in = self.acted_in(trajectory.task, used)
+
+        async def run(lent: Mapping[type[Environment], Environment]) -> Any:
+            return await call(self.function, **arguments, **{name: lent[kind] for name, kind in acted_in.items()})
+
+        for kind in acted_in.values():
+            await leases.get(kind)  # the time a chain waits for an instance is not the reward's
         limit = asyncio.timeout(self.timeout)
         try:
             async with limit:
-                returned = await call(self.function, **arguments)
+                returned = await (leases.act(tuple(set(acted_in.values())), run) if acted_in else run({}))
             return self._read(returned, len(trajectory.turns))
         except (EnvironmentFault, RewardFault):
             raise
@@ -108,9 +115,12 @@ class Reward:
             wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
             raise RewardFault(f"reward {self.name!r} {wrong}") from error
 
-    async def _arguments(
-        self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]]
-    ) -> dict[str, Any]:
+    def acted_in(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
+        """The parameters that are environments, for a chain of this task."""
+        kinds = {name: self._environment(name, task, used) for name in self.parameters}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
+
+    def _arguments(self, trajectory: Trajectory, context: Context) -> dict[str, Any]:
         task = trajectory.task
         offer = {
             **task.columns,
@@ -128,9 +138,7 @@ class Reward:
                 arguments.update({column: task.columns[column] for column in unasked})
             elif parameter.kind is parameter.VAR_POSITIONAL:
                 continue
-            elif (kind := self._environment(name, task, used)) is not None:
-                arguments[name] = await leases.get(kind)
-            elif name in offer:
+            elif name in offer and name not in self.environments:
                 arguments[name] = offer[name]
         return arguments
 
@@ -210,6 +218,10 @@ class Scorer:
         """Refuse what a reward asks for and this task does not offer."""
         for each, _ in self.rewards:
             each.check(task, self._used)
+
+    def environments(self, task: Task) -> Iterable[type[Environment]]:
+        """What the rewards of a chain of this task act in."""
+        return (kind for each, _ in self.rewards for kind in each.acted_in(task, self._used).values())
 
     async def score(self, trajectory: Trajectory, context: Context, leases: Leases) -> Score:
         """All rewards, added up by weight. With several, each one's value is a metric under its name."""

@@ -1,27 +1,32 @@
-"""Environment instances: one a chain, and every one of them closed, however the chain ended."""
+"""Leases, pools, queues and burials: one instance a chain, nobody waits while holding, and nothing is left."""
 
 import asyncio
-import logging
+import random
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from agentfly import Environment, Task
-from agentfly.errors import EnvironmentFault
-from agentfly.resources import ResourceManager
+from agentfly import Environment, Pool, Task
+from agentfly.environment import Housed
+from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.resources import Figures, QueueTimeout, ResourceManager, exchange, stock
 
 TASK = Task.of("Q")
+QUICK = Pool(start_timeout=0.05, reset_timeout=0.05)
 
 
 class World(Environment):
     """Writes down what was done to it; a method named in `breaks` fails, one in `hangs` never ends."""
 
+    pool = QUICK
     log: ClassVar[list[str]] = []
     breaks: ClassVar[set[str]] = set()
     hangs: ClassVar[set[str]] = set()
-    start_timeout = reset_timeout = 0.05
 
     async def _do(self, what: str) -> None:
         self.log.append(what)
@@ -37,6 +42,9 @@ class World(Environment):
         self.task = task
         await self._do("reset")
 
+    async def check(self) -> None:
+        await self._do("check")
+
     async def close(self) -> None:
         await asyncio.sleep(0)
         await self._do("close")
@@ -47,179 +55,103 @@ class Second(World):
 
 
 @pytest.fixture(autouse=True)
-async def _clean() -> AsyncIterator[None]:
+async def _clean(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     World.log.clear()
     World.breaks.clear()
     World.hangs.clear()
+    monkeypatch.setattr(stock, "BACK_OFF", 0.001)
     yield
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and "close" in repr(task)]
-    assert left == []
+    assert [task for task in asyncio.all_tasks() if "exchange.py" in repr(task)] == []
 
 
 @pytest.fixture
-def manager() -> ResourceManager:
-    return ResourceManager()
+async def manager() -> AsyncIterator[ResourceManager]:
+    manager = ResourceManager()
+    yield manager
+    await manager.close()
+    assert manager.live == 0
+
+
+def pooled(kind: type[Environment], **pool: Any) -> ResourceManager:
+    return ResourceManager({kind: replace(kind.pool, **pool)})
+
+
+def only(manager: ResourceManager) -> Figures:
+    (figures,) = manager.figures()
+    return figures
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# ── leases ──
 
 
 async def test_a_chain_has_one_instance_of_a_kind_and_two_chains_have_two(manager: ResourceManager) -> None:
-    async with manager.leases(TASK) as leases, manager.leases(TASK) as others:
+    plan = [World, Second]
+    async with manager.leases(TASK, plan) as leases, manager.leases(TASK, plan) as others:
         first, again, also = await asyncio.gather(leases.get(World), leases.get(World), leases.get(World))
         assert first is again is also
         assert first.task is TASK
         assert await others.get(World) is not first
         assert await leases.get(Second) is not first
-        assert manager.live == 3
-        assert World.log == ["start", "reset"] * 3
-    assert manager.live == 0
-    assert World.log.count("close") == 3
+        assert manager.live == 4
+    assert [each.warm for each in manager.figures()] == [2, 2]
 
 
 async def test_nothing_is_made_that_nobody_asks_for(manager: ResourceManager) -> None:
-    async with manager.leases(TASK):
+    async with manager.leases(TASK, [World]):
         pass
-    assert World.log == []
+    assert (World.log, manager.live) == ([], 0)
 
 
-async def failing_chain(manager: ResourceManager) -> None:
-    async with manager.leases(TASK) as leases:
-        await leases.get(World)
-        raise ZeroDivisionError
+async def test_an_environment_outside_the_plan_is_refused(manager: ResourceManager) -> None:
+    async with manager.leases(TASK, [World]) as leases:
+        with pytest.raises(ConfigError, match="this chain has World; Second would have to be in the plan"):
+            await leases.get(Second)
 
 
-async def test_an_error_in_the_chain_releases_and_goes_through(manager: ResourceManager) -> None:
-    with pytest.raises(ZeroDivisionError):
-        await failing_chain(manager)
-    assert (manager.live, World.log[-1]) == (0, "close")
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-async def test_a_cancelled_chain_closes_its_environment_however_often_it_is_cancelled(
-    manager: ResourceManager, times: int
+@pytest.mark.parametrize("error", [ZeroDivisionError, EnvironmentFault, asyncio.CancelledError])
+async def test_however_a_chain_ends_its_instance_goes_back(
+    manager: ResourceManager, error: type[BaseException]
 ) -> None:
-    held, closing, go_on, closed = asyncio.Event(), asyncio.Event(), asyncio.Event(), []
-
-    class Slow(Environment):
-        async def close(self) -> None:
-            closing.set()
-            await go_on.wait()
-            closed.append(self)
-
     async def chain() -> None:
-        async with manager.leases(TASK) as leases:
-            await leases.get(Slow)
-            held.set()
-            await asyncio.sleep(60)
-
-    task = asyncio.create_task(chain())
-    await held.wait()
-    for _ in range(times):
-        task.cancel()
-        await closing.wait()
-        await asyncio.sleep(0)
-    assert not task.done()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (len(closed), manager.live) == (1, 0)
-
-
-@pytest.mark.parametrize("method", ["start", "reset"])
-async def test_an_environment_that_cannot_be_made_ready_is_a_fault_and_is_closed(
-    manager: ResourceManager, method: str
-) -> None:
-    World.breaks.add(method)
-    async with manager.leases(TASK) as leases:
-        with pytest.raises(EnvironmentFault, match=rf"World\.{method} failed: OSError: {method} broke"):
+        async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
-        assert (World.log[-1], manager.live) == ("close", 0)
-        World.breaks.clear()
-        assert isinstance(await leases.get(World), World)
-    assert World.log.count("close") == 2
+            raise error
+
+    with pytest.raises(error):
+        await chain()
+    assert (only(manager).lent, only(manager).warm) == (0, 1)
 
 
-@pytest.mark.parametrize("method", ["start", "reset"])
-async def test_an_environment_that_hangs_is_a_fault_and_is_closed(manager: ResourceManager, method: str) -> None:
-    World.hangs.add(method)
-    async with manager.leases(TASK) as leases:
-        with pytest.raises(EnvironmentFault, match=rf"World\.{method} took longer than 0\.05 s"):
-            await leases.get(World)
-    assert (World.log[-1], manager.live) == ("close", 0)
+async def test_an_instance_that_came_back_is_reset_and_lent_again(manager: ResourceManager) -> None:
+    seen = []
+    for question in ("one", "two"):
+        async with manager.leases(Task.of(question), [World]) as leases:
+            seen.append(await leases.get(World))
+            assert seen[-1].task.question == question
+    assert seen[0] is seen[1]
+    assert World.log == ["start", "reset", "reset"]
 
 
-async def test_what_broke_first_is_what_is_raised(manager: ResourceManager, caplog: pytest.LogCaptureFixture) -> None:
-    World.breaks.update({"start", "close"})
-    with pytest.raises(EnvironmentFault, match="start broke"):
-        await manager.start(World, TASK)
-    assert "close broke" in caplog.text
-    assert manager.live == 0
-
-
-async def test_a_chain_cancelled_while_its_environment_starts_closes_it(
-    manager: ResourceManager, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [EnvironmentFault("dead"), asyncio.CancelledError()])
+async def test_an_instance_that_failed_or_was_left_in_the_middle_is_not_lent_again(
+    manager: ResourceManager, error: BaseException
 ) -> None:
-    class Slow(World):
-        start_timeout = 60.0
+    async def fail(_: Any) -> None:
+        raise error
 
-    World.hangs.add("start")
-    World.breaks.add("close")
-    async with manager.leases(TASK) as leases:
-        task = asyncio.create_task(leases.get(Slow))
-        while "start" not in World.log:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert (World.log, manager.live) == (["start", "close"], 0)
-    assert "close broke" in caplog.text
-
-
-async def test_a_failing_close_is_told_once_all_is_back(manager: ResourceManager) -> None:
-    World.breaks.add("close")
-    leases = manager.leases(TASK)
-    await leases.get(World)
-    await leases.get(Second)
-    with pytest.raises(EnvironmentFault, match="close broke"):
-        await leases.release()
-    assert (manager.live, World.log.count("close")) == (0, 2)
-    await leases.release()
-    assert World.log.count("close") == 2
-
-
-async def test_a_failing_close_does_not_hide_the_chains_own_error(
-    manager: ResourceManager, caplog: pytest.LogCaptureFixture
-) -> None:
-    World.breaks.add("close")
-    with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
-        await failing_chain(manager)
-    assert "close broke" in caplog.text
-    assert manager.live == 0
-
-
-async def test_a_close_that_hangs_is_given_up(manager: ResourceManager) -> None:
-    World.hangs.add("close")
-    with pytest.raises(EnvironmentFault, match=r"World\.close took longer than 0\.05 s"):
-        async with manager.leases(TASK) as leases:
-            await leases.get(World)
-    assert manager.live == 0
-
-
-async def test_a_time_out_of_the_environments_own_is_told_as_it_is(manager: ResourceManager) -> None:
-    class Remote(Environment):
-        async def start(self) -> None:
-            raise TimeoutError("no answer from port 7")
-
-    with pytest.raises(EnvironmentFault, match=r"Remote\.start failed: TimeoutError: no answer from port 7"):
-        await manager.start(Remote, TASK)
-
-
-async def test_a_constructor_that_fails_is_a_fault(manager: ResourceManager) -> None:
-    class Needy(Environment):
-        def __init__(self, size: int) -> None:
-            self.size = size
-
-    with pytest.raises(EnvironmentFault, match=r"Needy\(\) failed: TypeError"):
-        await manager.start(Needy, TASK)
-    assert manager.live == 0
+    async with manager.leases(TASK, [World]) as leases:
+        with pytest.raises(type(error)):
+            await leases.act([World], fail)
+        first = await leases.get(World)
+    async with manager.leases(TASK, [World]) as leases:
+        assert await leases.get(World) is not first
+    assert (only(manager).buried, only(manager).started) == (1, 2)
 
 
 async def test_plain_methods_run_in_threads(manager: ResourceManager) -> None:
@@ -237,14 +169,605 @@ async def test_plain_methods_run_in_threads(manager: ResourceManager) -> None:
 
     async with manager.leases(TASK) as leases:
         await leases.get(Plain)
+    await manager.close()
     assert where[1:] == ["Q", "closed"]
     assert where[0] != threading.main_thread().name
 
 
-async def test_a_fault_the_environment_names_itself_goes_through(manager: ResourceManager) -> None:
-    class Honest(Environment):
-        async def reset(self, task: Task) -> None:
-            raise EnvironmentFault("the disk is full")
+# ── what breaks ──
 
-    with pytest.raises(EnvironmentFault, match=r"^the disk is full$"):
-        await manager.start(Honest, TASK)
+
+async def test_a_reset_that_fails_is_a_fault_and_everything_goes_back(manager: ResourceManager) -> None:
+    World.breaks.add("reset")
+    async with manager.leases(TASK, [Second, World]) as leases:
+        with pytest.raises(EnvironmentFault, match=r"Second\.reset failed: OSError: reset broke"):
+            await leases.get(World)
+        World.breaks.clear()
+        assert isinstance(await leases.get(World), World)
+    assert {each.environment: each.buried for each in manager.figures()} == {"World": 0, "Second": 1}
+
+
+async def test_a_reset_that_hangs_is_a_fault(manager: ResourceManager) -> None:
+    World.hangs.add("reset")
+    async with manager.leases(TASK, [World]) as leases:
+        with pytest.raises(EnvironmentFault, match=r"World\.reset took longer than 0\.05 s"):
+            await leases.get(World)
+
+
+async def test_a_start_that_fails_now_and_then_is_tried_again(manager: ResourceManager) -> None:
+    World.breaks.add("start")
+    async with manager.leases(TASK, [World]) as leases:
+        getting = asyncio.create_task(leases.get(World))
+        await until(lambda: "start" in World.log)
+        World.breaks.clear()
+        assert isinstance(await getting, World)
+    assert (only(manager).failed_starts, only(manager).broken) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("breaks", r"World\.start failed: OSError: start broke"), ("hangs", r"World\.start took longer than 0\.05 s")],
+)
+async def test_what_can_never_start_fails_its_chains_soon_with_the_reason(
+    manager: ResourceManager, how: str, reason: str
+) -> None:
+    getattr(World, how).add("start")
+
+    async def chain() -> None:
+        async with manager.leases(TASK, [World]) as leases:
+            await leases.get(World)
+
+    told = await asyncio.gather(*(chain() for _ in range(20)), return_exceptions=True)
+    assert {type(each) for each in told} == {EnvironmentFault}
+    assert str(told[0]).startswith("no World can be started: 3 starts failed, the last with: World.start")
+    starts = World.log.count("start")
+    with pytest.raises(EnvironmentFault, match=reason):
+        await chain()
+    assert World.log.count("start") == starts  # nobody tried again
+    assert "no World can be started" in only(manager).broken
+
+
+async def test_after_a_while_a_broken_environment_is_tried_again(
+    manager: ResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock, "COOL_DOWN", 0.02)
+    World.breaks.add("start")
+    async with manager.leases(TASK, [World]) as leases:
+        with pytest.raises(EnvironmentFault):
+            await leases.get(World)
+        World.breaks.clear()
+        await asyncio.sleep(0.03)
+        assert isinstance(await leases.get(World), World)
+    assert only(manager).broken == ""
+
+
+async def test_what_the_user_must_mend_is_not_tried_again(manager: ResourceManager) -> None:
+    class Needy(Environment):
+        async def start(self) -> None:
+            World.log.append("start")
+            raise ConfigError("install bubblewrap")
+
+    async with manager.leases(TASK, [Needy]) as leases:
+        with pytest.raises(EnvironmentFault, match=r"no Needy can be started: Needy\.start failed: .*install bubble"):
+            await leases.get(Needy)
+    assert World.log == ["start"]
+
+
+async def test_a_constructor_that_fails_is_a_fault(manager: ResourceManager) -> None:
+    class Odd(Environment):
+        def __init__(self) -> None:
+            raise ValueError("odd")
+
+    async with manager.leases(TASK, [Odd]) as leases:
+        with pytest.raises(EnvironmentFault, match=r"Odd\(\) failed: ValueError: odd"):
+            await leases.get(Odd)
+    assert manager.live == 0
+
+
+@pytest.mark.parametrize("how", ["breaks", "hangs"])
+async def test_a_close_that_fails_is_told_of_and_given_up(
+    manager: ResourceManager, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    getattr(World, how).add("close")
+    async with manager.leases(TASK, [World]) as leases:
+        await leases.get(World)
+    figures = manager.figures
+    await manager.close()
+    assert "World.close" in caplog.text
+    assert (manager.live, figures()) == (0, [])
+
+
+async def test_a_time_out_of_the_environments_own_is_told_as_it_is(manager: ResourceManager) -> None:
+    class Remote(Environment):
+        async def reset(self, task: Task) -> None:
+            raise TimeoutError("no answer from port 7")
+
+    async with manager.leases(TASK) as leases:
+        with pytest.raises(EnvironmentFault, match=r"Remote\.reset failed: TimeoutError: no answer from port 7"):
+            await leases.get(Remote)
+
+
+async def test_an_idle_instance_that_is_unwell_is_replaced_before_a_chain_sees_it(
+    manager: ResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "CHECK_AFTER", -1.0)
+    async with manager.leases(TASK, [World]) as leases:
+        first = await leases.get(World)
+
+    class Fickle:
+        def __contains__(self, what: object) -> bool:
+            return what == "check" and World.log.count("check") < 3
+
+    monkeypatch.setattr(World, "breaks", Fickle())
+    async with manager.leases(TASK, [World]) as leases:
+        assert await leases.get(World) is not first
+    assert (World.log.count("check"), only(manager).buried) == (3, 1)
+
+
+# ── pools ──
+
+
+async def test_warm_instances_are_there_before_anybody_asks_and_are_refilled() -> None:
+    manager = pooled(World, min_warm=2, max_instances=4)
+    await manager.warm_up([World])
+    await until(lambda: only(manager).warm == 2)
+    async with manager.leases(TASK, [World]) as leases:
+        await leases.get(World)
+        await until(lambda: only(manager).warm == 2)
+        assert (only(manager).lent, manager.live) == (1, 3)
+    await manager.close()
+
+
+async def test_idle_instances_are_closed_after_a_while_but_for_the_warm_ones() -> None:
+    manager = pooled(World, min_warm=1, idle_seconds=0.03)
+    async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
+        await one.get(World)
+        await two.get(World)
+    await until(lambda: only(manager).warm == 1 and manager.live == 1)
+    await asyncio.sleep(0.1)
+    assert only(manager).warm == 1
+    await manager.close()
+
+
+async def test_an_instance_is_replaced_after_so_many_uses() -> None:
+    manager, seen = pooled(World, max_uses=2), []
+    for _ in range(5):
+        async with manager.leases(TASK, [World]) as leases:
+            seen.append(await leases.get(World))
+    assert [seen[0] is seen[1], seen[1] is seen[2], seen[2] is seen[3], seen[3] is seen[4]] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    await manager.close()
+
+
+async def test_an_environment_may_be_replaced_after_every_chain() -> None:
+    manager, seen = pooled(World, recycle="replace"), []
+    for _ in range(3):
+        async with manager.leases(TASK, [World]) as leases:
+            seen.append(await leases.get(World))
+    assert len(set(map(id, seen))) == 3
+    assert only(manager).buried == 0  # nothing was wrong with them
+    await manager.close()
+    assert World.log.count("close") == 3
+
+
+async def test_a_slow_start_does_not_hold_up_the_lending_of_what_came_back() -> None:
+    never = asyncio.Event()
+
+    class Slow(World):
+        pool = Pool(max_instances=2)
+        made = 0
+
+        async def start(self) -> None:
+            Slow.made += 1
+            if Slow.made > 1:
+                await never.wait()
+
+    manager = ResourceManager()
+    first = manager.leases(TASK, [Slow])
+    await first.get(Slow)
+    async with manager.leases(TASK, [Slow]) as leases:
+        getting = asyncio.create_task(leases.get(Slow))
+        await until(lambda: only(manager).starting == 1)
+        await first.release()
+        assert isinstance(await getting, Slow)
+    await manager.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"min_warm": -1}, "min_warm must be a whole number of at least 0"),
+        ({"max_instances": 0}, "max_instances must be a whole number of at least 1"),
+        ({"max_uses": 1.5}, "max_uses must be"),
+        ({"wait_timeout": "long"}, "wait_timeout must be a number of seconds"),
+        ({"recycle": "burn"}, "recycle is one of reset, replace, not 'burn'"),
+        ({"scope": "world"}, "scope is one of chain, group, global"),
+        ({"min_warm": 3, "max_instances": 2}, "cannot keep 3 warm with max_instances=2"),
+        ({"concurrent": True}, "scope='group' or 'global' too"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pool(**wrong)
+
+
+async def test_a_place_that_there_is_not_is_refused(manager: ResourceManager) -> None:
+    class Lost(Environment):
+        pool = Pool(place="moon")
+
+    async with manager.leases(TASK, [Lost]) as leases:
+        with pytest.raises(ConfigError, match="there is no place 'moon'; there are here, process, sandbox"):
+            await leases.get(Lost)
+
+
+# ── queueing ──
+
+
+async def test_requests_wait_in_order() -> None:
+    manager, order = pooled(World, max_instances=1), []
+
+    async def chain(number: int) -> None:
+        async with manager.leases(TASK, [World]) as leases:
+            await leases.get(World)
+            order.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(chain(number) for number in range(50)))
+    assert order == list(range(50))
+    assert only(manager).seconds["wait"]["count"] == 50
+    await manager.close()
+
+
+async def test_one_who_waited_too_long_is_told_how_many_wait_and_who_has_what() -> None:
+    manager = pooled(World, max_instances=1, wait_timeout=0.02)
+    async with manager.leases(Task.of("Long one", id="t7"), [World], chain="3/1") as holder:
+        await holder.get(World)
+        async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
+            told = await asyncio.gather(one.get(World), two.get(World), return_exceptions=True)
+    assert [type(each) for each in told] == [QueueTimeout, QueueTimeout]
+    assert "no World was free within 0.02 s: 2 chains were waiting" in str(told[0])
+    assert "1 of at most 1 are lent: to chain 3/1 (t7) for 0.0 s" in str(told[0])
+    assert only(manager).timeouts == 2
+    await manager.close()
+
+
+async def test_one_who_is_cancelled_while_waiting_loses_nothing() -> None:
+    manager = pooled(World, max_instances=1)
+    for late in (False, True):
+        first, second = manager.leases(TASK, [World]), manager.leases(TASK, [World])
+        await first.get(World)
+        waiting = asyncio.create_task(second.get(World))
+        await until(lambda: only(manager).waiting == 1)
+        if late:
+            await first.release()  # granted, and cancelled before it could be taken
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await first.release()
+        assert (only(manager).lent, only(manager).waiting, only(manager).warm) == (0, 0, 1)
+    await manager.close()
+
+
+KINDS: list[type[World]] = [type(name, (World,), {"pool": Pool(max_instances=1)}) for name in "ABCD"]
+PLANS = st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=2, max_size=30)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(plans=PLANS, budget=st.sampled_from([None, 4]), limit=st.integers(1, 3), seed=st.integers(0, 9999))
+def test_nobody_waits_for_ever_whatever_chains_need(
+    plans: list[set[int]], budget: int | None, limit: int, seed: int
+) -> None:
+    """Chains that need several kinds in any order, with instances that die, under pools and a budget that are small."""
+    draw = random.Random(seed)
+
+    async def run() -> None:
+        manager = ResourceManager({kind: Pool(max_instances=limit) for kind in KINDS}, instances=budget)
+        groups = [manager.group() for _ in range(3)]
+
+        async def chain(plan: set[int]) -> None:
+            kinds = draw.sample([KINDS[each] for each in plan], len(plan))
+            async with manager.leases(TASK, kinds, group=draw.choice(groups)) as leases:
+                for kind in kinds:
+                    await leases.get(kind)
+                    await asyncio.sleep(0)
+                if draw.random() < 0.2:
+
+                    async def die(_: Any) -> None:
+                        raise EnvironmentFault("dead")
+
+                    with pytest.raises(EnvironmentFault):
+                        await leases.act(kinds, die)
+
+        async with asyncio.timeout(5):
+            await asyncio.gather(*map(chain, plans))
+        await manager.close()
+        assert manager.live == 0
+
+    asyncio.run(run())
+
+
+# ── the budget ──
+
+
+async def test_a_chain_that_could_never_fit_the_budget_is_refused() -> None:
+    manager = ResourceManager(instances=1)
+    async with manager.leases(TASK, [World, Second]) as leases:
+        with pytest.raises(ConfigError, match="a chain needs World and Second; a budget of 1 instances has no room"):
+            await leases.get(World)
+    await manager.close()
+
+
+async def test_a_budget_of_memory_counts_what_the_pools_declare() -> None:
+    manager = ResourceManager({World: Pool(memory=400), Second: Pool(memory=500)}, memory=1000)
+    async with manager.leases(TASK, [World, Second]) as leases:
+        await leases.get(World)
+        async with manager.leases(TASK, [World]) as other:
+            waiting = asyncio.create_task(other.get(World))
+            await asyncio.sleep(0.02)
+            assert (waiting.done(), manager.live) == (False, 2)
+            await leases.release()
+            assert isinstance(await waiting, World)
+    await manager.close()
+
+
+async def test_an_idle_instance_makes_room_for_another_environment() -> None:
+    manager = ResourceManager(instances=1)
+    for kind in (World, Second, World):
+        async with manager.leases(TASK, [kind]) as leases:
+            assert type(await leases.get(kind)) is kind
+    await manager.close()
+
+
+async def test_one_environment_cannot_starve_another() -> None:
+    """Two hundred chains ask for World before ten ask for Second; the ten need not wait for the two hundred."""
+    manager, ended = ResourceManager(instances=4), []
+
+    async def chain(kind: type[World]) -> None:
+        async with manager.leases(TASK, [kind]) as leases:
+            await leases.get(kind)
+            await asyncio.sleep(0.001)
+        ended.append(kind)
+
+    await asyncio.gather(*(chain(World) for _ in range(200)), *(chain(Second) for _ in range(10)))
+    assert max(at for at, kind in enumerate(ended) if kind is Second) < 120
+    await manager.close()
+
+
+# ── sharing ──
+
+
+class Board(World):
+    """Counts those who act in it at the same time."""
+
+    def __init__(self) -> None:
+        self.acting = self.most = self.actions = 0
+
+    async def act(self) -> None:
+        self.acting += 1
+        self.most = max(self.most, self.acting)
+        await asyncio.sleep(0)
+        self.acting -= 1
+        self.actions += 1
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+async def test_a_global_instance_is_everybodys_and_is_acted_in_by_turns_unless_it_says_otherwise(
+    concurrent: bool,
+) -> None:
+    manager, seen = pooled(Board, scope="global", concurrent=concurrent), set()
+
+    async def chain() -> None:
+        async with manager.leases(TASK, [Board, World]) as leases:
+            seen.add(await leases.get(Board))
+            await leases.act([Board], lambda lent: lent[Board].act())  # type: ignore[attr-defined]
+
+    await asyncio.gather(*(chain() for _ in range(20)))
+    (board,) = seen
+    assert (board.actions, board.most > 1) == (20, concurrent)
+    assert World.log.count("reset") == 20  # of the worlds: what is everybody's is never reset
+    await manager.close()
+    assert manager.live == 0
+
+
+async def test_a_global_instance_that_died_is_replaced_while_others_still_have_it() -> None:
+    manager = pooled(Board, scope="global")
+
+    async def die(_: Any) -> None:
+        raise EnvironmentFault("dead")
+
+    async with manager.leases(TASK, [Board]) as one, manager.leases(TASK, [Board]) as two:
+        first = await one.get(Board)
+        assert await two.get(Board) is first
+        with pytest.raises(EnvironmentFault):
+            await one.act([Board], die)
+        await one.release()
+        async with manager.leases(TASK, [Board]) as three:
+            assert await three.get(Board) is not first
+        assert only(manager).buried == 0
+    assert only(manager).buried == 1
+    await manager.close()
+
+
+async def test_the_chains_of_a_group_share_and_other_groups_have_their_own() -> None:
+    manager = pooled(Board, scope="group")
+    groups, seen = [manager.group(), manager.group()], []
+
+    async def chain(number: int) -> None:
+        async with manager.leases(TASK, [World, Board], group=groups[number % 2]) as leases:
+            seen.append((number % 2, await leases.get(Board)))
+            await leases.act([Board], lambda lent: lent[Board].act())  # type: ignore[attr-defined]
+
+    await asyncio.gather(*(chain(number) for number in range(8)))
+    first, second = ({board for number, board in seen if number == group} for group in (0, 1))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert {each.environment: each.lent for each in manager.figures()} == {"World": 0, "Board": 2}
+    for group in groups:
+        group.close()
+    assert {each.environment: each.warm for each in manager.figures()}["Board"] == 2
+    await manager.close()
+
+
+async def test_a_group_whose_instance_died_gets_another_when_the_last_who_had_it_has_ended() -> None:
+    manager = pooled(Board, scope="group")
+    group = manager.group()
+
+    async def die(_: Any) -> None:
+        raise EnvironmentFault("dead")
+
+    async with manager.leases(TASK, [Board], group=group) as one, manager.leases(TASK, [Board], group=group) as two:
+        first = await one.get(Board)
+        assert await two.get(Board) is first
+        with pytest.raises(EnvironmentFault):
+            await one.act([Board], die)
+        await one.release()
+        again = asyncio.create_task(one.get(Board))
+        await asyncio.sleep(0.01)
+        assert not again.done()
+        await two.release()
+        assert await again is not first
+    group.close()
+    await manager.close()
+
+
+async def test_a_group_scope_without_a_group_is_refused(manager: ResourceManager) -> None:
+    class Shared(Environment):
+        pool = Pool(scope="group")  # type: ignore[arg-type]
+
+    async with manager.leases(TASK, [Shared]) as leases:
+        with pytest.raises(ConfigError, match="Shared is shared by a group, and this chain belongs to none"):
+            await leases.get(Shared)
+
+
+# ── the end ──
+
+
+def test_what_is_idle_lent_or_starting_is_closed_when_the_event_loop_ends() -> None:
+    manager, started = ResourceManager(), asyncio.Event()
+
+    class Slow(Second):
+        pool = Pool()
+
+        async def start(self) -> None:
+            started.set()
+            await asyncio.sleep(60)
+
+    async def run() -> None:
+        async with manager.leases(TASK, [World]) as leases:
+            await leases.get(World)
+        await manager.leases(TASK, [Second]).get(Second)
+        slow = asyncio.create_task(manager.leases(TASK, [Slow]).get(Slow))
+        await started.wait()
+        assert (manager.live, slow.done()) == (3, False)
+
+    asyncio.run(run())
+    assert World.log.count("close") == 3
+    assert manager.live == 0
+
+
+def test_a_close_that_the_ending_loop_cut_short_is_done_again() -> None:
+    manager, closing, closed = pooled(World, recycle="replace", reset_timeout=5.0), asyncio.Event(), []
+
+    class Slow(Environment):
+        pool = Pool(recycle="replace")  # type: ignore[arg-type]
+
+        async def close(self) -> None:
+            closing.set()
+            await asyncio.sleep(0.02)
+            closed.append(self)
+
+    async def run() -> None:
+        async with manager.leases(TASK, [Slow]) as leases:
+            await leases.get(Slow)
+        await closing.wait()
+
+    asyncio.run(run())
+    assert (len(closed), manager.live) == (1, 0)
+
+
+async def test_whoever_waits_when_the_manager_is_closed_is_told(manager: ResourceManager) -> None:
+    World.hangs.add("start")
+    async with manager.leases(TASK, [World]) as leases:
+        getting = asyncio.create_task(leases.get(World))
+        await until(lambda: World.log == ["start"])
+        await manager.close()
+        with pytest.raises(EnvironmentFault, match="this manager is closed"):
+            await getting
+
+
+async def test_a_manager_can_be_used_again_after_it_was_closed(manager: ResourceManager) -> None:
+    for _ in range(2):
+        async with manager.leases(TASK, [World]) as leases:
+            await leases.get(World)
+        await manager.close()
+    assert World.log.count("close") == 2
+
+
+# ── places ──
+
+
+class Bed(Housed):
+    log: ClassVar[list[str]] = []
+    dead = ""
+
+    def death(self) -> str | None:
+        return self.dead or None
+
+    def memory(self) -> int:
+        return 1000
+
+    async def rest(self) -> None:
+        self.log.append("rest")
+
+    async def wake(self) -> None:
+        self.log.append("wake")
+
+    async def end(self) -> None:
+        self.log.append("end")
+
+
+class Hotel:
+    name = "hotel"
+    max_instances: int | None = 3
+
+    def __init__(self) -> None:
+        self.beds: list[Bed] = []
+
+    async def house(self, kind: type[Environment]) -> Housed:
+        self.beds.append(Bed(kind()))
+        return self.beds[-1]
+
+
+async def test_an_idle_instance_rests_is_woken_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+    Bed.log.clear()
+    manager = pooled(World, place=Hotel())
+    for _ in range(2):
+        async with manager.leases(TASK, [World]) as leases:
+            await leases.get(World)
+        resting = Bed.log.count("rest") + 1
+        await until(lambda resting=resting: Bed.log.count("rest") == resting)
+    assert (only(manager).max_instances, only(manager).memory, only(manager).place) == (3, 1000, "hotel")
+    await manager.close()
+    assert Bed.log == ["rest", "wake", "rest", "end"]
+
+
+async def test_an_instance_that_died_while_idle_is_never_lent() -> None:
+    hotel = Hotel()
+    manager = pooled(World, place=hotel)
+    async with manager.leases(TASK, [World]) as leases:
+        first = await leases.get(World)
+    hotel.beds[0].dead = "killed by signal 9"
+    async with manager.leases(TASK, [World]) as leases:
+        assert await leases.get(World) is not first
+    assert only(manager).buried == 1
+    await manager.close()

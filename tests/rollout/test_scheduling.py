@@ -310,7 +310,8 @@ async def test_an_environment_fault_is_retried_with_a_fresh_environment(shaky: t
     assert [type(e) for e in events if isinstance(e, ChainStarted | Retried | ChainEnded)] == [
         ChainStarted, Retried, ChainStarted, ChainEnded,
     ]  # fmt: skip
-    assert agent.manager.live == 0
+    assert [(each.buried, each.started) for each in agent.manager.figures()] == [(1, 2)]
+    await nothing_is_lent(agent)
 
 
 async def test_a_fault_stops_the_other_calls_of_the_turn_before_the_chain_is_run_anew(shaky: type[Shaky]) -> None:
@@ -370,7 +371,7 @@ async def test_truncation_is_treated_as_declared(treatment: Treatment) -> None:
     assert (trajectory.stop, trajectory.treatment) == (StopReason.TRUNCATED, treatment)
 
 
-async def test_an_environment_that_cannot_close_is_told_and_costs_nothing_else() -> None:
+async def test_an_environment_that_cannot_close_is_told_of_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Sticky(Environment):
         @tool
         async def poke(self) -> str:
@@ -382,9 +383,9 @@ async def test_an_environment_that_cannot_close_is_told_and_costs_nothing_else()
 
     agent = byte_agent([call("poke"), "done"], tools=[Sticky])
     (trajectory,) = await agent.run("Go.")
-    assert (trajectory.stop, trajectory.treatment) == (StopReason.ANSWER, Treatment.TRAIN)
-    assert [f.kind for f in trajectory.failures] == [FailureKind.ENVIRONMENT]
-    assert agent.manager.live == 0
+    assert (trajectory.stop, trajectory.treatment, trajectory.failures) == (StopReason.ANSWER, Treatment.TRAIN, ())
+    await nothing_is_lent(agent)
+    assert "Sticky.close failed: OSError: stuck" in caplog.text
 
 
 # ── wall clock and cancellation ──
@@ -413,11 +414,6 @@ class Phases(Environment):
         await self._phase("tool")
         return "acted"
 
-    async def close(self) -> None:
-        if Phases.hangs == "close":
-            Phases.reached.set()
-            await asyncio.sleep(0.01)  # once begun, it is seen through
-
 
 @reward
 async def judged(env: Phases) -> float:
@@ -441,14 +437,21 @@ def hanging(phase: str) -> BaseAgent:
 async def leaves_nothing_behind(agent: BaseAgent) -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
-    assert agent.manager.live == 0
+    await nothing_is_lent(agent)
     assert asyncio.all_tasks() == before
+
+
+async def nothing_is_lent(agent: BaseAgent) -> None:
+    """What is left is idle or on its way, and goes with the manager."""
+    assert [(each.lent, each.waiting) for each in agent.manager.figures() if each.lent or each.waiting] == []
+    await agent.manager.close()
+    assert agent.manager.live == 0
 
 
 PHASES = ["start", "reset", "tool", "generate", "reward"]
 
 
-@pytest.mark.parametrize("phase", [*PHASES, "close"])
+@pytest.mark.parametrize("phase", PHASES)
 async def test_cancelling_in_any_phase_releases_everything(phase: str) -> None:
     agent = hanging(phase)
     async with leaves_nothing_behind(agent):
@@ -506,8 +509,8 @@ async def test_an_iterator_that_is_merely_dropped_is_closed_by_the_loop() -> Non
     gc.collect()
     for _ in range(50):
         await asyncio.sleep(0)
+    await nothing_is_lent(agent)
     assert asyncio.all_tasks() == before
-    assert agent.manager.live == 0
 
 
 async def test_a_run_that_fails_releases_everything() -> None:

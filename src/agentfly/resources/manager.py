@@ -1,121 +1,132 @@
-"""The one place that makes, lends and buries environment instances.
+"""The one place that starts, lends, queues, recycles and buries environment instances.
 
-A chain asks its `Leases` for an environment type. The first asking makes an instance; every later one, by any tool or
-reward of that chain, gets the same. What was lent is closed when the chain's leases are released, however it ended.
+A chain asks its `Leases` for an environment type and gets an instance; every tool and reward of that chain gets the
+same one; it goes back when the chain has ended and its reward has seen it, however the chain ended. How the instances
+of an environment are kept is declared by its `pool`, or for one manager by `ResourceManager(pools={Counter: Pool(…)})`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Any, TypeVar, cast
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from agentfly.environment import Environment
-from agentfly.errors import EnvironmentFault, describe
-from agentfly.threads import call
+from agentfly.environment import Environment, Housed, Place, Pool
+from agentfly.errors import ConfigError
+from agentfly.resources.exchange import Budget, Exchange
+from agentfly.resources.figures import Figures
+from agentfly.resources.leases import Group, Leases
+from agentfly.resources.stock import Stock
 from agentfly.types import Task
 
-E = TypeVar("E", bound=Environment)
-_LOG = logging.getLogger(__name__)
+
+class Here:
+    """Instances in this process."""
+
+    name = "here"
+    max_instances = None
+
+    async def house(self, kind: type[Environment]) -> Housed:
+        """The environment itself."""
+        return Housed(kind())
+
+
+PLACES = {
+    "here": f"{__name__}:Here",
+    "process": "agentfly.resources.process:Process",
+    "sandbox": "agentfly.resources.sandboxed:Sandboxed",
+}
+"""Places by name; those with settings of their own are given as objects."""
 
 
 class ResourceManager:
-    """Makes an instance in this process for every lease."""
+    """Lends instances to chains. Those of one event loop form one pool of each kind; when the loop ends, so do they."""
 
-    def __init__(self) -> None:
-        self.live = 0
+    def __init__(
+        self,
+        pools: Mapping[type[Environment], Pool] | None = None,
+        *,
+        instances: int | None = None,
+        memory: int | None = None,
+    ) -> None:
+        """`pools`: settings that go before the environments' own. `instances`, `memory` (bytes): what all may use."""
+        self.pools = dict(pools or {})
+        for kind, pool in self.pools.items():
+            if not (inspect.isclass(kind) and issubclass(kind, Environment)) or not isinstance(pool, Pool):
+                raise ConfigError(f"pools= maps environment classes to Pool(…), not {kind!r} to {pool!r}")
+        for name, value in (("instances", instances), ("memory", memory)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, or None for no limit, not {value!r}")
+        self.budget = Budget(instances, memory)
+        self._exchanges: WeakKeyDictionary[asyncio.AbstractEventLoop, Exchange] = WeakKeyDictionary()
+
+    @property
+    def live(self) -> int:
         """Instances made and not yet closed."""
+        return sum(exchange.count for exchange in self._exchanges.values())
 
-    def leases(self, task: Task) -> Leases:
-        """The leases of one chain; use it as an async context manager."""
-        return Leases(self, task)
+    def figures(self) -> list[Figures]:
+        """Every pool as it is."""
+        return [stock.figures() for exchange in self._exchanges.values() for stock in exchange.stocks.values()]
 
-    async def start(self, kind: type[E], task: Task) -> E:
-        """A started instance, set up for `task`."""
-        try:
-            instance = kind()
-        except Exception as error:
-            raise EnvironmentFault(f"{kind.__name__}() failed: {describe(error)}") from error
-        self.live += 1
-        try:
-            await self._step(instance, "start", kind.start_timeout)
-            await self._step(instance, "reset", kind.reset_timeout, task)
-        except BaseException:
-            try:
-                await self.bury(instance)
-            except EnvironmentFault as fault:  # what broke first is what is raised
-                _LOG.warning("after a failed start: %s", fault)
-            raise
-        return instance
+    def metrics(self) -> dict[str, float]:
+        """The figures as flat numbers, such as `Counter/waiting`."""
+        return {name: value for each in self.figures() for name, value in each.metrics.items()}
 
-    async def bury(self, *instances: Environment) -> None:
-        """Close instances for good, and see it through even when the caller is cancelled meanwhile, and again."""
-        closings = [asyncio.ensure_future(self._step(each, "close", type(each).reset_timeout)) for each in instances]
-        for closing in closings:
-            closing.add_done_callback(self._count_closed)
-        cancelled: asyncio.CancelledError | None = None
-        while waiting := [closing for closing in closings if not closing.done()]:
-            try:
-                await asyncio.wait(waiting)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        faults = [fault for c in closings if not c.cancelled() and (fault := c.exception()) is not None]
-        if faults and cancelled is None:
-            raise faults[0]
-        for fault in faults:
-            _LOG.warning("while a chain was cancelled: %s", fault)
-        if cancelled is not None:
-            raise cancelled
+    def leases(
+        self, task: Task, plan: Iterable[type[Environment]] = (), *, group: Group | None = None, chain: str = ""
+    ) -> Leases:
+        """The leases of one chain; use it as an async context manager.
 
-    def _count_closed(self, _: asyncio.Future[None]) -> None:
-        self.live -= 1
+        `plan` are the environments that the chain may need. All are acquired at once when the first is touched.
+        """
+        return Leases(self._exchange, task, plan, group, chain)
 
-    async def _step(self, instance: Environment, method: str, timeout: float, *args: Any) -> None:
-        name = f"{type(instance).__name__}.{method}"
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                await call(getattr(instance, method), *args)
-        except EnvironmentFault:
-            raise
-        except Exception as error:
-            wrong = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
-            raise EnvironmentFault(f"{name} {wrong}") from error
+    def group(self) -> Group:
+        """What the chains of one task share."""
+        return Group(self._exchange)
+
+    async def warm_up(self, kinds: Iterable[type[Environment]]) -> None:
+        """Begin to start what these environments' pools keep warm, and go on without waiting for it."""
+        await self._exchange.live()
+        self._exchange.prepare(kinds)
+
+    async def close(self) -> None:
+        """End every instance of this event loop. The manager can be used again after that."""
+        exchange = self._exchanges.pop(asyncio.get_running_loop(), None)
+        if exchange is not None:
+            await exchange.end()
+
+    @property
+    def _exchange(self) -> Exchange:
+        loop = asyncio.get_running_loop()
+        if loop not in self._exchanges:
+            self._exchanges[loop] = Exchange(self.budget, self._open)
+        return self._exchanges[loop]
+
+    def _open(self, kind: type[Environment]) -> Stock:
+        pool = self.pools.get(kind, kind.pool)
+        if not isinstance(pool, Pool):
+            settings = ", ".join(field.name for field in fields(Pool))
+            raise ConfigError(f"{kind.__name__}.pool is {pool!r}; write pool = Pool(…) with any of {settings}")
+        return Stock(kind, pool, place_of(pool.place))
 
 
-class Leases:
-    """What one chain has been lent."""
-
-    __slots__ = ("_held", "_manager", "_starting", "_task")
-
-    def __init__(self, manager: ResourceManager, task: Task) -> None:
-        self._manager, self._task = manager, task
-        self._held: dict[type[Environment], Environment] = {}
-        self._starting: asyncio.Lock | None = None
-        """Made by the first who asks: most chains that have no environment have no need of it."""
-
-    async def get(self, kind: type[E]) -> E:
-        """The chain's instance of `kind`: the one it has, or a fresh one."""
-        if kind not in self._held:
-            self._starting = self._starting or asyncio.Lock()
-            async with self._starting:
-                if kind not in self._held:
-                    self._held[kind] = await self._manager.start(kind, self._task)
-        return cast("E", self._held[kind])
-
-    async def release(self) -> None:
-        """Give everything back. The first fault is raised once all of it is back."""
-        held, self._held = self._held, {}
-        if held:
-            await self._manager.bury(*held.values())
-
-    async def __aenter__(self) -> Leases:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            await self.release()
-        except EnvironmentFault as fault:
-            if kind is None:
-                raise
-            _LOG.warning("while a chain was given up: %s", fault)
+def place_of(given: Place | str) -> Place:
+    """The place that a pool names."""
+    if not isinstance(given, str):
+        if not callable(getattr(given, "house", None)):
+            raise ConfigError(
+                f"{given!r} is no place; there are {', '.join(PLACES)}, or an object such as Container(…)"
+            )
+        return given
+    if given not in PLACES:
+        raise ConfigError(f"there is no place {given!r}; there are {', '.join(PLACES)}, or give a Place")
+    module, _, name = PLACES[given].partition(":")
+    found: Any = getattr(importlib.import_module(module), name)
+    place: Place = found()
+    return place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentfly.environment import Environment
@@ -51,9 +51,15 @@ class Actions:
         else:
             if self._observer is not None:
                 self._observer(Called(self._context.group, self._context.chain, self._context.turn, call))
-            environments = {kind: await self._leases.get(kind) for kind in found.environments}
-            result = await found.run(call.arguments, context=self._context, environments=environments)
+            result = await self._run(found, call.arguments)
         return self._seen(call, result)
+
+    async def _run(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+        if not tool.environments:
+            return await tool.run(arguments, context=self._context, environments={})
+        return await self._leases.act(
+            tool.environments, lambda lent: tool.run(arguments, context=self._context, environments=lent)
+        )
 
     def _skip(self, call: ToolCall) -> ToolResult:
         return self._seen(call, ToolResult(_SKIPPED, CallStatus.SKIPPED, name=call.name))

@@ -11,12 +11,13 @@ import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.outcome import Failure, FailureKind
-from agentfly.resources import ResourceManager
+from agentfly.environment import Environment
+from agentfly.errors import ConfigError
+from agentfly.outcome import Failure
+from agentfly.resources import Group, ResourceManager
 from agentfly.rollout.chain import Chain, ChainAgent, Settings
 from agentfly.rollout.events import ChainEnded, Event, Retried
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import Trajectory, chain_id
 from agentfly.types import Task
 
 MOST_AT_ONCE = 1_000_000
@@ -42,13 +43,16 @@ async def rollout(
     _refuse_what_cannot_start(agent, tasks)
     jobs = ((task, group, chain) for group, task in enumerate(tasks) for chain in range(num_chains))
     lender = manager or ResourceManager()
+    if tasks and (plan := _plan(agent, tasks[0])):
+        await lender.warm_up(plan)
+    groups = Groups(lender, num_chains)
     done: asyncio.Queue[Trajectory | Exception] = asyncio.Queue()
     settings = _watched(settings or Settings(), done.put_nowait)
 
     async def work() -> None:
         for task, group, chain in jobs:
             try:
-                done.put_nowait(await run_chain(agent, task, group, chain, settings, lender))
+                done.put_nowait(await run_chain(agent, task, group, chain, settings, groups))
             except Exception as error:
                 done.put_nowait(error)
                 return
@@ -66,6 +70,7 @@ async def rollout(
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+            groups.close()
 
 
 class _RareCollections:
@@ -124,26 +129,58 @@ def _watched(settings: Settings, report: Callable[[Exception], None]) -> Setting
     return replace(settings, observer=observe)
 
 
+def _plan(agent: ChainAgent, task: Task) -> Sequence[type[Environment]]:
+    """The environments that a chain may touch."""
+    if agent.scorer is None:
+        return agent.toolbox.environments
+    return (*agent.toolbox.environments, *agent.scorer.environments(task))
+
+
+class Groups:
+    """What the chains of each task share, given back when the last chain of the task has ended."""
+
+    def __init__(self, manager: ResourceManager, num_chains: int) -> None:
+        self.manager, self._num_chains = manager, num_chains
+        self._open: dict[int, tuple[Group, int]] = {}
+
+    def enter(self, number: int) -> Group:
+        """The group of a chain that begins."""
+        if number not in self._open:
+            self._open[number] = (self.manager.group(), self._num_chains)
+        return self._open[number][0]
+
+    def leave(self, number: int) -> None:
+        """A chain has ended for good."""
+        group, left = self._open[number]
+        self._open[number] = (group, left - 1)
+        if left == 1:
+            del self._open[number]
+            group.close()
+
+    def close(self) -> None:
+        """The run is over."""
+        for group, _ in self._open.values():
+            group.close()
+        self._open.clear()
+
+
 async def run_chain(
-    agent: ChainAgent, task: Task, group: int, chain: int, settings: Settings, manager: ResourceManager
+    agent: ChainAgent, task: Task, group: int, chain: int, settings: Settings, groups: Groups
 ) -> Trajectory:
     """One chain, run anew with fresh environments as often as the failure policy says."""
     failures: tuple[Failure, ...] = ()
-    attempt = 0
+    attempt, plan, name = 0, _plan(agent, task), chain_id(group, chain)
+    shared = groups.enter(group)
     while True:
-        async with manager.leases(task) as leases:
+        async with groups.manager.leases(task, plan, group=shared, chain=name) as leases:
             trajectory = await Chain(agent, task, group, chain, settings, leases).run(attempt, failures)
-            try:
-                await leases.release()
-            except EnvironmentFault as error:
-                left = Failure(FailureKind.ENVIRONMENT, str(error), len(trajectory.turns), attempt)
-                trajectory = replace(trajectory, failures=(*trajectory.failures, left))
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.retried(kind) or attempt >= settings.failures.retries:
             break
         failures, attempt = trajectory.failures, attempt + 1
         if settings.observer is not None:
             settings.observer(Retried(group, chain, failures[-1]))
+    groups.leave(group)
     if settings.observer is not None:
         settings.observer(ChainEnded(group, chain, trajectory))
     return trajectory

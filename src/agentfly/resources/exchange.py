@@ -1,0 +1,410 @@
+"""Who gets which instance, and when: the queues, the budget, and the lives of all instances of one event loop.
+
+Deadlock is impossible because nobody waits while holding: a chain asks for one instance of every environment it may
+touch, all at once, and gets all of them in one step or none. Requests are served in the order of asking: one is served
+when it is the first in the queue of each environment it asks for and each has an instance ready. The oldest request of
+all is therefore always first wherever it waits, and what it waits for is with somebody who waits for nothing, on its
+way, or can be made room for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly.environment import Environment, Recycle
+from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.resources.figures import Holder
+from agentfly.resources.instance import Instance
+from agentfly.resources.stock import Request, Stock
+
+CHECK_AFTER = 5.0
+"""Seconds of idleness after which an instance is asked whether it is well before it is lent."""
+REST_AFTER = 2.0
+"""Seconds of idleness after which an instance is put to rest."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all pools together may use."""
+
+    instances: int | None = None
+    """Most instances at once; None: no limit."""
+    memory: int | None = None
+    """Bytes, as the pools declare them for an instance; None: no limit."""
+
+
+class Exchange:
+    """All pools of one manager in one event loop."""
+
+    def __init__(self, budget: Budget, open_stock: Callable[[type[Environment]], Stock]) -> None:
+        self._budget, self._open_stock = budget, open_stock
+        self.stocks: dict[type[Environment], Stock] = {}
+        self._instances: set[Instance] = set()
+        """All that were made and are not ended."""
+        self._order = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._burials: dict[Instance, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._life: AsyncGenerator[None, None] | None = None
+
+    async def live(self) -> None:
+        """Be closed when the event loop shuts down, should nobody do so before: a loop ends its generators."""
+        if self._life is None:
+            self._life = self._living()
+            await anext(self._life)
+
+    async def _living(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self._close()
+
+    def stock(self, kind: type[Environment]) -> Stock:
+        """The pool of an environment."""
+        if kind not in self.stocks:
+            self.stocks[kind] = self._open_stock(kind)
+        return self.stocks[kind]
+
+    @property
+    def count(self) -> int:
+        """Instances that there are, in whatever state."""
+        return sum(stock.count for stock in self.stocks.values())
+
+    def prepare(self, kinds: Iterable[type[Environment]]) -> None:
+        """Begin to start what is to be kept warm."""
+        self._stock_up(*map(self.stock, kinds))
+
+    # ── asking ──
+
+    async def acquire(
+        self, kinds: Sequence[type[Environment]], holder: Holder, order: int | None = None
+    ) -> tuple[int, list[Instance]]:
+        """One instance of each kind, all at once, and the place in the order of asking that they were got by.
+
+        `order`: the place of a request to go on with, for somebody who has got part of what he needs before.
+        """
+        await self.live()
+        request = Request(next(self._order) if order is None else order, tuple(map(self.stock, kinds)), holder)
+        self._refuse_in_vain(request)
+        while True:
+            instances = await self._wait(request)
+            if await self._well(instances):
+                break
+            request = Request(request.order, request.stocks, holder)
+        waited = time.monotonic() - request.since
+        for stock in request.stocks:
+            stock.wait.add(waited)
+        return request.order, instances
+
+    def _refuse_in_vain(self, request: Request) -> None:
+        if self._closed:
+            raise EnvironmentFault("this manager is closed")
+        for stock in request.stocks:
+            stock.refuse_if_broken()
+        memory = sum(stock.pool.memory or 0 for stock in request.stocks)
+        names = " and ".join(stock.name for stock in request.stocks)
+        if self._budget.instances is not None and len(request.stocks) > self._budget.instances:
+            raise ConfigError(f"a chain needs {names}; a budget of {self._budget.instances} instances has no room")
+        if self._budget.memory is not None and memory > self._budget.memory:
+            raise ConfigError(f"{names} need {memory} bytes; a budget of {self._budget.memory} bytes has no room")
+
+    async def _wait(self, request: Request) -> list[Instance]:
+        for stock in request.stocks:
+            stock.waiting += 1
+            if not stock.shared:
+                heapq.heappush(stock.queue, request)
+        self._granted(request)
+        self._stock_up(*request.stocks)
+        if request.open:
+            seconds = min(stock.pool.wait_timeout for stock in request.stocks)
+            alarm = asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
+            try:
+                await request.future
+            except asyncio.CancelledError:
+                self._withdraw(request)
+                raise
+            finally:
+                alarm.cancel()
+        return request.future.result()
+
+    def _expire(self, request: Request, seconds: float) -> None:
+        if request.open:
+            short = next((each for each in request.stocks if not each.ready()), request.stocks[0])
+            self._fail(request, short.late(request, seconds))
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        request.future.set_exception(error)
+        self._dequeued(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """The one who asked is gone. What was granted meanwhile goes back."""
+        if request.future.cancelled():
+            self._dequeued(request)
+        elif request.future.exception() is None:
+            for instance in request.future.result():
+                self.give_back(instance, request.holder)
+
+    def _dequeued(self, request: Request) -> None:
+        for stock in request.stocks:
+            stock.waiting -= 1
+        self._serve(*request.stocks)
+
+    async def _well(self, instances: list[Instance]) -> bool:
+        """Whether all may be used. Where one may not it is buried, and the others go back for the time being."""
+        try:
+            for instance in instances:
+                if instance.resting is not None:
+                    await instance.resting
+                    instance.resting = None
+                    await instance.housed.wake()
+                if (death := instance.housed.death()) is not None:
+                    raise EnvironmentFault(death)
+                if time.monotonic() - instance.idle_since > CHECK_AFTER and len(instance.holders) == 1:
+                    await instance.step("check", self.stock(instance.kind).pool.reset_timeout)
+        except BaseException as error:
+            instance.spoiled = describe(error)
+            for each in instances:
+                self.give_back(each, each.holders[-1])
+            if not isinstance(error, Exception):
+                raise
+            _LOG.warning("%r was idle and is no longer well: %s", instance, error)
+            return False
+        return True
+
+    # ── serving ──
+
+    def _serve(self, *stocks: Stock) -> None:
+        """Grant what can be granted at these pools, and start what is missing for the rest."""
+        for stock in stocks:
+            for request in stock.candidates():
+                self._granted(request)
+        self._stock_up(*stocks)
+
+    def _granted(self, request: Request) -> bool:
+        """Grant a request if it is its turn everywhere and everything is ready; then perhaps those behind it."""
+        for stock in request.stocks:
+            if not stock.ready() or not (stock.shared or stock.head is request):
+                if stock.shared and request not in stock.queue:
+                    stock.queue.append(request)
+                return False
+        granted = [stock.take(request.holder) for stock in request.stocks]
+        for stock in request.stocks:
+            stock.waiting -= 1
+        request.future.set_result(granted)
+        for stock in request.stocks:
+            if not stock.shared and stock.head is not None:
+                self._granted(stock.head)
+        return True
+
+    def _stock_up(self, *stocks: Stock) -> None:
+        """Start what is missing at these pools; under a budget, at all of them, as long as there is room."""
+        if self._closed:
+            return
+        if self._budget == Budget():
+            for stock in stocks:
+                for _ in range(stock.wanted()):
+                    self._begin(stock)
+            return
+        while needy := [stock for stock in self.stocks.values() if stock.wanted() > 0]:
+            stock = min(needy, key=_need)
+            if not self._fits(stock):
+                self._make_room(stock)
+                return
+            self._begin(stock)
+
+    def _begin(self, stock: Stock) -> None:
+        stock.starting += 1
+        self._spawn(self._start(stock))
+
+    def _make_room(self, stock: Stock) -> None:
+        """Close an idle instance that nobody older waits for, unless one is being closed already."""
+        demand = stock.head
+        if demand is None or any(each.closing for each in self.stocks.values()):
+            return
+        for other in self.stocks.values():
+            kept = other.head is not None and other.head.order <= demand.order
+            if other is not stock and len(other.idle) > kept:
+                self._bury(other, other.idle.popleft())
+                return
+
+    def _fits(self, stock: Stock) -> bool:
+        most, memory = self._budget.instances, self._budget.memory
+        if most is not None and self.count >= most:
+            return False
+        used = sum(each.count * (each.pool.memory or 0) for each in self.stocks.values()) if memory is not None else 0
+        return memory is None or used + (stock.pool.memory or 0) <= memory
+
+    def _owed(self, stock: Stock) -> bool:
+        """Whether an instance that came back must make room for another environment that has less than its share."""
+        if self._budget == Budget():
+            return False
+        mine = stock.head
+        for other in self.stocks.values():
+            theirs = other.head
+            if other is stock or theirs is None or other.wanted() <= 0 or self._fits(other):
+                continue
+            if mine is None or stock.count - other.count >= 2 or (other.count == 0 and theirs < mine):
+                return True
+        return False
+
+    async def _start(self, stock: Stock) -> None:
+        """Make and start one instance; what cannot be started is ended, and tried again later."""
+        begun, instance = time.monotonic(), None
+        try:
+            async with asyncio.timeout(stock.pool.start_timeout) as limit:
+                instance = Instance(stock.kind, await stock.place.house(stock.kind))
+            self._instances.add(instance)
+            await instance.step("start", stock.pool.start_timeout)
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and instance is None and limit.expired():
+                error = EnvironmentFault(f"{stock.name} found no place to live within {stock.pool.start_timeout:g} s")
+            self._not_started(stock, instance, error, begun)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            stock.starting -= 1
+            stock.started += 1
+            stock.start.add(time.monotonic() - begun)
+            stock.trouble.failures, stock.trouble.broken = 0, False
+            self._idle(stock, instance)
+        self._serve(stock)
+
+    def _not_started(self, stock: Stock, instance: Instance | None, error: BaseException, begun: float) -> None:
+        stock.starting -= 1
+        if instance is not None:
+            instance.spoiled = describe(error)
+            self._bury(stock, instance)
+        if not isinstance(error, Exception):
+            return
+        if instance is None and not isinstance(error, EnvironmentFault):
+            fault = EnvironmentFault(f"{stock.name}() failed: {describe(error)}")
+            fault.__cause__ = error
+            error = fault
+        stock.failed(error, begun)
+        _LOG.warning("a start of %s failed: %s", stock.name, error)
+        if stock.trouble.broken:
+            for request in [each for each in stock.queue if each.open]:
+                self._fail(request, stock.breakdown())
+        else:
+            pause = max(stock.trouble.until - time.monotonic(), 0.0)
+            asyncio.get_running_loop().call_later(pause, self._serve, stock)
+
+    # ── taking back ──
+
+    def give_back(self, instance: Instance, holder: Holder) -> None:
+        """Take an instance back from one who had it; the last one's giving back ends the lease."""
+        instance.holders.remove(holder)
+        stock = self.stock(instance.kind)
+        if instance.holders or instance.number not in stock.lent:
+            return
+        over = self._owed(stock) or stock.pool.recycle is Recycle.REPLACE
+        del stock.lent[instance.number]
+        if self._closed or over or not stock.fit_again(instance):
+            self._bury(stock, instance)
+        else:
+            self._idle(stock, instance)
+        self._serve(stock)
+
+    def _idle(self, stock: Stock, instance: Instance) -> None:
+        instance.idle_since = time.monotonic()
+        stock.idle.append(instance)
+        if self._sweeping is None and not self._closed:
+            seconds = min(max(stock.pool.idle_seconds / 4, 0.01), REST_AFTER)
+            self._sweeping = asyncio.get_running_loop().call_later(seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long or has died, put the rest to rest, and refill."""
+        self._sweeping, moment, soon = None, time.monotonic(), REST_AFTER
+        for stock in self.stocks.values():
+            for instance in list(stock.idle):
+                idle = moment - instance.idle_since
+                instance.spoiled = instance.spoiled or instance.housed.death() or ""
+                spare = len(stock.idle) > stock.pool.min_warm and stock.head is None
+                if instance.spoiled or (spare and idle >= stock.pool.idle_seconds):
+                    stock.idle.remove(instance)
+                    self._bury(stock, instance)
+                elif idle >= REST_AFTER and instance.resting is None:
+                    instance.resting = self._spawn(self._rest(instance))
+            if stock.idle:
+                soon = min(soon, max(stock.pool.idle_seconds / 4, 0.01))
+        self._stock_up(*self.stocks.values())
+        if not self._closed and any(stock.idle for stock in self.stocks.values()):
+            self._sweeping = asyncio.get_running_loop().call_later(soon, self._sweep)
+
+    async def _rest(self, instance: Instance) -> None:
+        try:
+            await instance.housed.rest()
+        except Exception as error:
+            instance.spoiled = f"it could not be put to rest: {describe(error)}"
+
+    # ── ending ──
+
+    def _bury(self, stock: Stock, instance: Instance) -> None:
+        stock.closing += 1
+        stock.buried += bool(instance.spoiled)
+        self._burials[instance] = self._spawn(self._end(stock, instance))
+
+    async def _end(self, stock: Stock, instance: Instance) -> None:
+        """Close an instance, and end what is left of it whether it could be closed or not."""
+        try:
+            await instance.step("close", stock.pool.reset_timeout)
+        except EnvironmentFault as fault:
+            stock.failed_closes += 1
+            _LOG.warning("%r: %s", instance, fault)
+        try:
+            async with asyncio.timeout(stock.pool.reset_timeout):
+                await instance.housed.end()
+        except Exception as error:
+            stock.failed_closes += 1
+            _LOG.error("%r could not be ended: %s", instance, describe(error))
+        self._burials.pop(instance, None)
+        self._instances.discard(instance)
+        stock.closing -= 1
+        if not self._closed:
+            self._serve(stock)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end(self) -> None:
+        """End every instance, whoever has it, and fail everybody who waits."""
+        if self._life is not None:
+            await self._life.aclose()
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for stock in self.stocks.values():
+            for request in [each for each in stock.queue if each.open]:
+                self._fail(request, EnvironmentFault("this manager is closed"))
+        for task in self._tasks - set(self._burials.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for instance in self._instances:
+            stock, burial = self.stock(instance.kind), self._burials.get(instance)
+            if burial is None:
+                stock.lent.pop(instance.number, None)
+                if instance in stock.idle:
+                    stock.idle.remove(instance)
+                self._bury(stock, instance)
+            elif burial.done():  # and yet here: it was cut short when the loop cancelled all its tasks
+                self._burials[instance] = self._spawn(self._end(stock, instance))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _need(stock: Stock) -> tuple[bool, int, int]:
+    """Who gets the next room: what somebody waits for, where there are fewest, and where the wait began first."""
+    return (stock.head is None, stock.count, stock.head.order if stock.head is not None else 0)
