@@ -1,20 +1,26 @@
-"""Sandbox sessions against a fresh Python for every call, and against ipykernel where it is installed.
+"""Sandbox sessions against a fresh Python for every call, against ipykernel where it is installed, and in containers
+against a container exec for every call where there is an engine.
 
-python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH]
+python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH] [--image IMAGE]
 """
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import os
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from agentfly.resources.sandbox import LocalSandbox, LocalSession, open_sandbox
+from agentfly.resources.container import Container
+from agentfly.resources.sandbox import CellSession, LocalSandbox, Sandbox, SandboxUnavailable, open_sandbox
+from agentfly.threads import call
 from benchmarks.table import print_table
 
 CODE = "x = 1\nx + 1"
@@ -71,19 +77,22 @@ async def fresh_python(code: str) -> None:
     await process.communicate()
 
 
-async def measure_opening(sandbox: LocalSandbox) -> list[list[str]]:
+async def open_and_close(sandbox: Sandbox, calls: int) -> list[list[str]]:
+    async def open_and_run() -> None:
+        session = await sandbox.open_session()
+        await session.run(CODE)
+        await session.close()
+
     rows = []
     for together in (1, 8):
+        rate, times = await closed_loop([open_and_run] * together, calls)
+        what = f"{sandbox.mechanism}: open, call, close; {together} at a time"
+        rows.append([what, f"{rate:.1f}", milliseconds(times)])
+    return rows
 
-        async def open_and_run() -> None:
-            session = await sandbox.open_session()
-            await session.run(CODE)
-            await session.close()
 
-        rate, times = await closed_loop([open_and_run] * together, 150)
-        rows.append(
-            [f"{sandbox.mechanism}: open, call, close; {together} at a time", f"{rate:.0f}", milliseconds(times)]
-        )
+async def measure_opening(sandbox: LocalSandbox) -> list[list[str]]:
+    rows = await open_and_close(sandbox, 150)
     for name, code in (("bare", CODE), ("with numpy", LOADED)):
         rate, times = await closed_loop([lambda code=code: fresh_python(code)] * 2, 30)
         rows.append([f"a fresh Python, {name}; 2 at a time", f"{rate:.0f}", milliseconds(times)])
@@ -119,10 +128,72 @@ def measure_kernel() -> list[str]:
     return ["1", f"{len(times) / sum(times):.0f}", milliseconds(times), f"start {1000 * ready:.0f} ms, {memory:.0f} MB"]
 
 
+@contextlib.contextmanager
+def engine(image: str | None) -> Iterator[str]:
+    """An image on an engine: the one named, on the user's own, or this Python's, on a podman of our own."""
+    if image:
+        yield image
+        return
+    from tests.resources.engine import IMAGE, NoEngine, Podman, load_images
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            podman = Podman(Path(folder) / "engine")
+            podman.start()
+        except NoEngine as error:
+            raise SandboxUnavailable(str(error)) from error
+        before = os.environ.get("DOCKER_HOST")
+        try:
+            load_images(podman)
+            os.environ["DOCKER_HOST"] = podman.url
+            yield IMAGE
+        finally:
+            os.environ.pop("DOCKER_HOST") if before is None else os.environ.update(DOCKER_HOST=before)
+            podman.remove()
+
+
+async def measure_containers(image: str | None) -> None:
+    """Containers that live for a session, against one that is told to run a fresh Python for every call."""
+    import docker
+
+    with engine(image) as found:
+        async with await open_sandbox(Container(image=found)) as sandbox:
+            opening = await open_and_close(sandbox, 16)
+            print_table("A fresh container, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
+            rows = []
+            for many in (1, 8):
+                sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(many)))
+                rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1000)
+                await asyncio.gather(*(session.close() for session in sessions))
+                with execs(docker.APIClient(version="auto", **docker.utils.kwargs_from_env()), found) as run:
+                    exec_rate, exec_times = await closed_loop([lambda run=run: call(run)] * many, 24)
+                shown = milliseconds(times), f"{exec_rate:.1f}", milliseconds(exec_times)
+                rows.append([str(many), f"{rate:.0f}", *shown])
+    header = ["at once", "sessions: calls/s", "ms, median / 99 %", "exec per call: calls/s", "ms, median / 99 %"]
+    print_table("Calls in containers", header, rows)
+
+
+@contextlib.contextmanager
+def execs(client: Any, image: str) -> Iterator[Callable[[], None]]:
+    """A function that runs a fresh Python in a container that is there already."""
+    alone = client.create_host_config(network_mode="none")
+    name = client.create_container(image, ["sleep", "600"], host_config=alone)["Id"]
+
+    def run() -> None:
+        client.exec_start(client.exec_create(name, ["python3", "-c", CODE])["Id"])
+
+    try:
+        client.start(name)
+        yield run
+    finally:
+        client.remove_container(name, force=True)
+        client.close()
+
+
 async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
     before, available = proportional_memory(os.getpid()), available_memory()
     started = time.perf_counter()
-    sessions: list[LocalSession] = []
+    sessions: list[CellSession] = []
     for _ in range(0, held, 20):
         sessions += await asyncio.gather(*(sandbox.open_session() for _ in range(20)))
     filled = time.perf_counter() - started
@@ -158,6 +229,10 @@ async def main(arguments: argparse.Namespace) -> None:
             "s to close",
         ]
         print_table("Held at once, idle", header, await measure_holding(sandbox, arguments.held))
+    try:
+        await measure_containers(arguments.image)
+    except (SandboxUnavailable, ModuleNotFoundError) as error:
+        print(f"containers: not measured ({error})")
 
 
 if __name__ == "__main__":
@@ -166,4 +241,5 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_const", dest="held", const=40, help="hold only a few sessions")
     parser.add_argument("--mechanism")
     parser.add_argument("--python", help="the interpreter that sessions run")
+    parser.add_argument("--image", help="an image on the engine of DOCKER_HOST; else one made for a podman of our own")
     asyncio.run(main(parser.parse_args()))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 import agentfly.environments
+import agentfly.rewards
 import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import BACKENDS, open_backend
@@ -81,6 +82,7 @@ class BaseAgent:
             Reaction.of(on_invalid_call),
             Reaction.of(on_tool_error),
         )
+        self._own_manager = manager is None
         self.manager = manager or ResourceManager()
         self.backend = self._opened(backend, dict(backend_config or {}), template)
         self.template = self._loaded(template, dict(template_config or {}))
@@ -183,8 +185,10 @@ class BaseAgent:
         return _wait_for(self.run(messages, max_turns, num_chains, **options))
 
     async def close(self) -> None:
-        """Release the backend."""
+        """Release the backend, and the environments unless the manager was given."""
         await self.backend.close()
+        if self._own_manager:
+            await self.manager.close()
 
     # ── what a chain asks of an agent ──
 

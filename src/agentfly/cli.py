@@ -18,6 +18,17 @@ app = typer.Typer(
 )
 template = typer.Typer(help="Chat templates.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(template, name="template")
+env = typer.Typer(
+    help="Environments: which there are, started, played by hand, watched.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(env, name="env")
+
+EnvironmentName = Annotated[
+    str, typer.Argument(metavar="NAME", help="A prebuilt one by name, module:Class, or path/to/file.py:Class.")
+]
+TaskQuestion = Annotated[str | None, typer.Option("--question", "-q", help="The question it is reset for.")]
+TaskFile = Annotated[Path | None, typer.Option("--task", help="A file of tasks, one of which it is reset for.")]
+TaskRow = Annotated[str | None, typer.Option(help="Which task of the file: a number or an id; else the first.")]
 
 
 def _version(asked: bool) -> None:
@@ -99,6 +110,53 @@ def doctor() -> None:
             verdict.mechanism, mark, verdict.reason, held.memory if held else "", held.boundary if held else ""
         )
     Console().print(table)
+
+
+@env.command("list")
+def list_environments(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, with its tools in full.")] = None,
+) -> None:
+    """Say which environments come with AgentFly; or, of one, what its tools are."""
+    from agentfly import loading, worlds
+
+    worlds.show(loading.prebuilt().values() if name is None else [loading.environment(name)], tools=name is not None)
+
+
+@env.command("start")
+def start_environment(
+    name: EnvironmentName,
+    instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="How many.")] = 1,
+    question: TaskQuestion = None,
+    task: TaskFile = None,
+    row: TaskRow = None,
+    once: Annotated[bool, typer.Option("--once", help="Close them once it is said how they started.")] = False,
+) -> None:
+    """Start instances, say how that went, and hold them until Ctrl-C."""
+    from agentfly import loading, worlds
+
+    chosen = worlds.task_of(question, task, row)
+    raise typer.Exit(0 if worlds.start(loading.environment(name), instances, chosen, once=once) else 1)
+
+
+@env.command("play")
+def play_environment(
+    name: EnvironmentName, question: TaskQuestion = None, task: TaskFile = None, row: TaskRow = None
+) -> None:
+    """Act in an environment by hand, and see what a model would see."""
+    from agentfly import loading, playing, worlds
+
+    playing.play(loading.environment(name), worlds.task_of(question, task, row))
+
+
+@env.command("status")
+def environment_status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every second, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each look.")] = False,
+) -> None:
+    """Show what your environments on this machine are doing, in whichever process."""
+    from agentfly import worlds
+
+    worlds.status(watch=watch, as_json=as_json)
 
 
 @template.command("check")

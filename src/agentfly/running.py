@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import json
 import os
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
 from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.console import LiveView, harmless, summary
-from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
+from agentfly.errors import ConfigError, DataError, describe
+from agentfly.loading import load, of_the_file
 from agentfly.outcome import FailureKind
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import Event, Observer
@@ -28,8 +26,6 @@ from agentfly.rollout.options import tasks_of
 from agentfly.tooling import TOOLS, Tool
 from agentfly.training.data import read_tasks, select
 from agentfly.types import Sampling, Task
-
-T = TypeVar("T")
 
 AGENTS: dict[str, type[BaseAgent]] = {
     "hf": agents.HFAgent,
@@ -85,10 +81,10 @@ def recipe(path: Path, flags: Mapping[str, Any]) -> Run:
     """The run that a recipe file describes: `agent`, and perhaps `tasks` (rows or a file) and `options`."""
     if flags:
         raise ConfigError(f"a recipe makes its own agent, so {', '.join(flags)} cannot be given beside it")
-    module = _loaded(path)
+    module = load(path, "recipe")
     agent = getattr(module, "agent", None)
     if callable(agent) and not isinstance(agent, BaseAgent):
-        agent = _of_the_recipe(path, agent)
+        agent = of_the_file(path, agent)
     if not isinstance(agent, BaseAgent):
         raise ConfigError(f"{path} must define `agent`: an agent, or a function that makes one")
     tasks = getattr(module, "tasks", ())
@@ -98,34 +94,6 @@ def recipe(path: Path, flags: Mapping[str, Any]) -> Run:
     if not isinstance(options, Mapping):
         raise ConfigError(f"`options` in {path} is a {type(options).__name__}; it must be a dict, {{'max_turns': 4}}")
     return Run(agent, tuple(tasks_of(tasks)) if tasks else (), dict(options))
-
-
-def _loaded(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise DataError(f"there is no recipe {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    loader = spec.loader
-    _of_the_recipe(path, lambda: loader.exec_module(module))
-    return module
-
-
-def _of_the_recipe(path: Path, step: Callable[[], T]) -> T:
-    """Run code of the recipe's. What it raises is told from the recipe's own lines on."""
-    try:
-        return step()
-    except AgentFlyError:
-        raise
-    except Exception as error:
-        lines = traceback.TracebackException.from_exception(error)
-        own = [i for i, frame in enumerate(lines.stack) if Path(frame.filename).resolve() == path.resolve()]
-        lines.stack[:] = lines.stack[own[0] :] if own else []
-        told = "".join(lines.format()).partition("\n")[2] if own else "".join(lines.format_exception_only())
-        raise ConfigError(f"{path} failed\n{told.rstrip()}") from error
 
 
 def from_flags(kind: str, flags: Mapping[str, Any]) -> Run:

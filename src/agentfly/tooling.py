@@ -93,6 +93,8 @@ class Tool:
         self._description, self._names = description, names or {}
         self._home: type | None = None
         """The class whose method this is; None for a function, and for a method bound to its instance."""
+        self._attribute = function.__name__
+        """What the method is called in that class."""
         if max_length < 1 or (timeout is not None and timeout <= 0):
             raise ConfigError(f"tool {self.name!r}: max_length and timeout must be above 0 (timeout=None: no limit)")
         TOOLS.add(self)
@@ -102,7 +104,7 @@ class Tool:
 
     def __set_name__(self, owner: type, name: str) -> None:
         if self.function.__qualname__ == f"{owner.__qualname__}.{self.function.__name__}":  # defined here, not lent
-            self._home = owner
+            self._home, self._attribute = owner, name
 
     def __get__(self, instance: object, owner: type) -> Any:
         if isinstance(instance, Environment | type):
@@ -193,8 +195,11 @@ class Tool:
                 return ToolResult(self._cut(checked, MAX_LENGTH), CallStatus.INVALID, name=self.name)
             for name, kind in self.injected.items():
                 checked[name] = context if kind is None else environments[kind]
+            function = self.function
+            if self.owner is not None:  # the instance's own method, which is carried out where the instance lives
+                function = getattr(checked.pop(next(iter(self.injected))), self._attribute)
             async with limit:
-                returned = await call(self.function, **checked)
+                returned = await call(function, **checked)
             return self._result(returned, time.perf_counter() - started)
         except EnvironmentFault:
             raise
@@ -313,6 +318,11 @@ class Toolbox:
     @property
     def names(self) -> list[str]:
         return list(self._tools)
+
+    @functools.cached_property
+    def environments(self) -> tuple[type[Environment], ...]:
+        """The environment types that the tools act in."""
+        return tuple(dict.fromkeys(kind for each in self for kind in each.environments))
 
     def find(self, call: ToolCall) -> Tool | ToolResult:
         """The tool that a call names; or, where it cannot be run, what to tell the model."""

@@ -12,6 +12,7 @@ from agentfly.errors import ConfigError
 BACKENDS = {
     "client": ("agentfly.backends.client", "ClientBackend"),
     "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
+    "transformers": ("agentfly.backends.transformers", "TransformersBackend"),
 }
 
 

@@ -6,16 +6,15 @@ its chain, and the model is told that what it had is gone.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
 
-from agentfly.environment import Environment
+from agentfly.environment import Environment, Pool, Recycle
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import FileRefused, Limits, LocalSandbox, Outcome, Session, open_sandbox
+from agentfly.resources.sandbox import FileRefused, Limits, Outcome, Session
+from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
 from agentfly.tooling import tool
 from agentfly.types import Task
 
@@ -43,23 +42,25 @@ def _refusals_told(method: Method) -> Method:
 class CodeInterpreter(Environment):
     """A session in a sandbox. Set other limits, or another mechanism, on a subclass."""
 
+    pool = Pool(recycle=Recycle.REPLACE, min_warm=2, max_instances=256)
     limits: ClassVar[Limits] = Limits()
-    mechanism: ClassVar[str | None] = None
-    """None takes the strongest that works here, and refuses to run where none does."""
+    mechanism: ClassVar[Mechanism] = None
+    """By name, or a Container. None takes the strongest that works here, and refuses to run where none does."""
 
     async def start(self) -> None:
-        self._sandbox = await _shared(self.mechanism)
         self._session: Session | None = None
+        self._sandbox = await shared_sandbox(self.mechanism)
+        self._session = await self._sandbox.open_session(self.limits)
+        self._fresh = True
 
     async def reset(self, task: Task) -> None:
         """A fresh session, with the files of the task's column `files` (path → text or bytes) in its folder."""
-        if self._session is not None:
-            await self._session.close()
         self._files = _files_of(task)
-        await self._open()
+        await self._fill() if self._fresh else await self._start_over()
+        self._fresh = False
 
     async def close(self) -> None:
-        if getattr(self, "_session", None) is not None:
+        if self._session is not None:
             await self._live.close()
             self._session = None
 
@@ -68,17 +69,20 @@ class CodeInterpreter(Environment):
         assert self._session is not None
         return self._session
 
-    async def _open(self) -> None:
+    async def _start_over(self) -> None:
+        await self._live.close()
         self._session = await self._sandbox.open_session(self.limits)
+        await self._fill()
+
+    async def _fill(self) -> None:
         for path, data in self._files.items():
-            await self._session.put(path, data)
+            await self._live.put(path, data)
 
     async def _told(self, outcome: Outcome) -> dict[str, Any]:
         """What the model is shown of an outcome; where the session is over, it goes on in a fresh one."""
         text = outcome.text or "(no output)"
         if not outcome.files_kept:
-            await self._live.close()
-            await self._open()
+            await self._start_over()
             text += "\n[A fresh session was started, with only the task's own files in it.]"
         shown: dict[str, Any] = {"observation": text, "end": outcome.end.value, "seconds": outcome.seconds}
         return {**shown, "image": list(outcome.figures)} if outcome.figures else shown
@@ -180,29 +184,3 @@ def _files_of(task: Task) -> dict[str, bytes]:
     if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
         raise DataError("the column 'files' must map paths to text or bytes")
     return {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
-
-
-class _Life:
-    """One sandbox, shared by the instances of an event loop, and closed when the loop shuts down."""
-
-    def __init__(self, mechanism: str | None) -> None:
-        self._generator = self._live(mechanism)
-        self.opening = asyncio.ensure_future(anext(self._generator))
-
-    async def _live(self, mechanism: str | None) -> AsyncGenerator[LocalSandbox, None]:
-        async with await open_sandbox(mechanism) as sandbox:
-            yield sandbox
-
-
-_SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, _Life]] = WeakKeyDictionary()
-
-
-async def _shared(mechanism: str | None) -> LocalSandbox:
-    lives = _SANDBOXES.setdefault(asyncio.get_running_loop(), {})
-    life = lives.get(mechanism) or lives.setdefault(mechanism, _Life(mechanism))
-    try:
-        return await asyncio.shield(life.opening)
-    except BaseException:
-        if life.opening.done():  # it failed: the next one tries again
-            lives.pop(mechanism, None)
-        raise

@@ -17,10 +17,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.resources.figures import Holder
+from agentfly.resources import status
+from agentfly.resources.figures import Figures, Holder
 from agentfly.resources.instance import Instance
 from agentfly.resources.stock import Request, Stock
 
@@ -61,6 +63,7 @@ class Exchange:
         if self._life is None:
             self._life = self._living()
             await anext(self._life)
+            self._spawn(status.serve(WeakMethod(self.figures)))  # weak: who looks on must not keep a manager alive
 
     async def _living(self) -> AsyncGenerator[None, None]:
         try:
@@ -78,6 +81,10 @@ class Exchange:
     def count(self) -> int:
         """Instances that there are, in whatever state."""
         return sum(stock.count for stock in self.stocks.values())
+
+    def figures(self) -> list[Figures]:
+        """Every pool as it is."""
+        return [stock.figures() for stock in self.stocks.values()]
 
     def prepare(self, kinds: Iterable[type[Environment]]) -> None:
         """Begin to start what is to be kept warm."""

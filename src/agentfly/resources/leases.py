@@ -90,7 +90,7 @@ class Group:
 class Leases:
     """What one chain has been lent."""
 
-    __slots__ = ("_acquiring", "_lender", "_group", "_held", "_holder", "_joined", "_plan", "_task")
+    __slots__ = ("_acquiring", "_group", "_held", "_holder", "_joined", "_lender", "_plan", "_task")
 
     def __init__(
         self, lender: Lender, task: Task, plan: Iterable[type[Environment]], group: Group | None, chain: str

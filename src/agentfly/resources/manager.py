@@ -19,7 +19,7 @@ from agentfly.environment import Environment, Housed, Place, Pool
 from agentfly.errors import ConfigError
 from agentfly.resources.exchange import Budget, Exchange
 from agentfly.resources.figures import Figures
-from agentfly.resources.leases import Group, Leases
+from agentfly.resources.leases import Group, Leases, Lender
 from agentfly.resources.stock import Stock
 from agentfly.types import Task
 
@@ -38,6 +38,7 @@ class Here:
 PLACES = {
     "here": f"{__name__}:Here",
     "process": "agentfly.resources.process:Process",
+    "ray": "agentfly.resources.on_ray:OnRay",
     "sandbox": "agentfly.resources.sandboxed:Sandboxed",
 }
 """Places by name; those with settings of their own are given as objects."""
@@ -71,7 +72,7 @@ class ResourceManager:
 
     def figures(self) -> list[Figures]:
         """Every pool as it is."""
-        return [stock.figures() for exchange in self._exchanges.values() for stock in exchange.stocks.values()]
+        return [figures for exchange in self._exchanges.values() for figures in exchange.figures()]
 
     def metrics(self) -> dict[str, float]:
         """The figures as flat numbers, such as `Counter/waiting`."""
@@ -84,11 +85,11 @@ class ResourceManager:
 
         `plan` are the environments that the chain may need. All are acquired at once when the first is touched.
         """
-        return Leases(self._exchange, task, plan, group, chain)
+        return Leases(self._lender, task, plan, group, chain)
 
     def group(self) -> Group:
         """What the chains of one task share."""
-        return Group(self._exchange)
+        return Group(self._lender)
 
     async def warm_up(self, kinds: Iterable[type[Environment]]) -> None:
         """Begin to start what these environments' pools keep warm, and go on without waiting for it."""
@@ -100,6 +101,10 @@ class ResourceManager:
         exchange = self._exchanges.pop(asyncio.get_running_loop(), None)
         if exchange is not None:
             await exchange.end()
+
+    @property
+    def _lender(self) -> Lender:
+        return self._exchange
 
     @property
     def _exchange(self) -> Exchange:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from agentfly.resources.sandbox import Limits, LocalSandbox, LocalSession, SandboxUnavailable, open_sandbox
+from agentfly.resources.sandbox import CellSession, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
 
-Opener = Callable[..., Awaitable[LocalSession]]
+Opener = Callable[..., Awaitable[CellSession]]
 SMALL = Limits(seconds=10, memory=256 << 20, processes=24, disk=16 << 20, inodes=500, output=4000)
 
 
@@ -45,9 +45,9 @@ async def sandboxes() -> AsyncIterator[Sandboxes]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_session(sandboxes: Sandboxes) -> AsyncIterator[Opener]:
     """Open a session of a mechanism; it is closed after the test."""
-    opened: list[LocalSession] = []
+    opened: list[CellSession] = []
 
-    async def opener(mechanism: str = "zygote", limits: Limits = SMALL) -> LocalSession:
+    async def opener(mechanism: str = "zygote", limits: Limits = SMALL) -> CellSession:
         opened.append(await (await sandboxes.get(mechanism)).open_session(limits))
         return opened[-1]
 
@@ -57,7 +57,7 @@ async def open_session(sandboxes: Sandboxes) -> AsyncIterator[Opener]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def session(open_session: Opener) -> LocalSession:
+async def session(open_session: Opener) -> CellSession:
     """A session of the strongest mechanism, or of the one without bubblewrap where that is missing."""
     try:
         return await open_session("zygote")

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.resources.sandbox import MECHANISMS, Limits, SandboxUnavailable, mechanisms, open_sandbox, verdicts
+from agentfly.resources.sandbox import (
+    MECHANISMS,
+    Limits,
+    SandboxUnavailable,
+    SessionOver,
+    mechanisms,
+    open_sandbox,
+    verdicts,
+)
 from agentfly.resources.sandbox.cgroups import Cgroups, is_leftover, process_name
 from agentfly.resources.sandbox.view import find_python, make_view
 
@@ -187,3 +195,21 @@ async def test_what_is_a_leftover() -> None:
     assert not is_leftover("agentfly-4194304-17-1-3"), "pids of another namespace"
     assert not is_leftover("agentfly-leaf")
     assert not is_leftover("someone-1-1")
+
+
+async def test_a_session_tells_its_memory_and_may_rest(open_session, sandboxes) -> None:
+    session = await open_session("namespaces")
+    used = await session.memory()
+    if "cgroup" in (await sandboxes.get("namespaces")).capabilities.memory:
+        await session.run("kept = b'x' * (50 << 20)")
+        assert await session.memory() > used + (40 << 20)
+    else:
+        assert used is None
+    await session.rest()
+    assert (await session.run("1 + 1")).value == "2", "a call wakes it"
+    await session.rest()
+    await session.wake()
+    await session.close()
+    for use in (session.memory(), session.rest(), session.wake()):
+        with pytest.raises(SessionOver):
+            await use

@@ -13,7 +13,7 @@ import pytest
 
 from agentfly.resources.sandbox import End, FileRefused, Limits, SessionOver, wire
 from agentfly.resources.sandbox import session as session_module
-from agentfly.resources.sandbox.session import LocalSession
+from agentfly.resources.sandbox.session import CellSession
 
 LIMITS = Limits(seconds=0.5, output=1000)
 OK = {"status": "ok", "value": "1", "error": None, "traceback": None, "figures": [], "dropped": 0}
@@ -24,10 +24,11 @@ def frame(kind: bytes, payload: object) -> bytes:
     return struct.pack(">Ic", len(data), kind) + data
 
 
-class FakePlace:
+class FakeCell:
     """A session's far end that the test plays itself."""
 
     folder = "/session"
+    limits = LIMITS
 
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()
@@ -41,13 +42,16 @@ class FakePlace:
     def end(self) -> asyncio.Task[int | None]:
         return asyncio.get_running_loop().create_task(self._end())
 
+    async def over(self) -> int | None:
+        return await self.end()
+
     async def _end(self) -> int | None:
         self.ended += 1
         self.wire.close()
         return 9
 
-    async def again(self) -> "FakePlace":
-        return FakePlace()
+    async def pause(self, paused: bool) -> None:
+        raise AssertionError("nobody rests")
 
     async def question(self) -> dict[str, object]:
         """What the host asks."""
@@ -64,24 +68,28 @@ class FakePlace:
             await asyncio.get_running_loop().sock_sendall(self.theirs, data)
 
 
+async def open_another(limits: Limits) -> FakeCell:
+    return FakeCell()
+
+
 @pytest.fixture
-async def place(monkeypatch) -> AsyncIterator[FakePlace]:
+async def cell(monkeypatch) -> AsyncIterator[FakeCell]:
     monkeypatch.setattr(session_module, "GRACE", 0.05)
-    made = FakePlace()
+    made = FakeCell()
     yield made
     made.theirs.close()
     made.wire.close()
 
 
 async def play(
-    place: FakePlace, answer: Callable[[int], bytes], use: Callable[[LocalSession], Awaitable[object]]
+    cell: FakeCell, answer: Callable[[int], bytes], use: Callable[[CellSession], Awaitable[object]]
 ) -> object:
     """Let the session be used while the far end answers its first question with these bytes."""
-    session = LocalSession(place, LIMITS)
+    session = CellSession(open_another, cell)
 
     async def far_end() -> None:
-        asked = await place.question()
-        await place.say(answer(asked["id"]))
+        asked = await cell.question()
+        await cell.say(answer(asked["id"]))
 
     far = asyncio.create_task(far_end())
     try:
@@ -96,10 +104,10 @@ def answered(number: int, reply: dict[str, object], **said: object) -> bytes:
     return frame(b"A", {"id": number, "dropped": 0, "reply": True, **said}) + frame(b"R", {"id": number, **reply})
 
 
-async def test_the_fake_can_tell_the_truth(place) -> None:
-    outcome = await play(place, lambda n: frame(b"O", b"out\n") + answered(n, OK), lambda s: s.run("x"))
+async def test_the_fake_can_tell_the_truth(cell) -> None:
+    outcome = await play(cell, lambda n: frame(b"O", b"out\n") + answered(n, OK), lambda s: s.run("x"))
     assert (outcome.end, outcome.value, outcome.output) == (End.OK, "1", "out\n")
-    assert place.ended == 0
+    assert cell.ended == 0
 
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
@@ -146,26 +154,26 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_lies_end_the_session(place, lie: str) -> None:
-    outcome = await play(place, LIES[lie], lambda s: s.run("x"))
+async def test_lies_end_the_session(cell, lie: str) -> None:
+    outcome = await play(cell, LIES[lie], lambda s: s.run("x"))
     assert outcome.end in (End.DIED, End.TIMEOUT, End.FLOODED)
     assert not outcome.files_kept
     assert "session" in outcome.words
-    assert place.ended
+    assert cell.ended
 
 
 @pytest.mark.parametrize("lie", ["frames without end", "empty frames without end", "half frames"])
-async def test_floods_end_the_session(place, lie: str) -> None:
+async def test_floods_end_the_session(cell, lie: str) -> None:
     pieces = {
         "frames without end": frame(b"O", b"x" * 60_000) * 20,
         "empty frames without end": frame(b"O", b"") * 100_000,
         "half frames": struct.pack(">Ic", 60_000, b"O"),
     }
-    session = LocalSession(place, LIMITS)
+    session = CellSession(open_another, cell)
 
     async def flood() -> None:
         while True:
-            await place.say(pieces[lie])
+            await cell.say(pieces[lie])
             await asyncio.sleep(0)
 
     flooding = asyncio.create_task(flood())
@@ -179,10 +187,10 @@ async def test_floods_end_the_session(place, lie: str) -> None:
         await session.run("x")
 
 
-async def test_a_reply_that_comes_early_ends_the_next_call(place) -> None:
+async def test_a_reply_that_comes_early_ends_the_next_call(cell) -> None:
     """An answer nobody asked for lies in the wire when the next question is asked."""
-    session = LocalSession(place, LIMITS)
-    far = asyncio.create_task(_answer_twice(place))
+    session = CellSession(open_another, cell)
+    far = asyncio.create_task(_answer_twice(cell))
     assert (await session.run("x")).end is End.OK
     await far
     outcome = await session.run("y")
@@ -190,9 +198,9 @@ async def test_a_reply_that_comes_early_ends_the_next_call(place) -> None:
     assert "protocol" in outcome.words
 
 
-async def _answer_twice(place: FakePlace) -> None:
-    number = (await place.question())["id"]
-    await place.say(answered(number, OK) + answered(number, {**OK, "value": "'forged'"}))
+async def _answer_twice(cell: FakeCell) -> None:
+    number = (await cell.question())["id"]
+    await cell.say(answered(number, OK) + answered(number, {**OK, "value": "'forged'"}))
 
 
 FILE_LIES = {
@@ -207,38 +215,38 @@ FILE_LIES = {
 
 
 @pytest.mark.parametrize("lie", FILE_LIES)
-async def test_lies_about_files_end_the_session(place, monkeypatch, lie: str) -> None:
+async def test_lies_about_files_end_the_session(cell, monkeypatch, lie: str) -> None:
     monkeypatch.setattr(session_module, "_FILE_SECONDS", 0.1)
     with pytest.raises(SessionOver):
-        await play(place, FILE_LIES[lie], lambda s: s.get("f", most=1000))
-    assert place.ended
+        await play(cell, FILE_LIES[lie], lambda s: s.get("f", most=1000))
+    assert cell.ended
 
 
-async def test_listings_are_checked(place, monkeypatch) -> None:
+async def test_listings_are_checked(cell, monkeypatch) -> None:
     monkeypatch.setattr(session_module, "_FILE_SECONDS", 0.1)
     bad = {"entries": [["name", "file", "large"]], "more": False}
     with pytest.raises(SessionOver):
-        await play(place, lambda n: frame(b"A", {"id": n, **bad}), lambda s: s.listing())
+        await play(cell, lambda n: frame(b"A", {"id": n, **bad}), lambda s: s.listing())
 
 
-async def test_a_refusal_is_passed_on(place) -> None:
+async def test_a_refusal_is_passed_on(cell) -> None:
     with pytest.raises(FileRefused, match="no such thing"):
-        await play(place, lambda n: frame(b"A", {"id": n, "error": "no such thing"}), lambda s: s.get("f"))
-    assert place.ended == 0
+        await play(cell, lambda n: frame(b"A", {"id": n, "error": "no such thing"}), lambda s: s.get("f"))
+    assert cell.ended == 0
 
 
-async def test_a_session_that_vanishes(place) -> None:
-    session = LocalSession(place, LIMITS)
+async def test_a_session_that_vanishes(cell) -> None:
+    session = CellSession(open_another, cell)
     asking = asyncio.create_task(session.run("x"))
-    await place.question()
-    place.theirs.close()
+    await cell.question()
+    cell.theirs.close()
     outcome = await asking
     assert outcome.end is End.DIED
     assert "signal 9" in outcome.words
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_bytes_at_random(place, seed: int) -> None:
+async def test_bytes_at_random(cell, seed: int) -> None:
     """Truth with some of its bytes changed, cut, doubled or moved: an outcome or a closed session, never a crash."""
     chance = random.Random(seed)
 
@@ -257,7 +265,7 @@ async def test_bytes_at_random(place, seed: int) -> None:
             truth = truth or bytearray(b"x")
         return bytes(truth)
 
-    outcome = await play(place, mangled, lambda s: s.run("x", timeout=0.05))
+    outcome = await play(cell, mangled, lambda s: s.run("x", timeout=0.05))
     assert isinstance(outcome.end, End)
     outcome.text.encode()
-    assert outcome.files_kept == (place.ended == 0)
+    assert outcome.files_kept == (cell.ended == 0)

@@ -21,17 +21,17 @@ from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.local import LocalSandbox
 from agentfly.resources.sandbox.mechanisms import MECHANISMS, Verdict, open_sandbox, verdicts
 from agentfly.resources.sandbox.outcome import End, Outcome
-from agentfly.resources.sandbox.session import LocalSession
+from agentfly.resources.sandbox.session import CellSession
 
 __all__ = [
     "MECHANISMS",
     "Capabilities",
+    "CellSession",
     "End",
     "Entry",
     "FileRefused",
     "Limits",
     "LocalSandbox",
-    "LocalSession",
     "Outcome",
     "Sandbox",
     "SandboxUnavailable",

@@ -60,6 +60,13 @@ class Group:
                 return int(words[words.index("oom_kill") + 1])
         return 0
 
+    def usage(self) -> int | None:
+        """Bytes held by its processes and files; None where the kernel does not tell."""
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            with contextlib.suppress(OSError):
+                return int((self.folders["memory"] / name).read_text())
+        return None
+
     async def remove(self) -> None:
         """Remove the groups; their processes have ended, but the kernel may need a moment."""
         for folder in set(self.folders.values()):

@@ -16,15 +16,17 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Protocol, TypeVar, overload
 
 from agentfly.errors import AgentFlyError, ConfigError, describe
 from agentfly.resources.sandbox.cgroups import Cgroups
-from agentfly.resources.sandbox.contract import Capabilities, SandboxUnavailable
+from agentfly.resources.sandbox.contract import Capabilities, Sandbox, SandboxUnavailable
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.local import LocalSandbox
 from agentfly.resources.sandbox.view import find_python, is_closed_to_others, make_view
 from agentfly.resources.sandbox.zygote import Plan
 
+AnySandbox = TypeVar("AnySandbox", bound=Sandbox, covariant=True)
 STRONG, REDUCED, UNSAFE = ("zygote", "namespaces"), ("landlock",), ("unsafe",)
 MECHANISMS = STRONG + REDUCED + UNSAFE
 PRELOAD = ("numpy", "sympy")
@@ -71,17 +73,41 @@ async def verdicts(python: str | None = None) -> list[Verdict]:
     return [_verdicts[mechanism, python] for mechanism in MECHANISMS]
 
 
+class Opener(Protocol[AnySandbox]):
+    """A mechanism with settings of its own, such as `Container(image=…)`."""
+
+    async def open_sandbox(self) -> AnySandbox:
+        """A sandbox that has run code; SandboxUnavailable says why there is none."""
+        ...
+
+
+@overload
+async def open_sandbox(mechanism: Opener[AnySandbox]) -> AnySandbox: ...
+
+
+@overload
 async def open_sandbox(
     mechanism: str | None = None,
     *,
     reduced: bool = False,
     python: str | None = None,
     preload: tuple[str, ...] = PRELOAD,
-) -> LocalSandbox:
+) -> LocalSandbox: ...
+
+
+async def open_sandbox(
+    mechanism: str | Opener[Any] | None = None,
+    *,
+    reduced: bool = False,
+    python: str | None = None,
+    preload: tuple[str, ...] = PRELOAD,
+) -> Any:
     """The strongest sandbox that works here, or the one named; `reduced` also allows weaker isolation.
 
     `python` is the interpreter that sessions run; None takes the one that runs this process, else the system's.
     """
+    if mechanism is not None and not isinstance(mechanism, str):
+        return await mechanism.open_sandbox()
     if mechanism is not None and mechanism not in MECHANISMS:
         raise ConfigError(f"no sandbox mechanism {mechanism!r}; there are {', '.join(MECHANISMS)}")
     allowed = (mechanism,) if mechanism else STRONG + (REDUCED if reduced else ())
@@ -116,7 +142,7 @@ async def _try(mechanism: str, python: str | None, preload: tuple[str, ...]) -> 
             plan = make_plan(mechanism, candidate)
             tried = plan.python.python
             sandbox, note = _make(plan, preload)
-            await _prove(sandbox)
+            await prove(sandbox)
         except AgentFlyError as error:
             reasons.append(f"{candidate or sys.executable}: {error}")
             continue
@@ -128,8 +154,8 @@ async def _try(mechanism: str, python: str | None, preload: tuple[str, ...]) -> 
     raise SandboxUnavailable(reason)
 
 
-async def _prove(sandbox: LocalSandbox) -> None:
-    """Start it and run code in it."""
+async def prove(sandbox: Sandbox) -> None:
+    """Start it and run code in it; SandboxUnavailable, and the sandbox is closed, where that fails."""
     try:
         session = await sandbox.open_session(Limits(seconds=30))
         outcome = await session.run("6 * 7")

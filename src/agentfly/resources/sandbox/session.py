@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from agentfly.resources.sandbox import endings, wire
+from agentfly.resources.sandbox.cell import Cell
 from agentfly.resources.sandbox.contract import Entry, FileRefused, Session, SessionOver
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.outcome import Outcome
@@ -21,6 +22,7 @@ _MOST_CODE = 8 << 20
 _ENDED_FORM: dict[str, Callable[[Any], bool]] = {
     "id": wire.is_count,
     "dropped": wire.is_count,
+    "kills": wire.is_count,
     "reply": lambda value: value is True,
     "ended": endings.REASONS.__contains__,
     "ran": lambda value: type(value) is bool,
@@ -39,39 +41,21 @@ def _is_entry(value: Any) -> bool:
     return isinstance(value, list) and [type(each) for each in value] == [str, str, int]
 
 
-class Place(Protocol):
-    """What holds the session's processes: ends them, tells how they ended, and opens another."""
+class CellSession(Session):
+    """A session whose keeper is at the other end of a cell's wire."""
 
-    wire: wire.Wire
-    folder: str
-
-    def memory_kills(self) -> int:
-        """How many processes the kernel has killed for memory."""
-        ...
-
-    def end(self) -> asyncio.Task[int | None]:
-        """Kill all and forget all; the first process's wait status comes when it is done. Called often, done once."""
-        ...
-
-    async def again(self) -> Place:
-        """A fresh place like this one."""
-        ...
-
-
-class LocalSession(Session):
-    """A session whose keeper is at the other end of a socket."""
-
-    def __init__(self, place: Place, limits: Limits) -> None:
-        self._place = place
-        self._limits = limits
+    def __init__(self, open_cell: Callable[[Limits], Awaitable[Cell]], cell: Cell) -> None:
+        self._open_cell, self._cell = open_cell, cell
+        self._limits = cell.limits
         self._lock = asyncio.Lock()
         self._over = ""
         self._kills = 0
+        self._resting = False
 
     @property
     def folder(self) -> str:
         """The working folder, as the session sees it itself."""
-        return self._place.folder
+        return self._cell.folder
 
     @property
     def alive(self) -> bool:
@@ -108,19 +92,42 @@ class LocalSession(Session):
         return [Entry(wire.clean(name), kind, size) for name, kind, size in said["entries"]]
 
     async def reset(self) -> None:
-        """End everything and start over in a fresh place."""
+        """End everything and start over in a fresh cell."""
         async with self._lock:
             if self._over == "closed":
                 raise SessionOver("the session is closed; open another")
             self._over = "being reset"
-            await asyncio.shield(self._place.end())
-            self._place = await self._place.again()
-            self._kills, self._over = 0, ""
+            await self._cell.over()
+            self._cell = await self._open_cell(self._limits)
+            self._kills, self._over, self._resting = 0, "", False
 
     async def close(self) -> None:
         """End everything. A call that is under way ends too."""
         self._over = "closed"
-        await asyncio.shield(self._place.end())
+        await self._cell.over()
+
+    async def memory(self) -> int | None:
+        """Bytes that its processes and files hold; None where nobody counts them."""
+        self._check()
+        return await self._cell.memory()
+
+    async def rest(self) -> None:
+        """Use no processor until `wake`, or until the next call. Where nothing can stop it, an idle session goes on."""
+        async with self._lock:
+            self._check()
+            self._resting = True
+            await self._cell.pause(True)
+
+    async def wake(self) -> None:
+        """Be ready again, after `rest`."""
+        async with self._lock:
+            await self._awake()
+
+    async def _awake(self) -> None:
+        self._check()
+        if self._resting:
+            await self._cell.pause(False)
+            self._resting = False
 
     def _check(self) -> None:
         if self._over:
@@ -131,9 +138,9 @@ class LocalSession(Session):
     async def _call(self, question: dict[str, Any], timeout: float | None) -> Outcome:
         seconds = self._limits.seconds if timeout is None else min(timeout, self._limits.seconds)
         async with self._lock:
-            self._check()
+            await self._awake()
             call = endings.Call(question["do"], seconds, self._limits)
-            clock = _Clock(self._place.wire, seconds)
+            clock = _Clock(self._cell.wire, seconds)
             try:
                 await self._ask(question, call)
             except wire.WireError as error:
@@ -144,14 +151,14 @@ class LocalSession(Session):
             finally:
                 clock.stop()
             if call.went_wrong:
-                kills = self._place.memory_kills()
+                kills = call.said.get("kills", self._cell.memory_kills())
                 call.memory_kills, self._kills = kills - self._kills, kills
             return call.outcome(clock.late)
 
     async def _ask(self, question: dict[str, Any], call: endings.Call) -> None:
         """Ask, gather output, read the answer."""
         number = secrets.randbits(62)
-        line = self._place.wire
+        line = self._cell.wire
         line.allow(self._limits.output * 8 + (32 << 20))
         await line.send(wire.QUESTION, json.dumps({**question, "id": number}).encode())
         while True:
@@ -159,7 +166,7 @@ class LocalSession(Session):
             if kind == wire.ANSWER:
                 break
             call.output += payload
-        said = wire.parse(payload, _ENDED_FORM, frozenset(("reply", "ended", "status", "ran")))
+        said = wire.parse(payload, _ENDED_FORM, frozenset(("kills", "reply", "ended", "status", "ran")))
         complete = bool(said.get("reply")) if call.do == "run" else "status" in said and "reply" not in said
         if said["id"] != number or not (complete or "ended" in said):
             raise wire.WireBroken("an answer to another question")
@@ -170,23 +177,23 @@ class LocalSession(Session):
 
     async def _bury(self, call: endings.Call, error: wire.WireError, late: bool) -> Outcome:
         """The wire is broken: the session is over, and its outcome says why."""
-        kills = self._place.memory_kills()
-        call.memory_kills = kills - self._kills
+        kills = self._cell.memory_kills()
         self._abandon(f"{type(error).__name__}: {error}")
-        status = await asyncio.shield(self._place.end())
+        status = await self._cell.over()
+        call.memory_kills = max(kills, self._cell.memory_kills()) - self._kills
         return call.over(error, status, late)
 
     def _abandon(self, why: str) -> None:
         self._over = self._over or why
-        self._place.end()
+        self._cell.end()
 
     # Files
 
     async def _file(self, question: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
         question["path"] = wire.clean(question["path"])
         async with self._lock:
-            self._check()
-            clock = _Clock(self._place.wire, _FILE_SECONDS)
+            await self._awake()
+            clock = _Clock(self._cell.wire, _FILE_SECONDS)
             try:
                 return await self._ask_file(question, data)
             except wire.WireError as error:
@@ -200,7 +207,7 @@ class LocalSession(Session):
 
     async def _ask_file(self, question: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         number = secrets.randbits(62)
-        line, most = self._place.wire, question.get("most", 0)
+        line, most = self._cell.wire, question.get("most", 0)
         line.allow(most * 2 + (16 << 20))
         await line.send(wire.QUESTION, json.dumps({**question, "id": number}).encode())
         for start in range(0, len(data), 1 << 18):

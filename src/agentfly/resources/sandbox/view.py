@@ -103,16 +103,14 @@ def is_closed_to_others(path: str) -> bool:
     return any(not each.stat().st_mode & stat.S_IXOTH for each in folders) or not place.stat().st_mode & stat.S_IROTH
 
 
-def environment(work: str, python: Python, sites: Iterable[str]) -> dict[str, str]:
-    """All environment variables a session has; none of the host's."""
+def environment(work: str) -> dict[str, str]:
+    """The environment variables of every session; none of the host's."""
     return {
-        "PATH": ":".join(dict.fromkeys((os.path.dirname(python.python), "/usr/local/bin", "/usr/bin", "/bin"))),
         "HOME": work,
         "USER": "agent",
         "LOGNAME": "agent",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
-        "PYTHONPATH": ":".join(sites),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUTF8": "1",
         "MPLBACKEND": "agg",

@@ -48,9 +48,13 @@ class WireExpired(WireError):
 class Wire:
     """Frames to and from one session."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, unwrap: Callable[[bytes], bytes] = bytes) -> None:
         end.setblocking(False)
         self._socket = end
+        self._unwrap = unwrap
+        """Takes off what a transport wraps around the bytes."""
+        self.gone = False
+        """Whether the other end was found gone."""
         self._buffer = bytearray()
         self._budget = self._frames = 0
         self._waiting: asyncio.Future[None] | None = None
@@ -80,6 +84,7 @@ class Wire:
             except BlockingIOError:
                 await self._wait(writing=True)
             except OSError as error:
+                self.gone = True
                 raise WireClosed(str(error)) from error
 
     def send_now(self, kind: bytes, payload: bytes) -> None:
@@ -131,10 +136,12 @@ class Wire:
                 await self._wait()
                 continue
             except OSError as error:
+                self.gone = True
                 raise WireClosed(str(error)) from error
             if not data:
+                self.gone = True
                 raise WireClosed("the other end is gone")
-            self._buffer += data
+            self._buffer += self._unwrap(data)
 
     async def _wait(self, writing: bool = False) -> None:
         """Until the socket is ready. It reads nothing itself, so a cancellation loses nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -40,6 +41,17 @@ class Plan:
         """Whether sessions have a file system of their own, not a folder of the host's."""
         return self.confine == "namespaces"
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The library folders, as sessions see them."""
+        return self.view.sites if self.own_files else self.python.sites
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All environment variables a session has."""
+        path = dict.fromkeys((os.path.dirname(self.python.python), "/usr/local/bin", "/usr/bin", "/bin"))
+        return {**environment(WORK), "PATH": ":".join(path), "PYTHONPATH": ":".join(self.sites)}
+
     def argument(self, control: int, preload: tuple[str, ...]) -> str:
         """The launcher's configuration."""
         own = self.own_files
@@ -47,7 +59,7 @@ class Plan:
             "control": control,
             "preload": list(preload),
             "confine": self.confine,
-            "sites": list(self.view.sites if own else self.python.sites),
+            "sites": list(self.sites),
             "work": WORK,
             "readable": [*self.view.sources, "/bin", "/lib", "/lib64", "/dev/urandom", "/dev/zero"],
         }
@@ -98,7 +110,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=environment(WORK, plan.python, plan.view.sites if plan.own_files else plan.python.sites),
+                env=plan.environment,
                 cwd="/",
                 pass_fds=(number,),
                 start_new_session=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 from typing import Any
 
@@ -14,7 +13,7 @@ _CHUNK = 1 << 18
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
-def answer(host: socket.socket, question: dict[str, Any], work: str) -> None:
+def answer(host: frames.Channel, question: dict[str, Any], work: str) -> None:
     """Do what the host asks and answer; what the file system refuses is an answer too."""
     data: list[bytes] = []
     if question["do"] == "put":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import struct
+from typing import Protocol
 
 QUESTION, ANSWER, OUTPUT, REPLY, DATA = b"Q", b"A", b"O", b"R", b"D"
 _HEAD = struct.Struct(">Ic")
@@ -13,12 +13,21 @@ class BrokenFrame(Exception):
     """The peer sent what is no frame, or more than it may."""
 
 
+class Channel(Protocol):
+    """A socket, or what is used as one."""
+
+    def fileno(self) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def close(self) -> None: ...
+
+
 def pack(kind: bytes, payload: bytes) -> bytes:
     """A frame."""
     return _HEAD.pack(len(payload), kind) + payload
 
 
-def _exactly(channel: socket.socket, size: int) -> bytes:
+def _exactly(channel: Channel, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = channel.recv(min(size - len(parts), 1 << 20))
@@ -28,7 +37,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def receive(channel: socket.socket, most: int) -> tuple[bytes, bytes]:
+def receive(channel: Channel, most: int) -> tuple[bytes, bytes]:
     """The next frame's kind and payload, at most `most` bytes; EOFError at the end. It blocks: for a trusted peer."""
     length, kind = _HEAD.unpack(_exactly(channel, _HEAD.size))
     if length > most:

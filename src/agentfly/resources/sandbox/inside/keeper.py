@@ -1,4 +1,4 @@
-"""The keeper: first process of a session. It owns the socket to the host, and user code never does.
+"""The keeper: first process of a session. It owns the channel to the host, and user code never does.
 
     host ──frames── keeper ──frames── interpreter (user code)
                       └──── pipe ◄─── fd 1 and 2 of the interpreter, of its children and of shell commands
@@ -28,12 +28,11 @@ _GOODBYE = 0.2  # seconds between an interpreter's closing its channel and its e
 _SHELLS = ("/bin/bash", "/bin/sh")  # the first that is there
 
 
-def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
-    """Be a session until the host's end of the socket closes."""
+def main(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
+    """Be a session until the host's end of the channel closes; `keep` are the files that the channel uses."""
     locked = False
     try:
-        _drop_files(file)
-        host = socket.socket(fileno=file)
+        _drop_files(keep)
         work = limits.get("work", config["work"])
         if config["confine"] == "namespaces":
             room.furnish(limits, work)
@@ -49,7 +48,7 @@ def main(file: int, limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
     except BaseException as error:
         said = json.dumps({"failed": f"{type(error).__name__}: {error}"})
         with contextlib.suppress(OSError):
-            os.write(file, frames.pack(frames.ANSWER, said.encode()))
+            host.sendall(frames.pack(frames.ANSWER, said.encode()))
     finally:
         if locked:
             _end_others(config["confine"])
@@ -65,10 +64,10 @@ def _end_others(confine: str) -> None:
             os.kill(-1, signal.SIGKILL)
 
 
-def _drop_files(keep: int) -> None:
-    """Nothing the zygote had open comes along: only nothing at 0, 1, 2 and the one socket."""
+def _drop_files(keep: set[int]) -> None:
+    """Nothing that was open comes along: only nothing at 0, 1, 2 and the channel to the host."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, keep):
+        if int(name) not in {0, 1, 2} | keep:
             with contextlib.suppress(OSError):
                 os.close(int(name))
     nothing = os.open("/dev/null", os.O_RDWR)
@@ -80,7 +79,7 @@ def _drop_files(keep: int) -> None:
 class Keeper:
     """What runs in the session, and the call that is being answered."""
 
-    def __init__(self, host: socket.socket, limits: dict[str, Any], confine: str, work: str) -> None:
+    def __init__(self, host: frames.Channel, limits: dict[str, Any], confine: str, work: str) -> None:
         self.host, self.limits, self.confine, self.work = host, limits, confine, work
         self.call: dict[str, Any] | None = None
         self.shell = 0
@@ -134,7 +133,7 @@ class Keeper:
             os.close(file)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        if self.confine == "namespaces":
+        if self.confine in ("namespaces", "container"):
             kernel.set_dumpable(True)
         room.limit(self.limits, self.confine)
 
@@ -208,6 +207,7 @@ class Keeper:
             self.finish({"status": 126 << 8})
             return
         if self.shell == 0:
+            shell = ""
             try:
                 self.become_user()
                 self.inner.close()
@@ -217,8 +217,10 @@ class Keeper:
                 os.chdir(self.work)
                 for place in (1, 2):
                     os.dup2(self.output.writing, place)
-                shell = next(filter(os.path.exists, _SHELLS))
+                shell = next(filter(os.path.exists, _SHELLS), _SHELLS[-1])
                 os.execve(shell, [shell, "-c", question["command"]], os.environ)
+            except OSError as error:
+                os.write(2, f"{shell}: {error.strerror}\n".encode())
             finally:
                 os._exit(127)
         with contextlib.suppress(OSError):
@@ -315,6 +317,8 @@ class Keeper:
             return
         self.output.gather()
         self.pass_on()
+        if self.confine == "container":  # from outside nobody could tell
+            answer["kills"] = tree.memory_kills()
         self.answer({"id": call["id"], "dropped": self.output.dropped, **answer}, reply)
         self.output.begin()
 

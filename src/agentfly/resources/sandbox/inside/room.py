@@ -45,14 +45,16 @@ def _start_loopback() -> None:
 
 def lock(confine: str, readable: list[str], work: str) -> None:
     """Give up every right for good; `confine` says how far this mechanism goes."""
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     if confine == "none":
         return
     kernel.forbid_new_privileges()
-    if confine == "namespaces":
+    if confine in ("namespaces", "container"):
         kernel.drop_capabilities()
         kernel.set_dumpable(False)
-        kernel.filter_syscalls(seccomp.build(own_network=True, own_mounts=True))
+        if confine == "namespaces" or kernel.MACHINE in kernel.SUPPORTED:  # an engine has a filter of its own too
+            kernel.filter_syscalls(seccomp.build(own_network=True, own_mounts=True))
     else:
         landlock.restrict(readable, [work])
         _must_not_reach_parent()

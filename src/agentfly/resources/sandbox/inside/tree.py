@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def ended(wake: int) -> Iterator[tuple[int, int]]:
@@ -61,6 +62,15 @@ def _is_zombie(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] in b"ZX"
     except OSError:
         return True
+
+
+def memory_kills() -> int:
+    """How many processes of this container the kernel killed for memory; 0 where it does not tell."""
+    for path in _MEMORY_EVENTS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            words = file.read().split()
+            return int(words[words.index("oom_kill") + 1])
+    return 0
 
 
 def memory(pids: list[int], enough: int) -> int:

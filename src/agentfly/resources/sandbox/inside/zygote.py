@@ -67,7 +67,7 @@ class Zygote:
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            keeper.main(file, order["limits"], self.config)
+            keeper.main(socket.socket(fileno=file), {file}, order["limits"], self.config)
         os.close(file)
         self.sessions[order["id"]] = pid
 

@@ -1,0 +1,88 @@
+"""The key-value cache: one block of memory, cut into stretches, one for each sequence.
+
+A sequence's keys and values lie side by side, so that attention reads them where they are, without gathering pages.
+What is not in use is cut and joined as stretches come and go.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Room for the tokens of one sequence: places `start` to `start + room` of the arena."""
+
+    start: int
+    room: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.room
+
+
+class Arena:
+    """Places for keys and values of so many tokens, in every layer."""
+
+    def __init__(
+        self, layers: int, heads: int, width: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.capacity = capacity
+        self.data = torch.empty(layers, 2, capacity, heads, width, dtype=dtype, device=device)
+        """[layer, key or value, place, head, width]"""
+        self._free = [Stretch(0, capacity)]
+        """In order, no two of them neighbours."""
+
+    @property
+    def free(self) -> int:
+        """Places that belong to nobody."""
+        return sum(each.room for each in self._free)
+
+    def take(self, room: int) -> Stretch | None:
+        """A stretch of that size from the smallest hole it fits in; None where there is no such hole."""
+        fitting = [hole for hole in self._free if hole.room >= room]
+        if not fitting:
+            return None
+        hole = min(fitting, key=lambda each: each.room)
+        taken = Stretch(hole.start, room)
+        hole.start, hole.room = hole.start + room, hole.room - room
+        if not hole.room:
+            self._free.remove(hole)
+        return taken
+
+    def give(self, stretch: Stretch) -> None:
+        """Take a stretch back, and join it with what is free beside it."""
+        at = bisect.bisect(self._free, stretch.start, key=lambda each: each.start)
+        before = self._free[at - 1] if at else None
+        after = self._free[at] if at < len(self._free) else None
+        start, end = stretch.start, stretch.end
+        if after is not None and after.start == end:
+            end = after.end
+            del self._free[at]
+        if before is not None and before.end == start:
+            start = before.start
+            del self._free[at - 1]
+            at -= 1
+        self._free.insert(at, Stretch(start, end - start))
+
+    def grow(self, stretch: Stretch, room: int) -> bool:
+        """Make a stretch larger where it lies, if what comes behind it is free."""
+        at = bisect.bisect(self._free, stretch.start, key=lambda each: each.start)
+        hole = self._free[at] if at < len(self._free) else None
+        missing = room - stretch.room
+        if missing <= 0:
+            return True
+        if hole is None or hole.start != stretch.end or hole.room < missing:
+            return False
+        hole.start, hole.room = hole.start + missing, hole.room - missing
+        if not hole.room:
+            del self._free[at]
+        stretch.room = room
+        return True
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy `count` tokens' keys and values, in all layers, to places that do not overlap."""
+        self.data[:, :, target : target + count] = self.data[:, :, source : source + count]

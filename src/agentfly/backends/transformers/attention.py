@@ -1,0 +1,166 @@
+"""Attention of a packed batch over the arena: tokens of many sequences in one row, each seeing its own past only.
+
+Registered with transformers under the name `agentfly`. A model that asks the registry for its attention then runs any
+mixture of prefill and decode in one forward pass, with its own weights and its own code for everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from agentfly.backends.transformers.arena import Arena
+
+NAME = "agentfly"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens of one sequence in the batch."""
+
+    at: int
+    """Where they begin in the batch."""
+    count: int
+    start: int
+    """Where the sequence begins in the arena."""
+    past: int
+    """Tokens of the sequence that are in the arena already."""
+
+    @property
+    def seen(self) -> int:
+        """Tokens that the last of these sees, itself among them."""
+        return self.past + self.count
+
+
+class Layout(Protocol):
+    """Whose tokens are in a batch, and where their keys and values go."""
+
+    arena: Arena
+    places: torch.Tensor
+    """The place in the arena of every token of the batch."""
+
+    def attend(
+        self,
+        rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """What every token gathers from its own past. `rows`: [token, head, width]; keys: [place, head, width]."""
+        ...
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    layout: Layout,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Write this layer's keys and values into the arena, and attend. Tensors are [1, head, token, width]."""
+    keys, values = layout.arena.data[module.layer_idx]
+    keys.index_copy_(0, layout.places, key[0].transpose(0, 1))
+    values.index_copy_(0, layout.places, value[0].transpose(0, 1))
+    return layout.attend(query[0].transpose(0, 1), keys, values, scaling, sliding_window, softcap)[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces(Layout):
+    """Any mixture of prompts and single tokens, one sequence after the other."""
+
+    arena: Arena
+    places: torch.Tensor
+    pieces: tuple[Piece, ...]
+
+    def attend(
+        self,
+        rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Sequence by sequence: on a CPU the calls cost less than padding them to one length would."""
+        out = torch.empty_like(rows)
+        for piece in self.pieces:
+            mine = slice(piece.at, piece.at + piece.count)
+            out[mine] = _attended(rows[mine], piece, keys, values, scaling, window, softcap)
+        return out
+
+
+def _attended(
+    rows: torch.Tensor,
+    piece: Piece,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    _, heads, width = rows.shape
+    shared = keys.shape[1]
+    first = 0 if window is None else max(piece.past + 1 - window, 0)
+    size, stride = (1, shared, piece.seen - first, width), (0, width, shared * width, 1)
+    offset = (piece.start + first) * shared * width
+    k = torch.as_strided(keys, size, stride, keys.storage_offset() + offset)
+    v = torch.as_strided(values, size, stride, values.storage_offset() + offset)
+    if piece.count == 1 and softcap is None:  # the heads that share a key are so many queries of it
+        one = rows.view(1, shared, heads // shared, width)
+        return scaled_dot_product_attention(one, k, v, scale=scaling).reshape(1, heads, width)
+    mask = _mask(piece, first, window, rows.device)
+    q = rows.transpose(0, 1)[None]
+    got = _capped(q, k, v, mask, scaling, softcap) if softcap else _masked(q, k, v, mask, scaling)
+    return got[0].transpose(0, 1)
+
+
+def _mask(piece: Piece, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Which keys each token sees; None where it is the plain triangle."""
+    if first == 0 and piece.past == 0 and (window is None or piece.count <= window):
+        return None
+    at = torch.arange(piece.past, piece.seen, device=device)[:, None]
+    keys = torch.arange(first, piece.seen, device=device)[None]
+    return (keys <= at) if window is None else (keys <= at) & (keys > at - window)
+
+
+def _masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None and q.shape[2] > 1, scale=scaling, enable_gqa=grouped
+    )
+
+
+def _capped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float, softcap: float
+) -> torch.Tensor:
+    """Attention whose scores are bounded, as Gemma 2 has it."""
+    times = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
+    if mask is None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The layout says who sees whom."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,69 @@
+"""Models from a folder or the hub, in the precision that this machine is quick in."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+
+from agentfly.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A causal language model, ready to sample."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
+            f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
+        ) from error
+    return model.to(device).eval()
+
+
+def device_of(asked: str | None) -> torch.device:
+    """The device that was asked for; None takes the GPU where there is one."""
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise ConfigError(f"there is no device {asked!r}; write cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={asked!r}, but torch {torch.__version__} sees no GPU here; write device='cpu'")
+    return device
+
+
+def dtype_of(asked: str | None, device: torch.device) -> torch.dtype:
+    """The precision that was asked for; None takes bfloat16 where the hardware multiplies it well, else float32."""
+    if asked is None:
+        return torch.bfloat16 if device.type == "cuda" or _bfloat16_is_quick() else torch.float32
+    if asked not in DTYPES:
+        raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {asked!r}")
+    return DTYPES[asked]
+
+
+@cache
+def _bfloat16_is_quick() -> bool:
+    """Many CPUs multiply bfloat16 dozens of times slower than float32."""
+    probe = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(probe is not None and probe())
+
+
+def memory_of(asked: int | None, device: torch.device) -> int:
+    """Bytes for keys and values; None takes a share of what is free."""
+    if asked is not None:
+        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
+            raise ConfigError(f"kv_memory is a number of bytes, not {asked!r}; None takes a share of what is free")
+        return asked
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.5)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(pages * 0.25), 8 << 30)

@@ -1,0 +1,103 @@
+"""What is in the arena and may be used again: the tokens of turns that ended, until the room or the weights are gone.
+
+The next turn of a chain begins with all that the last one showed and said, so only what is new is computed. The chains
+of a group begin with the same prompt, so the first one computes it and the others copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentfly.backends.transformers.arena import Arena, Stretch
+from agentfly.backends.transformers.job import Job, Tokens
+
+HEAD = 16
+"""Tokens that two sequences must have in common to be looked at."""
+LOOKED_AT = 32
+"""Most sequences that a prompt is compared with."""
+_moments = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """The computed tokens of a turn that ended."""
+
+    tokens: Tokens
+    stretch: Stretch
+    chain: str
+    used: int = field(default_factory=lambda: next(_moments))
+
+
+class Shelf:
+    """Turns that ended, by how they begin."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._kept: dict[bytes, list[Kept]] = {}
+
+    def keep(self, job: Job) -> None:
+        """Put a job's computed tokens on the shelf; from now on its stretch is the shelf's."""
+        assert job.stretch is not None
+        tokens = np.asarray(job.tokens[: job.cached], np.int32)
+        if len(tokens) < HEAD:
+            self._arena.give(job.stretch)
+        else:
+            self._kept.setdefault(_head(tokens), []).append(Kept(tokens, job.stretch, job.request.chain))
+        job.stretch = None
+
+    def best(self, prompt: Tokens) -> tuple[Kept | None, int]:
+        """What has most in common with a prompt, and how many tokens; the prompt's last token is always computed."""
+        best, most = None, 0
+        for kept in reversed(self._kept.get(_head(prompt), [])[-LOOKED_AT:]):
+            same = common(kept.tokens, prompt[:-1])
+            if same > most:
+                best, most = kept, same
+        if best is not None:
+            best.used = next(_moments)
+        return best, most
+
+    def take(self, kept: Kept) -> Stretch:
+        """Take something off the shelf; its stretch is the caller's."""
+        head = _head(kept.tokens)
+        self._kept[head].remove(kept)
+        if not self._kept[head]:
+            del self._kept[head]
+        return kept.stretch
+
+    def drop_oldest(self, but: Kept | None = None) -> bool:
+        """Free the room of what has not been used for longest; False where there is nothing to free."""
+        there = [kept for each in self._kept.values() for kept in each if kept is not but]
+        if not there:
+            return False
+        self._arena.give(self.take(min(there, key=lambda kept: kept.used)))
+        return True
+
+    def clear(self) -> None:
+        """Forget everything: the weights it was computed with are gone."""
+        while self.drop_oldest():
+            pass
+
+
+def common(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences begin with alike."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+def nearest(prompt: Tokens, jobs: Iterable[Job]) -> tuple[Job | None, int]:
+    """The job under way whose prompt begins most like this one, and how many tokens they have in common."""
+    best, most = None, 0
+    for job in itertools.islice(jobs, LOOKED_AT):
+        same = common(job.prompt, prompt[:-1])
+        if same > most:
+            best, most = job, same
+    return (best, most) if most >= HEAD else (None, 0)
+
+
+def _head(tokens: Tokens) -> bytes:
+    return tokens[:HEAD].tobytes()

@@ -1,0 +1,249 @@
+"""The tests' process: the solution's names as handles, and the tests run one by one.
+
+The solution decides what its own objects do. It never decides whether one of them equals plain data, and it is not
+shown what the tests compare with: an operation that would tell is done here, on the plain value the object is made on;
+only an object that the tests themselves made from a class of the solution is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import operator
+import os
+import socket
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import solution
+from .peer import Borrowed, Peer
+from .plain import exception_class
+
+_SET_DUMPABLE, _GET_DUMPABLE = 4, 3
+_MOST_WORDS = 500
+_TELLING = (
+    "startswith endswith issubset issuperset isdisjoint difference symmetric_difference intersection union "
+    "count index find rfind rindex"
+)
+"""Methods of plain data to which a test gives what it expects."""
+_REAL = frozenset(("__name__", "__qualname__", "__dict__", "__annotations__"))
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodDescriptorType,
+    functools.partial,
+)
+_space: dict[str, Any] = {"__name__": "tests"}
+_handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+_peer: Peer
+
+
+class Handle(Borrowed):
+    """An object of the solution."""
+
+    __slots__ = ("__weakref__", "_made_by_tests", "_number")
+
+    def __init__(self, number: int) -> None:
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_made_by_tests", False)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        kind, value = _peer.ask("call", self, *args, **kwargs)
+        if kind == "coroutine":
+            return _finished(value)
+        if isinstance(value, Handle) and isinstance(self, Class):
+            object.__setattr__(value, "_made_by_tests", True)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in _REAL:
+            raise AttributeError(name)
+        if name in _TELLING.split() and not self._made_by_tests:
+            return getattr(_plain(self), name)
+        return _peer.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _peer.ask("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _peer.ask("delattr", self, name)
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, Handle):
+            return _peer.ask("eq", self, other)
+        known = _peer.ask("plain", self)
+        return bool(known) and known[0] == other
+
+    def __ne__(self, other: object) -> Any:
+        return _peer.ask("ne", self, other) if isinstance(other, Handle) else not self == other
+
+    def __hash__(self) -> int:
+        number: int = _peer.ask("hash", self)
+        return number
+
+    def __contains__(self, item: object) -> bool:
+        if self._made_by_tests:
+            return bool(_peer.ask("contains", self, item))
+        return any(each is item or each == item for each in self)  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Any:
+        made = self._made_by_tests
+        value = _peer.ask("enter", self)
+        if value is self:
+            object.__setattr__(self, "_made_by_tests", made)
+        return value
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return bool(_peer.ask("leave", self, error))
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return bool(_peer.ask("isinstance", instance, self))
+
+    def __subclasscheck__(self, kind: object) -> bool:
+        return bool(_peer.ask("issubclass", kind, self))
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return _peer.ask("deepcopy", self)
+
+
+class Class(Handle):
+    """A name of the solution that the tests write as a class: with a capital, and no underscore."""
+
+    __slots__ = ()
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    return lambda self, *rest: _peer.ask(name, self, *rest)
+
+
+def _both(name: str, reflected: bool) -> Callable[[Any, Any], Any]:
+    """An operator with another value, which may be what the tests expect."""
+    here = getattr(operator, name)
+
+    def done(self: Any, other: Any) -> Any:
+        made = self._made_by_tests
+        if not made and not isinstance(other, Handle):
+            return here(other, _plain(self)) if reflected else here(_plain(self), other)
+        value = _peer.ask(name, *((other, self) if reflected else (self, other)))
+        if isinstance(value, Handle):
+            object.__setattr__(value, "_made_by_tests", made)
+        return value
+
+    return done
+
+
+_NO_OTHER_VALUE = (
+    "len iter next bool str repr int float complex round reversed format dir neg pos abs invert index "
+    "getitem setitem delitem trunc floor ceil copy"
+)
+_COMPARED = "lt le gt ge"
+_COMPUTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
+for _name in _NO_OTHER_VALUE.split():
+    setattr(Handle, f"__{_name}__", _asked(_name))
+for _name in _COMPARED.split():
+    setattr(Handle, f"__{_name}__", _both(_name, False))
+for _name in _COMPUTED.split():
+    setattr(Handle, f"__{_name.strip('_')}__", _both(_name, False))
+    setattr(Handle, f"__r{_name.strip('_')}__", _both(_name, True))
+
+
+def _plain(handle: Handle) -> Any:
+    """The plain value that an object is made on, fixed before the solution could know what it is held against."""
+    known = _peer.ask("plain", handle)
+    if not known:
+        raise TypeError("the solution returned an object of its own where the test expects plain data")
+    return known[0]
+
+
+async def _finished(coroutine: Handle) -> Any:
+    return _peer.ask("finish", coroutine)
+
+
+def _borrowed(number: int) -> Handle:
+    """The handle of an object: always the same, so that `is` holds. What the solution hands out counts as its own, even
+    where it is the very object that the tests made."""
+    handle = _handles.setdefault(number, Handle(number))
+    object.__setattr__(handle, "_made_by_tests", False)
+    return handle
+
+
+def close_to_others() -> None:
+    """Let nobody look into this process, and import nothing from where a solution may write."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    if libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError("this process cannot be closed to others")
+    folder = os.path.realpath(os.getcwd())
+    sys.path[:] = [place for place in sys.path if os.path.commonpath([folder, os.path.realpath(place)]) != folder]
+
+
+def begin(source: str) -> str:
+    """Fork the solution's process and load the solution there; what went wrong in words."""
+    global _peer
+    mine, its = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            mine.close()
+            solution.live(its)
+        finally:
+            os._exit(0)
+    its.close()
+    _peer = Peer(mine, _borrowed, lambda value: isinstance(value, _FUNCTIONS), Exception)
+    _peer.operations["call"] = _called_back
+    return _words(lambda: _peer.ask("load", source))
+
+
+def _called_back(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(function, _FUNCTIONS):
+        raise TypeError("only a function of the tests may be called")
+    return function(*args, **kwargs)
+
+
+def take_names(wanted: list[str], modules: dict[str, str]) -> str:
+    """Give the tests the names they use: modules from here, the rest from the solution."""
+    return _words(lambda: _take(wanted, modules))
+
+
+def _take(wanted: list[str], modules: dict[str, str]) -> None:
+    for name, module in modules.items():
+        _space[name] = importlib.import_module(module)
+    for name in wanted:
+        kind, value = _peer.ask("name", name)
+        if kind == "exception":
+            _space[name] = exception_class(value)
+        elif kind == "value":
+            is_class = isinstance(value, Handle) and name[:1].isupper() and "_" not in name
+            _space[name] = Class(value._number) if is_class else value
+
+
+def run(source: str) -> str:
+    """Run a piece of the tests; `passed`, or what went wrong."""
+    return _words(lambda: exec(compile(source, "<tests>", "exec", 0, True), _space))
+
+
+def _words(step: Callable[[], Any]) -> str:
+    """`passed`, `failed: …`; `broken: …` if the solution can no longer be asked, `fault: …` if the tests cannot run."""
+    try:
+        step()
+    except KeyboardInterrupt:
+        raise  # the time is over: the session says so
+    except BaseException as error:
+        ours = isinstance(error, ImportError) and not hasattr(error, "_of_solution")
+        words = f"{'fault' if ours else 'failed'}: {_said(error)}"
+    else:
+        words = "passed"
+    return f"broken: {_peer.broken}" if _peer.broken else words
+
+
+def _said(error: BaseException) -> str:
+    try:
+        words = str(error)[:_MOST_WORDS]
+    except BaseException:
+        words = ""
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -1,0 +1,178 @@
+"""A model behind an OpenAI-compatible server, as a resource: a judge for rewards, a helper for tools.
+
+One instance is everybody's. It counts as started when the server answers and serves the model, is asked whether it is
+well after it has been idle, and lets so many requests through at once and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar, TypeVar, overload
+
+import httpx
+import pydantic
+
+from agentfly.backend import Request
+from agentfly.backends import wire
+from agentfly.backends.client import ClientBackend
+from agentfly.environment import Environment, Pool
+from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
+from agentfly.types import Message, Sampling, Task
+
+T = TypeVar("T")
+Asked = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+
+
+class _Client(ClientBackend):
+    """The client that backends use, which can also say what is served."""
+
+    async def served(self) -> list[str]:
+        """The models that the server lists."""
+        cards = (await self._send("/models", None, wire.read_object)).get("data")
+        return [str(card.get("id")) for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+    def asking_for(self, extra: Mapping[str, Any]) -> _Client:
+        """The same client, over the same connections, with these fields in every request."""
+        variant = copy.copy(self)
+        variant.extra_body = {**self.extra_body, **extra}
+        return variant
+
+
+class ModelServer(Environment):
+    """A model to ask, such as a judge. Name the server, the model and the limits on a subclass."""
+
+    pool: ClassVar[Pool] = Pool(scope="global", concurrent=True)  # type: ignore[arg-type]
+    base_url: ClassVar[str] = "http://localhost:8000/v1"
+    model: ClassVar[str | None] = None
+    """The name that the server knows; None takes the one model it serves."""
+    api_key_variable: ClassVar[str | None] = None
+    """The environment variable that holds the key; None: OPENAI_API_KEY where it is set, else no key is sent."""
+    at_once: ClassVar[int] = 32
+    """Requests under way at a time; further ones wait."""
+    timeout: ClassVar[float] = 120.0
+    """Seconds without a byte of an answer."""
+    retries: ClassVar[int] = 4
+    """How often a request is sent again after a 429, a 5xx or a broken connection."""
+    sampling: ClassVar[Sampling] = Sampling(temperature=0.0)
+    """What `chat` samples with where it is not told otherwise."""
+
+    async def start(self) -> None:
+        if not isinstance(self.at_once, int) or self.at_once < 1:
+            raise ConfigError(
+                f"{type(self).__name__}.at_once must be a whole number of at least 1, not {self.at_once!r}"
+            )
+        self._client = _Client(
+            self.model or "",
+            self.base_url,
+            api_key=self._key(),
+            exact=False,
+            timeout=self.timeout,
+            max_connections=self.at_once,
+            retries=self.retries,
+        )
+        self._room = asyncio.Semaphore(self.at_once)
+        self._client.model = await self._served()
+
+    async def check(self) -> None:
+        """Ask the server whether it still serves the model."""
+        await self._served()
+
+    async def close(self) -> None:
+        if hasattr(self, "_client"):
+            await self._client.close()
+
+    def _key(self) -> str | None:
+        if self.api_key_variable is None:
+            return None
+        if not os.environ.get(self.api_key_variable):
+            raise ConfigError(f"{type(self).__name__} takes its key from {self.api_key_variable}, which is not set")
+        return os.environ[self.api_key_variable]
+
+    async def _served(self) -> str:
+        """The model that is asked, which the server must list."""
+        try:
+            served = await self._client.served()
+        except BackendFault as fault:
+            if _gone(fault):
+                raise EnvironmentFault(str(fault)) from fault
+            raise
+        wanted, there = self._client.model, ", ".join(served[:20]) or "nothing"
+        if wanted in served:
+            return wanted
+        if wanted:
+            raise ConfigError(f"{self.base_url} does not serve {wanted!r}; it serves {there}")
+        if len(served) != 1:
+            raise ConfigError(f"{self.base_url} serves {there}; say which in {type(self).__name__}.model")
+        return served[0]
+
+    @overload
+    async def chat(self, messages: Asked, *, schema: type[T], **sampling: Any) -> T: ...
+    @overload
+    async def chat(self, messages: Asked, *, schema: None = None, **sampling: Any) -> str: ...
+    async def chat(self, messages: Asked, *, schema: type[Any] | None = None, **sampling: Any) -> Any:
+        """What the model answers.
+
+        Args:
+            messages: A question, or a conversation.
+            schema: A type that pydantic knows (a model, a dataclass, a TypedDict, `list[int]`): the answer is asked for
+                as JSON of its schema, checked, asked for once more where it does not fit, and returned as that type.
+            sampling: Fields of `Sampling`, over the class's own.
+
+        Raises:
+            EnvironmentFault: The server is gone, or failed again and again.
+            BackendFault: It refused the request, or twice gave an answer that does not fit the schema.
+        """
+        request = Request((), self._sampling(sampling), messages=_conversation(messages))
+        if schema is None:
+            return await self._ask(self._client, request)
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(schema)
+        form = {"name": "answer", "schema": adapter.json_schema()}
+        client = self._client.asking_for({"response_format": {"type": "json_schema", "json_schema": form}})
+        answer = await self._ask(client, request)
+        try:
+            return adapter.validate_json(answer)
+        except pydantic.ValidationError as error:
+            wrong = f"That does not fit: {_told(error)}. Answer with JSON of this schema only: {form['schema']}"
+        again = (*request.messages, Message("assistant", answer), Message("user", wrong))
+        answer = await self._ask(client, replace(request, messages=again))
+        try:
+            return adapter.validate_json(answer)
+        except pydantic.ValidationError as error:
+            raise BackendFault(
+                f"{self._client.model} was asked twice and gave no fitting JSON: {_told(error)}"
+            ) from error
+
+    async def _ask(self, client: _Client, request: Request) -> str:
+        try:
+            async with self._room:
+                completion = await client.generate(request)
+        except BackendFault as fault:
+            if _gone(fault):
+                raise EnvironmentFault(str(fault)) from fault
+            raise
+        return completion.message.text if completion.message is not None else ""
+
+    def _sampling(self, given: Mapping[str, Any]) -> Sampling:
+        known = [field.name for field in fields(Sampling)]
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(f"chat() takes {', '.join(known)} and schema, not {', '.join(unknown)}")
+        return replace(self.sampling, **given)
+
+
+def _gone(fault: BackendFault) -> bool:
+    """Whether the server is a world that died. One that answers, and refuses, is not."""
+    return isinstance(fault.__cause__, wire.Passing | httpx.TransportError)
+
+
+def _conversation(asked: Asked) -> tuple[Message, ...]:
+    if isinstance(asked, Message | Mapping):
+        asked = [asked]
+    return Task.of(asked).messages
+
+
+def _told(error: pydantic.ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors(include_url=False)[:5])

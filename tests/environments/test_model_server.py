@@ -1,0 +1,223 @@
+"""A model server as a resource, against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.environments import ModelServer
+from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
+from agentfly.resources import ResourceManager
+from agentfly.types import Message, Task
+from tests.backends.openai_server import OpenAIServer, chat, refuses, says
+
+TASK = Task.of("How good is it?")
+HURRY = {"Retry-After": "0"}
+
+
+@dataclass
+class Mark:
+    points: int
+    why: str
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[OpenAIServer]:
+    server = OpenAIServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running.reset()
+    running.answers("/models", says({"data": [{"id": "tiny"}]}))
+    running.answers("/chat/completions", says(chat({"content": "7"})))
+    return running
+
+
+@pytest.fixture
+def judge(server: OpenAIServer) -> ModelServer:
+    """An instance that is not started."""
+    return type("Judge", (ModelServer,), {"base_url": server.url})()
+
+
+async def test_a_question_and_a_conversation_are_answered(judge: ModelServer, server: OpenAIServer) -> None:
+    await judge.start()
+    assert await judge.chat("How good is it?") == "7"
+    assert await judge.chat([{"role": "system", "content": "Be fair."}, Message("user", "Well?")], max_tokens=5) == "7"
+    first, second = server.bodies("/chat/completions")
+    assert (first["model"], first["temperature"]) == ("tiny", 0.0)
+    assert first["messages"] == [{"role": "user", "content": "How good is it?"}]
+    assert [each["role"] for each in second["messages"]] == ["system", "user"]
+    assert second["max_tokens"] == 5
+    await judge.close()
+    assert server.left_alone()
+
+
+async def test_it_is_lent_by_the_manager_and_one_is_everybodys(judge: ModelServer, server: OpenAIServer) -> None:
+    manager, kind = ResourceManager(), type(judge)
+    async with manager.leases(TASK, [kind]) as one, manager.leases(TASK, [kind]) as other:
+        assert await one.get(kind) is await other.get(kind)
+    await manager.close()
+    assert len([each for each in server.seen if each.path == "/models"]) == 1
+
+
+async def test_no_more_requests_at_once_than_allowed(judge: ModelServer, server: OpenAIServer) -> None:
+    under_way, most = 0, 0
+
+    async def slow(request: Request) -> Response:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.02)
+        under_way -= 1
+        return JSONResponse(chat({"content": "7"}))
+
+    server.answers("/chat/completions", slow)
+    type(judge).at_once = 3
+    await judge.start()
+    assert await asyncio.gather(*(judge.chat("?") for _ in range(12))) == ["7"] * 12
+    assert most == 3
+    await judge.close()
+
+
+async def test_a_schema_is_sent_and_the_answer_is_of_that_type(judge: ModelServer, server: OpenAIServer) -> None:
+    server.answers("/chat/completions", says(chat({"content": '{"points": 7, "why": "short"}'})))
+    await judge.start()
+    assert await judge.chat("How good?", schema=Mark) == Mark(7, "short")
+    form = server.bodies("/chat/completions")[0]["response_format"]
+    assert form["type"] == "json_schema"
+    assert set(form["json_schema"]["schema"]["properties"]) == {"points", "why"}
+    await judge.close()
+
+
+async def test_what_does_not_fit_is_asked_for_once_more(judge: ModelServer, server: OpenAIServer) -> None:
+    fitting, wrong = chat({"content": '{"points": 7, "why": ""}'}), chat({"content": "Seven!"})
+    server.answers("/chat/completions", says(wrong), says(fitting))
+    await judge.start()
+    assert (await judge.chat("How good?", schema=Mark)).points == 7
+    asked_again = server.bodies("/chat/completions")[1]["messages"]
+    assert [each["role"] for each in asked_again] == ["user", "assistant", "user"]
+    assert "Invalid JSON" in asked_again[2]["content"]
+    server.answers("/chat/completions", says(wrong))
+    with pytest.raises(BackendFault, match="asked twice and gave no fitting JSON"):
+        await judge.chat("How good?", schema=Mark)
+    await judge.close()
+
+
+async def test_trouble_that_passes_is_waited_out(judge: ModelServer, server: OpenAIServer) -> None:
+    busy, down = refuses("slow down", 429, HURRY), refuses("restarting", 503, HURRY)
+    server.answers("/chat/completions", busy, down, says(chat({"content": "7"})))
+    await judge.start()
+    assert await judge.chat("How good?") == "7"
+    assert len(server.bodies("/chat/completions")) == 3
+    await judge.close()
+
+
+async def test_a_server_that_fails_again_and_again_is_a_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+    server.answers("/chat/completions", refuses("restarting", 503, HURRY))
+    type(judge).retries = 1
+    await judge.start()
+    with pytest.raises(EnvironmentFault, match=r"503: restarting \(asked 2 times\)"):
+        await judge.chat("How good?")
+    await judge.close()
+
+
+async def test_a_request_that_is_refused_is_no_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+    await judge.start()
+    for said in ("maximum context length is 5", "no such field"):
+        server.answers("/chat/completions", refuses(said))
+        with pytest.raises(BackendFault, match=said):
+            await judge.chat("How good?")
+    await judge.close()
+
+
+async def test_a_server_that_went_away(judge: ModelServer, server: OpenAIServer) -> None:
+    await judge.start()
+    server.answers("/models", refuses("going down", 503, HURRY))
+    with pytest.raises(EnvironmentFault, match="going down"):
+        await judge.check()
+    server.answers("/models", says({"data": [{"id": "other"}]}))
+    with pytest.raises(ConfigError, match="does not serve 'tiny'; it serves other"):
+        await judge.check()
+    await judge.close()
+
+
+async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else takes the port
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        nobody = type("Nobody", (ModelServer,), {"base_url": url})()
+        with pytest.raises(EnvironmentFault, match=url):
+            await nobody.start()
+        await nobody.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "large"}, "does not serve 'large'; it serves tiny"),
+        ({"api_key_variable": "NO_SUCH_KEY"}, "from NO_SUCH_KEY, which is not set"),
+        ({"at_once": 0}, "at_once must be a whole number of at least 1, not 0"),
+        ({"base_url": "localhost:8000"}, "must start with http"),
+    ],
+)
+async def test_what_cannot_work_is_told_at_the_start(
+    judge: ModelServer, settings: dict[str, object], message: str
+) -> None:
+    kind = type("Wrong", (type(judge),), settings)
+    manager = ResourceManager()
+    async with manager.leases(TASK, [kind]) as leases:
+        with pytest.raises(EnvironmentFault, match=message):
+            await leases.get(kind)
+    await manager.close()
+
+
+async def test_which_of_several_models_must_be_said(judge: ModelServer, server: OpenAIServer) -> None:
+    server.answers("/models", says({"data": [{"id": "tiny"}, {"id": "large"}]}))
+    with pytest.raises(ConfigError, match="serves tiny, large; say which in Judge"):
+        await judge.start()
+    await judge.close()
+
+
+async def test_the_key_of_the_variable_is_sent(
+    judge: ModelServer, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    type(judge).api_key_variable = "JUDGE_KEY"
+    await judge.start()
+    assert server.seen[0].headers["authorization"] == "Bearer secret"
+    await judge.close()
+
+
+async def test_sampling_that_is_not_known_is_refused(judge: ModelServer) -> None:
+    await judge.start()
+    with pytest.raises(ConfigError, match=r"takes temperature, .* and schema, not temprature"):
+        await judge.chat("How good?", temprature=1)
+    await judge.close()
+
+
+async def test_a_reward_asks_the_judge(judge: ModelServer, server: OpenAIServer) -> None:
+    kind = type(judge)
+
+    @reward
+    async def liked(prediction: str, judge: kind) -> float:  # type: ignore[valid-type]
+        return int(await judge.chat(f"Points from 0 to 10 for {prediction!r}?")) / 10
+
+    agent = HFAgent(reward=liked, template="chatml", backend="scripted", backend_config={"script": ["A poem."]})
+    result = await agent.run("Write a poem.", num_chains=3)
+    assert result.rewards == [0.7, 0.7, 0.7]
+    assert "A poem." in server.bodies("/chat/completions")[0]["messages"][0]["content"]
+    await agent.close()
