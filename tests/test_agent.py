@@ -336,7 +336,7 @@ class Needy(Environment):
         ({"tools": "calculate"}, "a list of tools"),
         ({"tools": [Needy]}, "Needy() needs size"),
         ({"system_prompt": 3}, "system_prompt is text"),
-        ({"backend": None}, "no backend is named; write backend= with one of client, scripted"),
+        ({"backend": None}, "name a model (`agentfly models` lists"),
         ({"backend": "scripted", "backend_config": {}}, "missing 1 required positional argument: 'script'"),
         ({"backend": "scripted", "backend_config": {"scrpt": "x"}}, "unexpected keyword argument 'scrpt'"),
     ],

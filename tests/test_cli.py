@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentfly.console import LiveView
+from agentfly.commands.console import LiveView
 from agentfly.rollout.events import ChainStarted
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task

@@ -12,7 +12,6 @@ import gc
 import inspect
 import io
 import json
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -811,7 +810,3 @@ def test_bad_hints_are_found_when_the_toolbox_is_made() -> None:
 
     with pytest.raises(ConfigError, match="tool 'takes_anything': no JSON schema"):
         Toolbox([takes_anything])
-
-
-def test_importing_tools_needs_no_torch() -> None:
-    assert "torch" not in sys.modules

@@ -12,10 +12,11 @@ import agentfly.environments
 import agentfly.rewards
 import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.backends import BACKENDS, open_backend
+from agentfly.backends import open_backend
 from agentfly.encoding.tokenizer import BYTES, load_tokenizer
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
+from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
 from agentfly.rollout.events import Event
@@ -229,12 +230,14 @@ class BaseAgent:
                 raise ConfigError("backend_config= goes with the name of a backend, not with a backend object")
             return backend
         named = settings.pop("backend", backend)
-        if named is None:
-            raise ConfigError(f"no backend is named; write backend= with one of {', '.join(BACKENDS)}, or a Backend")
+        named = named or "transformers"
         if backend is not None and named != backend:
             raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one")
-        if named == "client":
+        if named == "transformers" and self.model_name_or_path == BYTES:
+            raise ConfigError("name a model (`agentfly models` lists what can be had offline), or a backend")
+        if named in ("client", "transformers"):
             settings.setdefault("model", self.model_name_or_path)
+        if named == "client":
             settings.setdefault("speaks", Speaks.MESSAGES if template is None else Speaks.TOKENS)
         return open_backend(named, **settings)
 
@@ -244,7 +247,7 @@ class BaseAgent:
                 raise ConfigError("this backend's server renders the prompt: template= and template_config= do nothing")
             return None
         history = settings.pop("history", History.APPEND)
-        tokenizer = load_tokenizer(self.model_name_or_path)
+        tokenizer = load_tokenizer(resolve(self.model_name_or_path))
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
         template = load_template(name, tokenizer, tools=self.schemas, history=history, variables=settings)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from agentfly.commands.models import app as models
+
 app = typer.Typer(
     help="Train language-model agents with reinforcement learning.",
     no_args_is_help=True,
@@ -18,6 +20,7 @@ app = typer.Typer(
 )
 template = typer.Typer(help="Chat templates.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(template, name="template")
+app.add_typer(models, name="models")
 env = typer.Typer(
     help="Environments: which there are, started, played by hand, watched.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -72,7 +75,7 @@ def run(
     save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file as JSON lines.")] = None,
 ) -> None:
     """Run one agent and watch it: from a recipe file or from flags, on a question or on rows of a data set."""
-    import agentfly.running as running
+    import agentfly.commands.running as running
 
     flags: dict[str, Any] = {
         "model_name_or_path": model, "template": template, "backend": backend, "system_prompt": system_prompt,
@@ -117,7 +120,7 @@ def list_environments(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them, with its tools in full.")] = None,
 ) -> None:
     """Say which environments come with AgentFly; or, of one, what its tools are."""
-    from agentfly import loading, worlds
+    from agentfly.commands import loading, worlds
 
     worlds.show(loading.prebuilt().values() if name is None else [loading.environment(name)], tools=name is not None)
 
@@ -132,7 +135,7 @@ def start_environment(
     once: Annotated[bool, typer.Option("--once", help="Close them once it is said how they started.")] = False,
 ) -> None:
     """Start instances, say how that went, and hold them until Ctrl-C."""
-    from agentfly import loading, worlds
+    from agentfly.commands import loading, worlds
 
     chosen = worlds.task_of(question, task, row)
     raise typer.Exit(0 if worlds.start(loading.environment(name), instances, chosen, once=once) else 1)
@@ -143,7 +146,7 @@ def play_environment(
     name: EnvironmentName, question: TaskQuestion = None, task: TaskFile = None, row: TaskRow = None
 ) -> None:
     """Act in an environment by hand, and see what a model would see."""
-    from agentfly import loading, playing, worlds
+    from agentfly.commands import loading, playing, worlds
 
     playing.play(loading.environment(name), worlds.task_of(question, task, row))
 
@@ -154,7 +157,7 @@ def environment_status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each look.")] = False,
 ) -> None:
     """Show what your environments on this machine are doing, in whichever process."""
-    from agentfly import worlds
+    from agentfly.commands import worlds
 
     worlds.status(watch=watch, as_json=as_json)
 
@@ -169,9 +172,10 @@ def check(
     """Say, property by property, whether a model's chat template can be extended exactly."""
     from rich.console import Console
 
+    from agentfly.models import resolve
     from agentfly.templates.check import check as examine
 
-    report = examine(model, name)
+    report = examine(resolve(model), name)
     Console().print(report)
     raise typer.Exit(0 if report.passed else 1)
 

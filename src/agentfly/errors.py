@@ -4,6 +4,7 @@
     ├── ConfigError         what you wrote cannot work; the message says what was asked, what there is, what to do
     │   └── DataError       a row, message or file cannot be read; names the place
     ├── TemplateError       this chat template cannot do what the rollout needs, found before the first token
+    ├── ModelBroken         the model computes what is no number: training went wrong; names the layer, ends the run
     ├── RecordError         a trajectory would stop being true (a wrong append, a value JSON cannot keep)
     └── Fault               something outside the model's words broke while a chain ran; the failure policy decides
         ├── EnvironmentFault    the world died or hung: a fresh one may do
@@ -34,6 +35,10 @@ class TemplateError(AgentFlyError):
 
 class RecordError(AgentFlyError):
     """A record would stop being true."""
+
+
+class ModelBroken(AgentFlyError):
+    """The model computes what is no number."""
 
 
 class Fault(AgentFlyError):

@@ -348,6 +348,8 @@ class Completion:
     """What the model was really shown, from servers that render the prompt; None: the request's own tokens."""
     message: Message | None = None
     """The reply as the server read it, from servers that speak messages; None: the template reads the tokens."""
+    raw_logprobs: Sequence[float] | None = None
+    """Log-probabilities under the model's own distribution, before temperature and filters; None: nobody told."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):

@@ -23,7 +23,13 @@ def open_backend(name: str, **settings: Any) -> Backend:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}.{hint}")
     module, attribute = BACKENDS[name]
-    factory: type[Backend] = getattr(importlib.import_module(module), attribute)
+    try:
+        factory: type[Backend] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "train"}.get(error.name or "")
+        if extra is None:
+            raise
+        raise ConfigError(f"backend {name!r} needs {error.name}: pip install 'agentfly[{extra}]'") from error
     try:
         return factory(**settings)
     except TypeError as error:

@@ -14,6 +14,7 @@ import heapq
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +102,10 @@ class Exchange:
         """
         await self.live()
         request = Request(next(self._order) if order is None else order, tuple(map(self.stock, kinds)), holder)
-        self._refuse_in_vain(request)
         while True:
+            self._refuse_in_vain(request)
             instances = await self._wait(request)
-            if await self._well(instances):
+            if await self._well(instances, holder):
                 break
             request = Request(request.order, request.stocks, holder)
         waited = time.monotonic() - request.since
@@ -127,9 +128,8 @@ class Exchange:
     async def _wait(self, request: Request) -> list[Instance]:
         for stock in request.stocks:
             stock.waiting += 1
-            if not stock.shared:
-                heapq.heappush(stock.queue, request)
-        self._granted(request)
+            heapq.heappush(stock.queue, request)
+        self._grant(request)
         self._stock_up(*request.stocks)
         if request.open:
             seconds = min(stock.pool.wait_timeout for stock in request.stocks)
@@ -163,24 +163,23 @@ class Exchange:
     def _dequeued(self, request: Request) -> None:
         for stock in request.stocks:
             stock.waiting -= 1
-        self._serve(*request.stocks)
+        self._serve(*(stock for stock in request.stocks if not stock.shared))  # of what is shared nobody had a turn
 
-    async def _well(self, instances: list[Instance]) -> bool:
+    async def _well(self, instances: list[Instance], holder: Holder) -> bool:
         """Whether all may be used. Where one may not it is buried, and the others go back for the time being."""
         try:
             for instance in instances:
+                timeout = self.stock(instance.kind).pool.reset_timeout
                 if instance.resting is not None:
-                    await instance.resting
-                    instance.resting = None
-                    await instance.housed.wake()
-                if (death := instance.housed.death()) is not None:
+                    await instance.wake(timeout)
+                if death := instance.spoiled or instance.housed.death():
                     raise EnvironmentFault(death)
                 if time.monotonic() - instance.idle_since > CHECK_AFTER and len(instance.holders) == 1:
-                    await instance.step("check", self.stock(instance.kind).pool.reset_timeout)
+                    await instance.step("check", timeout)
         except BaseException as error:
-            instance.spoiled = describe(error)
+            instance.spoiled = instance.spoiled or describe(error)
             for each in instances:
-                self.give_back(each, each.holders[-1])
+                self.give_back(each, holder)
             if not isinstance(error, Exception):
                 raise
             _LOG.warning("%r was idle and is no longer well: %s", instance, error)
@@ -191,26 +190,21 @@ class Exchange:
 
     def _serve(self, *stocks: Stock) -> None:
         """Grant what can be granted at these pools, and start what is missing for the rest."""
-        for stock in stocks:
-            for request in stock.candidates():
-                self._granted(request)
+        self._grant(*(request for stock in stocks for request in stock.candidates()))
         self._stock_up(*stocks)
 
-    def _granted(self, request: Request) -> bool:
-        """Grant a request if it is its turn everywhere and everything is ready; then perhaps those behind it."""
-        for stock in request.stocks:
-            if not stock.ready() or not (stock.shared or stock.head is request):
-                if stock.shared and request not in stock.queue:
-                    stock.queue.append(request)
-                return False
-        granted = [stock.take(request.holder) for stock in request.stocks]
-        for stock in request.stocks:
-            stock.waiting -= 1
-        request.future.set_result(granted)
-        for stock in request.stocks:
-            if not stock.shared and stock.head is not None:
-                self._granted(stock.head)
-        return True
+    def _grant(self, *requests: Request) -> None:
+        """Grant those whose turn it is everywhere and for whom everything is ready; then perhaps those behind them."""
+        turn = deque(requests)
+        while turn:
+            request = turn.popleft()
+            if not request.due:
+                continue
+            request.future.set_result([stock.take(request.holder) for stock in request.stocks])
+            for stock in request.stocks:
+                stock.waiting -= 1
+                if stock.head is not None:
+                    turn.append(stock.head)
 
     def _stock_up(self, *stocks: Stock) -> None:
         """Start what is missing at these pools; under a budget, at all of them, as long as there is room."""
@@ -311,7 +305,10 @@ class Exchange:
         """Take an instance back from one who had it; the last one's giving back ends the lease."""
         instance.holders.remove(holder)
         stock = self.stock(instance.kind)
-        if instance.holders or instance.number not in stock.lent:
+        if instance.number not in stock.lent:
+            return
+        if instance.holders:
+            self._stock_up(stock)  # where it died, somebody may wait for another
             return
         over = self._owed(stock) or stock.pool.recycle is Recycle.REPLACE
         del stock.lent[instance.number]
@@ -340,18 +337,12 @@ class Exchange:
                     stock.idle.remove(instance)
                     self._bury(stock, instance)
                 elif idle >= REST_AFTER and instance.resting is None:
-                    instance.resting = self._spawn(self._rest(instance))
+                    instance.resting = self._spawn(instance.rest(stock.pool.reset_timeout))
             if stock.idle:
                 soon = min(soon, max(stock.pool.idle_seconds / 4, 0.01))
         self._stock_up(*self.stocks.values())
         if not self._closed and any(stock.idle for stock in self.stocks.values()):
             self._sweeping = asyncio.get_running_loop().call_later(soon, self._sweep)
-
-    async def _rest(self, instance: Instance) -> None:
-        try:
-            await instance.housed.rest()
-        except Exception as error:
-            instance.spoiled = f"it could not be put to rest: {describe(error)}"
 
     # ── ending ──
 
@@ -388,6 +379,7 @@ class Exchange:
     async def end(self) -> None:
         """End every instance, whoever has it, and fail everybody who waits."""
         if self._life is not None:
+            await self._close()  # where this is cut short, the end of the loop goes on with it
             await self._life.aclose()
 
     async def _close(self) -> None:

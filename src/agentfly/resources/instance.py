@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from agentfly.environment import Environment, Housed
@@ -55,12 +56,30 @@ class Instance:
 
     async def step(self, method: str, timeout: float, *args: Any) -> None:
         """Call one of the contract's methods, within its time; whatever goes wrong is an EnvironmentFault."""
-        name, limit = f"{self.kind.__name__}.{method}", asyncio.timeout(timeout)
+        await self._within(timeout, method, getattr(self.environment, method), *args)
+
+    async def rest(self, timeout: float) -> None:
+        """Put it to rest; where that fails it is not lent again."""
+        try:
+            await self._within(timeout, "rest", self.housed.rest)
+        except EnvironmentFault as fault:
+            self.spoiled = str(fault)
+
+    async def wake(self, timeout: float) -> None:
+        """Wake it. Of several who are lent it at once, one does, and the others wait for that."""
+        async with self.turns:
+            if self.resting is not None and not self.spoiled:
+                await self.resting
+                await self._within(timeout, "wake", self.housed.wake)
+                self.resting = None
+
+    async def _within(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:
+        limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                await call(getattr(self.environment, method), *args)
+                await call(method, *args)
         except EnvironmentFault:
             raise
         except Exception as error:
             wrong = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
-            raise EnvironmentFault(f"{name} {wrong}") from error
+            raise EnvironmentFault(f"{self.kind.__name__}.{name} {wrong}") from error

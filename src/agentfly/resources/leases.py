@@ -12,7 +12,7 @@ from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources.figures import Holder
 from agentfly.resources.instance import Instance
-from agentfly.resources.stock import Stock
+from agentfly.resources.stock import QueueTimeout, Stock
 from agentfly.types import Task
 
 E = TypeVar("E", bound=Environment)
@@ -48,9 +48,10 @@ class Group:
         self._held: Held = {}
         self._holder = Holder()
         self._order: int | None = None
-        self._entering = asyncio.Lock()
+        self._asking = False
+        """Whether a chain is asking for the group's instances at the moment."""
         self._users = 0
-        self._left = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def join(self, shared: Kinds, own: Kinds, task: Task, holder: Holder) -> Held:
         """The group's instances and the chain's own. The first chain asks for both at once.
@@ -59,26 +60,53 @@ class Group:
         in the order of asking. Instances that died are given back when the last chain that has them has ended; until
         then a chain that needs others waits, and holds nothing.
         """
-        async with self._entering:
-            if any(each.spoiled for each in self._held.values()):
-                while self._users:
-                    self._left.clear()
-                    await self._left.wait()
-                self.close()
-            missing = [*own, *([] if self._held else shared)]
-            got: Held = {}
-            if missing:
-                order, got = await _acquired(self._lender, missing, task, holder, self._order)
-                if not self._held:
-                    self._held = {kind: got.pop(kind) for kind in shared}
-                    self._holder, self._order = holder, order
+        await self._turn(shared)
+        if not self._held:
+            self._asking = True
+            try:
+                order, got = await _acquired(self._lender, [*own, *shared], task, holder, None)
+            finally:
+                self._asking = False
+                self._changed.set()
+            self._held = {kind: got.pop(kind) for kind in shared}
+            self._holder, self._order = holder, order
             self._users += 1
-        return {**got, **self._held}
+            return {**got, **self._held}
+        held = {kind: self._held[kind] for kind in shared}
+        self._users += 1
+        try:
+            _, got = await _acquired(self._lender, own, task, holder, self._order) if own else (0, {})
+        except BaseException:
+            self.leave()
+            raise
+        return {**got, **held}
+
+    async def _turn(self, shared: Kinds) -> None:
+        """Wait until no other chain asks for the group's instances, nor uses what died; that goes back then."""
+        if self._held and (lacking := [kind.__name__ for kind in shared if kind not in self._held]):
+            raise ConfigError(f"the chains of a group share the same environments; the first had no {lacking[0]}")
+        seconds = min(self._lender.stock(kind).pool.wait_timeout for kind in shared)
+        try:
+            async with asyncio.timeout(seconds):
+                while self._asking or (self._users and self._died):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            names = " and ".join(kind.__name__ for kind in shared)
+            busy = "another chain of its group still waits for it" if self._asking else "it died in use"
+            users = f", and {self._users} chains of its group still have it" if self._users else ""
+            raise QueueTimeout(f"no {names} was free within {seconds:g} s: {busy}{users}") from None
+        if self._died:
+            self.close()
+
+    @property
+    def _died(self) -> bool:
+        return any(instance.spoiled for instance in self._held.values())
 
     def leave(self) -> None:
         """A chain has ended."""
         self._users -= 1
-        self._left.set()
+        self._changed.set()
 
     def close(self) -> None:
         """Give the group's instances back."""

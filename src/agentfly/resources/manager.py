@@ -98,9 +98,10 @@ class ResourceManager:
 
     async def close(self) -> None:
         """End every instance of this event loop. The manager can be used again after that."""
-        exchange = self._exchanges.pop(asyncio.get_running_loop(), None)
-        if exchange is not None:
-            await exchange.end()
+        loop = asyncio.get_running_loop()
+        if loop in self._exchanges:
+            await self._exchanges[loop].end()
+            self._exchanges.pop(loop, None)
 
     @property
     def _lender(self) -> Lender:

@@ -45,6 +45,12 @@ class Request:
         """Whether it still waits."""
         return not self.future.done()
 
+    @property
+    def due(self) -> bool:
+        """Whether it is its turn everywhere, and everything it asks for is ready."""
+        turns = (stock.ready() and (stock.shared or stock.head is self) for stock in self.stocks)
+        return self.open and all(turns)
+
 
 @dataclass(slots=True)
 class Trouble:
@@ -120,10 +126,7 @@ class Stock:
         """The requests that may be served: the first in the queue; of an instance that is everybody's, all."""
         if not self.shared:
             return [self.head] if self.head is not None else []
-        if not self.ready():
-            return []
-        waiting, self.queue = [each for each in sorted(self.queue) if each.open], []
-        return waiting
+        return [each for each in sorted(self.queue) if each.open] if self.ready() else []
 
     def _everybodys(self) -> Instance | None:
         """The instance that is lent and may be lent to others too."""

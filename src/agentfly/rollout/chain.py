@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, ModelBroken
 from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Turn
 from agentfly.resources import Leases
 from agentfly.rollout.acting import Actions
@@ -125,7 +125,7 @@ class Chain:
         try:
             async with limit:
                 return await self._turns()
-        except ConfigError:
+        except (ConfigError, ModelBroken):
             raise
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancelled_from_outside():

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly[train]'")
 
 from agentfly.backends.transformers import TransformersBackend  # noqa: E402
-from agentfly.errors import BackendFault, ConfigError  # noqa: E402
+from agentfly.errors import BackendFault, ConfigError, ModelBroken  # noqa: E402
 from agentfly.types import Finish  # noqa: E402
 from tests.backends.transformers.tiny import (  # noqa: E402
     FAMILIES,
@@ -47,7 +47,9 @@ async def test_greedy_output_is_what_generate_says_for_every_family(family: str)
     rows = prompts([1, 3, 20, 33, 5, 12])
     got = await asyncio.gather(*(backend.generate(asked(row, temperature=0)) for row in rows))
     assert [list(each.token_ids) for each in got] == [greedy(model, row, 12) for row in rows]
-    for row, each in zip(rows, got, strict=True):
+    sampled = await asyncio.gather(*(backend.generate(asked(row, seed=at)) for at, row in enumerate(rows)))
+    assert len({token for each in sampled for token in each.token_ids}) > 5
+    for row, each in zip([*rows, *rows], [*got, *sampled], strict=True):
         expected = scored(model, asked(row), each)
         torch.testing.assert_close(torch.tensor(each.logprobs), expected, atol=1e-4, rtol=0)
     await backend.close()
@@ -303,3 +305,69 @@ async def test_a_closed_engine_says_so(model: Any) -> None:
     with pytest.raises(BackendFault, match="the engine is closed"):
         await running
     await backend.close()
+
+
+# ── what other models need ──
+
+
+async def test_a_model_whose_attention_cannot_be_replaced_is_run_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    torch.manual_seed(0)
+    config = GPTNeoConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]],
+        max_position_embeddings=128, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = GPTNeoForCausalLM(config).eval()
+    backend = backend_of(model, max_batch_tokens=9)
+    assert "one sequence at a time" in caplog.text
+    rows = prompts([3, 25, 12])
+    got = await asyncio.gather(*(backend.generate(asked(row, temperature=0)) for row in rows))
+    assert [list(each.token_ids) for each in got] == [greedy(model, row, 12) for row in rows]
+    await backend.close()
+
+
+async def test_lora_adapters_are_applied_without_merging() -> None:
+    peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+    model = peft.get_peft_model(model_of(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    backend = backend_of(model.eval())
+    request = asked(prompts([20])[0], 12, seed=1)
+    got = await backend.generate(request)
+    torch.testing.assert_close(torch.tensor(got.logprobs), scored(model, request, got), atol=1e-4, rtol=0)
+    with model.disable_adapter():
+        assert (torch.tensor(got.logprobs) - scored(model, request, got)).abs().max() > 1e-3
+    await backend.close()
+
+
+async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    backend = backend_of(model)
+    with pytest.raises(ModelBroken, match=r"logits are not finite .* is model\.layers\.1\.mlp\.down_proj"):
+        await backend.generate(asked([5] * 10))
+    await backend.close()
+
+
+async def test_stop_strings_end_a_turn_and_nothing_sampled_is_cut(backend: TransformersBackend) -> None:
+    row = prompts([12])[0]
+    free = list((await backend.generate(asked(row, 12, seed=3))).token_ids)
+    backend._decode = lambda ids: "".join(f"<{each}>" for each in ids)  # type: ignore[method-assign,assignment]
+    got = await backend.generate(asked(row, 12, seed=3, stop=(f"{free[3]}><{free[4]}",)))
+    assert (list(got.token_ids), got.finish) == (free[:5], Finish.STOP)
+
+
+async def test_an_agent_runs_on_a_model_from_a_folder(tmp_path: Any) -> None:
+    from agentfly.agents import HFAgent
+    from agentfly.encoding.tokenizer import load_tokenizer
+
+    model_of().save_pretrained(tmp_path)
+    load_tokenizer("bytes").backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    agent = HFAgent(str(tmp_path), template="chatml", backend_config={"kv_memory": 1 << 22})
+    result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8})
+    assert [each.sampled_tokens for each in result] == [8, 8, 8]
+    await agent.close()

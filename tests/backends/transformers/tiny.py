@@ -35,7 +35,7 @@ def model_of(family: str = "llama", seed: int = 0) -> Any:
     model = AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
 
 

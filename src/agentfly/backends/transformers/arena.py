@@ -27,12 +27,10 @@ class Stretch:
 class Arena:
     """Places for keys and values of so many tokens, in every layer."""
 
-    def __init__(
-        self, layers: int, heads: int, width: int, capacity: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, capacity: int, data: torch.Tensor) -> None:
         self.capacity = capacity
-        self.data = torch.empty(layers, 2, capacity, heads, width, dtype=dtype, device=device)
-        """[layer, key or value, place, head, width]"""
+        self.data = data
+        """[layer, key or value, place, head, width]; empty where the keys and values are kept by somebody else."""
         self._free = [Stretch(0, capacity)]
         """In order, no two of them neighbours."""
 
@@ -85,4 +83,5 @@ class Arena:
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy `count` tokens' keys and values, in all layers, to places that do not overlap."""
-        self.data[:, :, target : target + count] = self.data[:, :, source : source + count]
+        if self.data.numel():
+            self.data[:, :, target : target + count] = self.data[:, :, source : source + count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ from agentfly.backend import Backend, Request
 from agentfly.backends.transformers.engine import Engine, OnUpdate
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.loading import device_of, dtype_of, load_model, memory_of
-from agentfly.backends.transformers.runner import Runner
+from agentfly.backends.transformers.runner import PlainRunner, Runner, packs
 from agentfly.encoding.codec import Codec
 from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import BackendFault, ConfigError
+from agentfly.models import resolve
 from agentfly.template import Template
 from agentfly.types import Completion
+
+_LOG = logging.getLogger(__name__)
 
 
 class TransformersBackend(Backend):
@@ -46,7 +50,8 @@ class TransformersBackend(Backend):
             raise ConfigError(f"on_update is one of {there}, not {on_update!r}") from None
         if isinstance(model, str):
             at = device_of(device)
-            self._name, loaded = model, load_model(model, at, dtype_of(dtype, at))
+            self._name = resolve(model)
+            loaded = load_model(self._name, at, dtype_of(dtype, at))
         else:
             if device is not None or dtype is not None:
                 raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
@@ -57,7 +62,7 @@ class TransformersBackend(Backend):
         config = loaded.config.get_text_config()
         self.context_length = min(config.max_position_embeddings, self._runner.arena.capacity)
         self._engine = Engine(
-            self._runner, max_rows or (512 if gpu else 64), max_batch_tokens or (8192 if gpu else 512)
+            self._runner, max_rows or (512 if gpu else 64), max_batch_tokens or (32768 if gpu else 512)
         )
         self._codec: Codec | None = None
 
@@ -99,12 +104,14 @@ class TransformersBackend(Backend):
     @torch.no_grad()
     def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
         named = dict(self._runner.model.named_parameters(remove_duplicate=False))
-        for name, value in weights:
+        given = list(weights)
+        for name, value in given:  # all are looked at before the first is taken
             if name not in named:
                 raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
             if named[name].shape != value.shape:
                 wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
                 raise ConfigError(f"the weight {name!r} has the shape {wrong}")
+        for name, value in given:
             named[name].copy_(value)
 
     async def close(self) -> None:
@@ -112,6 +119,9 @@ class TransformersBackend(Backend):
 
 
 def _runner(model: Any, memory: int, gpu: bool) -> Runner:
+    if not packs(model):
+        _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
+        return PlainRunner(model, memory)
     if not gpu:
         return Runner(model, memory)
     from agentfly.backends.transformers.cuda import GraphRunner  # Triton comes with torch for GPUs only

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from concurrent.futures import Future
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.runner import Runner
 from agentfly.backends.transformers.scheduler import Chunk, Scheduler
-from agentfly.errors import AgentFlyError, BackendFault, describe
+from agentfly.errors import AgentFlyError, BackendFault, ModelBroken, describe
 from agentfly.types import Completion, Finish
 
 FAULTS = 3
@@ -56,7 +57,7 @@ class Engine:
     def __init__(self, runner: Runner, rows: int, tokens: int) -> None:
         """`rows`: most turns sampled at once; `tokens`: most tokens in one forward pass."""
         self._runner = runner
-        self._scheduler = Scheduler(runner.arena, rows, tokens)
+        self._scheduler = Scheduler(runner.arena, rows, tokens, runner.reuses)
         self._tickets: dict[Job, Ticket] = {}
         self._orders: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
@@ -135,6 +136,8 @@ class Engine:
         fresh: list[tuple[Job, int]] = []
         for chunk, drawn in zip(chunks, self._runner.run(chunks), strict=True):
             job = chunk.job
+            if not all(math.isfinite(logprob) for _, logprob, _ in drawn):
+                raise self._broken_model(job)
             job.cached += chunk.count
             for count, (token, logprob, own) in enumerate(drawn, 1):
                 job.append(token, logprob, own, self.version)
@@ -146,6 +149,13 @@ class Engine:
             if job.finish is not None:
                 self._scheduler.remove(job)
         self._deliver(fresh)
+
+    def _broken_model(self, job: Job) -> ModelBroken:
+        where = self._runner.culprit(job.tokens)
+        return ModelBroken(
+            f"the model's logits are not finite (weights of version {self.version}); "
+            + (f"the first part with such an output is {where}" if where else "computed alone, they are")
+        )
 
     def _begin(self, ticket: Ticket) -> None:
         if self._broken or self._closed:

@@ -81,4 +81,4 @@ class Job:
     @property
     def completion(self) -> Completion:
         assert self.finish is not None
-        return Completion(self.sampled, self.logprobs, self.versions, self.finish)
+        return Completion(self.sampled, self.logprobs, self.versions, self.finish, raw_logprobs=self.raw_logprobs)

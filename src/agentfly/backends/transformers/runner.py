@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
+from agentfly.backend import Request
 from agentfly.backends.transformers import attention
 from agentfly.backends.transformers.arena import Arena
 from agentfly.backends.transformers.attention import Layout, Piece, Pieces
+from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.sampling import draw
 from agentfly.backends.transformers.scheduler import Chunk
-from agentfly.errors import AgentFlyError
+from agentfly.errors import describe
+from agentfly.types import Sampling
+
+_LOG = logging.getLogger(__name__)
 
 Drawn = tuple[int, float, float]
 """A token, the log-probability it was drawn with, and the model's own."""
 
 
-class Unpacked(AgentFlyError):
-    """This model cannot be run over packed batches."""
-
-
 class Runner:
     """A model over an arena."""
 
+    reuses = True
+    """Whether what was computed for one job can be used by another."""
+
     def __init__(self, model: Any, memory: int) -> None:
-        """`model` shares its weights with the given one; `memory` are bytes for keys and values."""
-        self.model = sharing(model)
-        config = model.config.get_text_config()
-        heads = config.num_key_value_heads or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        """`model` lends its weights; `memory` are bytes for keys and values."""
         parameter = next(model.parameters())
-        token = 2 * config.num_hidden_layers * heads * width * parameter.dtype.itemsize
+        layers, heads, width = _shape(model.config.get_text_config())
+        capacity = max(memory // (2 * layers * heads * width * parameter.dtype.itemsize), 1)
         self.device = parameter.device
-        self.arena = Arena(
-            config.num_hidden_layers, heads, width, max(memory // token, 1), parameter.dtype, parameter.device
-        )
+        self.model = self._model(model)
+        self.arena = Arena(capacity, parameter.new_empty(self._data_shape(layers, capacity, heads, width)))
+
+    def _model(self, model: Any) -> Any:
+        """The same weights in a model object of its own, whose attention reads the arena."""
+        return sharing(model, attention.NAME)
+
+    def _data_shape(self, layers: int, capacity: int, heads: int, width: int) -> tuple[int, ...]:
+        return (layers, 2, capacity, heads, width)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> list[list[Drawn]]:
@@ -46,6 +55,26 @@ class Runner:
         rows = [chunk.job.row for chunk in chunks if chunk.samples]
         drawn = iter(zip(*(each.tolist() for each in draw(logits, rows)), strict=True) if rows else ())
         return [[next(drawn)] if chunk.samples else [] for chunk in chunks]
+
+    @torch.inference_mode()
+    def culprit(self, tokens: Sequence[int]) -> str:
+        """The first part of the model whose output is not finite for these tokens; empty where all are."""
+        found: list[str] = []
+
+        def look(name: str) -> Any:
+            def hook(_: Any, __: Any, out: Any) -> None:
+                first = out[0] if isinstance(out, tuple) else out
+                if not found and isinstance(first, torch.Tensor) and not torch.isfinite(first).all():
+                    found.append(name)
+
+            return hook
+
+        plain = sharing(self.model, "eager")
+        hooks = [part.register_forward_hook(look(name)) for name, part in plain.named_modules() if name]
+        plain(torch.tensor([list(tokens)], device=self.device))
+        for hook in hooks:
+            hook.remove()
+        return found[0] if found else ""
 
     def _logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """The logits behind the last token of every chunk that ends its job's tokens."""
@@ -78,12 +107,73 @@ class Runner:
         return logits
 
 
-def sharing(model: Any) -> Any:
-    """The same weights in a model object of its own, whose attention reads the arena."""
-    twin = copy.copy(model)
-    twin.config = copy.deepcopy(model.config)
+class PlainRunner(Runner):
+    """For a model whose attention cannot be replaced: one sequence at a time, with the model's own cache."""
+
+    reuses = False
+
+    def __init__(self, model: Any, memory: int) -> None:
+        super().__init__(model, memory)
+        self._pasts: WeakKeyDictionary[Job, Any] = WeakKeyDictionary()
+
+    def _model(self, model: Any) -> Any:
+        return sharing(model)
+
+    def _data_shape(self, layers: int, capacity: int, heads: int, width: int) -> tuple[int, ...]:
+        return (0,)
+
+    def _logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        logits = [self._next(chunk) for chunk in chunks if chunk.samples]
+        return torch.stack(logits) if logits else torch.empty(0)
+
+    def _next(self, chunk: Chunk) -> torch.Tensor:
+        """The logits behind a job's last token. A prompt is computed when all of it is there, never by chunks."""
+        job = chunk.job
+        past = self._pasts.get(job) if job.cached else None
+        ids = torch.tensor([job.tokens[job.cached :] if past is not None else job.tokens], device=self.device)
+        out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+        kept = getattr(out, "past_key_values", None)
+        if kept is not None:
+            self._pasts[job] = kept
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+
+def packs(model: Any) -> bool:
+    """Whether the model says over a packed batch what it says over each sequence alone."""
+    try:
+        runner = Runner(model, 1 << 24)
+        vocabulary = model.config.get_text_config().vocab_size
+        jobs = [
+            Job(Request([(7 * at + 3 * length) % vocabulary for at in range(length)], Sampling()), 1, str)
+            for length in (5, 19)
+        ]
+        for job in jobs:
+            job.stretch = runner.arena.take(len(job.tokens) + 1)
+        with torch.inference_mode():
+            first = runner._logits([Chunk(jobs[0], 4), Chunk(jobs[1], 18)])
+            for job in jobs:
+                job.cached = len(job.tokens) - 1
+            second = runner._logits([Chunk(job, 1) for job in jobs])
+            alone = torch.stack([model(torch.tensor([job.tokens], device=runner.device)).logits[0, -1] for job in jobs])
+    except Exception as error:
+        _LOG.info("%s cannot be run over packed batches: %s", type(model).__name__, describe(error))
+        return False
+    spread = (second - alone).abs().max().item() / max(alone.float().std().item(), 1e-6)
+    return not len(first) and spread < (1e-3 if alone.dtype == torch.float32 else 0.3)
+
+
+def _shape(config: Any) -> tuple[int, int, int]:
+    """Layers, key heads and their width."""
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or config.hidden_size // (getattr(config, "num_attention_heads", 1) or 1)
+    return config.num_hidden_layers, heads, width
+
+
+def sharing(model: Any, attention_by: str | None = None) -> Any:
+    """The same weights in a model object of its own; `attention_by` names its attention, None leaves that as it is."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    memo[id(model.config)] = twin.config
     twin = copy.deepcopy(model, memo)
-    twin.set_attn_implementation(attention.NAME)
+    if attention_by is not None:
+        twin.set_attn_implementation(attention_by)
     return twin.eval()

@@ -14,7 +14,7 @@ from agentfly.backends.transformers.arena import Arena, Stretch
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.shelf import Kept, Shelf, nearest
 
-RESERVE = 64
+RESERVE = 256
 """Tokens of room that a job gets ahead of what it has."""
 WORTH_WAITING = 32
 """Tokens of prompt that another job is about to compute, for which a job waits to copy them."""
@@ -36,9 +36,9 @@ class Chunk:
 class Scheduler:
     """The queue, the jobs that run, and the room they have."""
 
-    def __init__(self, arena: Arena, rows: int, tokens: int) -> None:
-        """`rows`: most jobs at once; `tokens`: most tokens in one step."""
-        self.arena, self.shelf = arena, Shelf(arena)
+    def __init__(self, arena: Arena, rows: int, tokens: int, reuse: bool = True) -> None:
+        """`rows`: most jobs at once; `tokens`: most tokens in one step; `reuse`: whether what was computed can be."""
+        self.arena, self.shelf, self._reuse = arena, Shelf(arena), reuse
         self._rows, self._tokens = rows, tokens
         self.waiting: list[Job] = []
         """The least advanced chain first, and among equals whoever came first."""
@@ -53,6 +53,8 @@ class Scheduler:
         if job in self.running:
             self.running.remove(job)
             self.shelf.keep(job)
+            if not self._reuse:
+                self.shelf.clear()
         elif job in self.waiting:
             self.waiting.remove(job)
 
@@ -83,7 +85,7 @@ class Scheduler:
                 break
             source: Kept | Job | None
             source, same = self.shelf.best(job.prompt)
-            ahead, shared = nearest(job.prompt, self.running)
+            ahead, shared = nearest(job.prompt, self.running) if self._reuse else (None, 0)
             if ahead is not None and shared > same + WORTH_WAITING:
                 if ahead.cached < shared:
                     continue  # what it shares with another is being computed: it waits, and then copies

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentfly import models
-from agentfly.cli_models import app
+from agentfly.commands.models import app
 from agentfly.errors import ConfigError
 from agentfly.models.cache import Prepared
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.commands.loading import environment
+from agentfly.commands.typed import read_call
+from agentfly.commands.worlds import start, task_of
 from agentfly.environments import CodeInterpreter
 from agentfly.errors import ConfigError
-from agentfly.loading import environment
 from agentfly.tooling import Toolbox
-from agentfly.typed import read_call
-from agentfly.worlds import start, task_of
 
 COMMAND = [sys.executable, "-c", "from agentfly.cli import main; main()", "env"]
 WORLDS = '''
@@ -249,38 +249,46 @@ def test_a_task_that_cannot_be_meant(question: str | None, data: str | None, row
 
 
 def test_by_hand_in_a_terminal_ctrl_c_gives_up_an_action_and_ctrl_d_leaves() -> None:
-    screen, keyboard = pty.openpty()
+    file, keyboard = pty.openpty()
+    screen = Screen(file)
     command = [*COMMAND, "play", "worlds.py:Counter"]
     process = subprocess.Popen(command, stdin=keyboard, stdout=keyboard, stderr=keyboard, start_new_session=True)
     os.close(keyboard)
     try:
-        _until(screen, b"> ")
-        os.write(screen, b"press 2\n")
-        _until(screen, b"it shows 2.")
-        os.write(screen, b"rest\n")
-        _until(screen, b"resting")
+        screen.until(b"> ")
+        os.write(file, b"press 2\n")
+        screen.until(b"it shows 2.")
+        os.write(file, b"rest\n")
+        screen.until(b"resting")
         process.send_signal(signal.SIGINT)
-        assert b"you have a fresh one" in _until(screen, b"fresh one")
-        os.write(screen, b"press 5\n")
-        _until(screen, b"it shows 5.")
-        _until(screen, b"> ")  # before that, the terminal would take Ctrl-D for itself
-        os.write(screen, b"\x04")
+        assert b"you have a fresh one" in screen.until(b"fresh one")
+        os.write(file, b"press 5\n")
+        screen.until(b"it shows 5.")
+        screen.until(b"> ")  # before that, the terminal would take Ctrl-D for itself
+        os.write(file, b"\x04")
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
-        os.close(screen)
+        os.close(file)
     assert Path("closed").read_text() == "xx"
 
 
-def _until(screen: int, wanted: bytes) -> bytes:
-    """What is written on the screen up to what is wanted."""
-    seen, patience = b"", time.monotonic() + 60
-    while wanted not in seen:
-        ready, _, _ = select.select([screen], [], [], max(patience - time.monotonic(), 0))
-        assert ready, seen
-        seen += os.read(screen, 4096)
-    return seen
+class Screen:
+    """What a terminal shows, read once."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._left = file, b""
+
+    def until(self, wanted: bytes) -> bytes:
+        """All up to and with what is wanted; what comes behind it is kept for the next time."""
+        patience = time.monotonic() + 60
+        while wanted not in self._left:
+            ready, _, _ = select.select([self._file], [], [], max(patience - time.monotonic(), 0))
+            assert ready, self._left
+            self._left += os.read(self._file, 4096)
+        seen, found, self._left = self._left.partition(wanted)
+        return seen + found
 
 
 def test_words_that_are_arguments_in_their_order() -> None:

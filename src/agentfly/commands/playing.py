@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from agentfly.console import harmless
+from agentfly.commands.console import harmless
+from agentfly.commands.typed import read_call
+from agentfly.commands.worlds import NO_TASK, NO_TASK_HINT, tool_lines
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.outcome import CallStatus
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox, ToolResult
-from agentfly.typed import read_call
 from agentfly.types import Image, Task, ToolCall
-from agentfly.worlds import NO_TASK, NO_TASK_HINT, tool_lines
 
 T = TypeVar("T")
 GREETING = """\

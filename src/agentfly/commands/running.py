@@ -16,9 +16,9 @@ from rich.console import Console
 
 from agentfly import agents
 from agentfly.agent import BaseAgent
-from agentfly.console import LiveView, harmless, summary
+from agentfly.commands.console import LiveView, harmless, summary
+from agentfly.commands.loading import load, of_the_file
 from agentfly.errors import ConfigError, DataError, describe
-from agentfly.loading import load, of_the_file
 from agentfly.outcome import FailureKind
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import Event, Observer

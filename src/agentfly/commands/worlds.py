@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agentfly.console import harmless
+from agentfly.commands.console import harmless
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import Figures, Leases, ResourceManager

@@ -1,0 +1,201 @@
+"""A model is there whole or not at all, whatever happens to the process that prepares it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentfly.errors import ConfigError
+from agentfly.models.cache import MANIFEST, Prepared, fault, ready, root
+
+CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
+PREPARATION = """
+import sys, time
+from pathlib import Path
+from agentfly.models.cache import Prepared, ready
+
+def build(folder, scratch):
+    (scratch / "download").write_bytes(b"x" * 100_000)
+    (folder / "config.json").write_bytes(b"{}")
+    with (folder / "model.safetensors").open("wb") as file:
+        for _ in range(400):
+            file.write(bytes(range(256)))
+            file.flush()
+            time.sleep(float(sys.argv[1]))
+    print("built", flush=True)
+
+print("started", flush=True)
+print(ready(Prepared("slow", "1", "a test", "none", 1, 1, build)), flush=True)
+"""
+"""Prepares a model slowly, in a process of its own."""
+
+
+def build(folder: Path, scratch: Path) -> None:
+    (scratch / "download").write_bytes(b"x")
+    for name, content in CONTENTS.items():
+        (folder / name).write_bytes(content)
+
+
+def model(build: Callable[[Path, Path], None] = build, name: str = "slow") -> Prepared:
+    return Prepared(name, "1", "a test", "none", 1, 1, build)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "cache"))
+    return root()
+
+
+def preparation(pause: float) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PREPARATION, str(pause)], stdout=subprocess.PIPE, text=True)
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+
+
+def left_beside(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.name not in ("slow-1", ".slow-1.lock")]
+
+
+def test_it_is_prepared_once_and_nothing_is_left_beside_it(cache: Path) -> None:
+    folder = ready(model())
+    assert held(folder) == CONTENTS
+    assert not left_beside(cache)
+
+    def never(folder: Path, scratch: Path) -> None:
+        raise AssertionError("it is prepared already")
+
+    assert ready(model(never)) == ready(model(never), thorough=True) == folder
+
+
+def test_killed_at_any_moment_it_leaves_nothing_that_is_taken_for_a_model(cache: Path) -> None:
+    chance = random.Random(1)
+    half_made = 0
+    for _ in range(6):
+        with preparation(0.002) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0, 1.0))
+            process.kill()
+        half_made += bool(left_beside(cache))
+        assert fault(model()) in ("", "it is not prepared")
+        if not fault(model()):
+            assert held(model().folder) == CONTENTS
+    assert half_made  # else nothing was interrupted, and nothing shown
+    assert held(ready(model())) == CONTENTS
+    assert not left_beside(cache)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_halfway_it_is_prepared_by_the_next(cache: Path, how: signal.Signals) -> None:
+    with preparation(0.05) as process:
+        while not list(cache.glob(".slow-1.part-*/model/model.safetensors")):
+            time.sleep(0.01)
+        process.send_signal(how)
+    assert bool(left_beside(cache)) == (how is signal.SIGKILL)
+    assert fault(model()) == "it is not prepared"
+    assert held(ready(model())) == CONTENTS
+    assert not left_beside(cache)
+
+
+def test_two_processes_prepare_it_once() -> None:
+    with preparation(0.001) as one, preparation(0.001) as other:
+        told = [process.communicate()[0].splitlines() for process in (one, other)]
+    assert [lines[-1] for lines in told] == [str(model().folder)] * 2
+    assert sum("built" in lines for lines in told) == 1
+
+
+def test_two_threads_prepare_it_once() -> None:
+    builds: list[Path] = []
+
+    def slow(folder: Path, scratch: Path) -> None:
+        builds.append(folder)
+        time.sleep(0.1)
+        build(folder, scratch)
+
+    threads = [threading.Thread(target=ready, args=(model(slow),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builds) == 1
+    assert held(model().folder) == CONTENTS
+
+
+def test_a_failed_preparation_is_told_and_leaves_nothing(cache: Path) -> None:
+    def failing(folder: Path, scratch: Path) -> None:
+        build(folder, scratch)
+        raise ConfigError("no network")
+
+    with pytest.raises(ConfigError, match="no network"):
+        ready(model(failing))
+    assert not left_beside(cache)
+    assert fault(model()) == "it is not prepared"
+    assert held(ready(model())) == CONTENTS
+
+
+def cut_short(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 7)
+
+
+def removed(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def odd_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text(json.dumps({"files": ["config.json"]}))
+
+
+def half_a_manifest(folder: Path) -> None:
+    os.truncate(folder / MANIFEST, 20)
+
+
+@pytest.mark.parametrize("damage", [cut_short, removed, no_manifest, odd_manifest, half_a_manifest])
+def test_a_broken_model_is_told_and_prepared_again(
+    damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(ready(model()))
+    wrong = fault(model())
+    assert wrong
+    caplog.clear()
+    assert held(ready(model())) == CONTENTS
+    assert wrong in caplog.text
+    assert not fault(model(), thorough=True)
+    assert not left_beside(cache)
+
+
+def test_a_changed_byte_is_found_when_every_byte_is_read() -> None:
+    weights = ready(model()) / "model.safetensors"
+    weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
+    assert not fault(model())
+    assert "model.safetensors" in fault(model(), thorough=True)
+    assert held(ready(model(), thorough=True)) == CONTENTS
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"slow cannot be prepared in .*AGENTFLY_CACHE"):
+        ready(model())
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AGENTFLY_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert root() == tmp_path / "agentfly" / "models"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert root() == Path("/home/somebody/.cache/agentfly/models")

@@ -1,0 +1,137 @@
+"""The tiny model: its tokens, its template, what it is shown, and what it has learned."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly import models
+from agentfly.agents import HFAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.models import tiny
+from agentfly.models.lookup import (
+    ATTRIBUTES,
+    NAMES,
+    UNKNOWN,
+    WAYS,
+    Demonstration,
+    Lookup,
+    call,
+    demonstrations,
+    draw,
+    known,
+)
+from agentfly.models.tiny_tokenizer import VOCABULARY, tiny_tokenizer
+from agentfly.templates import load_template
+from agentfly.templates.check import Mark
+from agentfly.templates.check import check as check_template
+
+SHOWN = list(demonstrations(600))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer(text for each in SHOWN for text in each.texts)
+
+
+def test_its_template_is_exact_for_every_kind_of_turn(tokenizer: Any) -> None:
+    report = check_template(tokenizer)
+    assert report.passed
+    assert all(finding.mark is Mark.GOOD for finding in report.findings if finding.property != "images")
+
+
+@pytest.mark.parametrize("name", [None, "chatml"])
+def test_a_call_is_read_back_from_either_template(tokenizer: Any, name: str | None) -> None:
+    template = load_template(name, tokenizer, tools=[Lookup.lookup.schema])
+    (said,) = template.read(call("Fotem", "friend")).message.tool_calls
+    assert (said.name, said.arguments) == ("lookup", {"who": "Fotem", "what": "friend"})
+
+
+def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Any) -> None:
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    for name in NAMES[:50]:
+        alone = ids(name)
+        for before, after in ((" of ", "?"), ('": "', '", "'), ("\n", "\n")):
+            assert ids(before + name + after) == ids(before) + alone + ids(after)
+
+
+@pytest.mark.parametrize("text", ["", " ", "a  b\n\n c", "Köln 你好 😀", "x=1234;\t", "<|im_end|>", *NAMES[:3]])
+def test_any_text_comes_back_from_its_tokens(tokenizer: Any, text: str) -> None:
+    assert len(tokenizer) == VOCABULARY
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+async def test_what_it_learns_from_is_what_a_chain_records(tokenizer: Any, tmp_path: Path) -> None:
+    """The scripted backend says what is said in the demonstration, and the tool answers it."""
+    tokenizer.save_pretrained(tmp_path)
+    drawn = random.Random(3)
+    for _ in range(5):
+        row = draw(drawn)
+        first, second = (row["who"], row["relation"]), (row["facts"][row["who"]][row["relation"]], row["attribute"])
+        calls = tuple((call(*asked), known(row["facts"], *asked)) for asked in (first, second))
+        shown = Demonstration(row["question"], calls, row["answer"])
+        script = [*(said for said, _ in calls), row["answer"]]
+        agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], backend=ScriptedBackend(script))
+        (chain,) = (await agent.run(row)).trajectories
+        await agent.close()
+        (segment,) = chain.segments
+        ((tokens, labels),) = tiny.examples(tokenizer, [shown])
+        assert tokens == segment.tokens.tolist()
+        assert [label != tiny.IGNORED for label in labels] == segment.mask.tolist()
+        assert all(label in (token, tiny.IGNORED) for token, label in zip(tokens, labels, strict=True))
+
+
+def test_demonstrations_never_name_the_people_held_out() -> None:
+    text = json.dumps([each.texts for each in SHOWN])
+    assert not [name for name in NAMES[-240:] if name in text]
+    asked = random.Random(0)
+    assert all(set(draw(asked, held_out=True)["facts"]) <= set(NAMES[-240:]) for _ in range(20))
+
+
+def test_demonstrations_are_the_same_for_the_same_seed_and_show_every_way() -> None:
+    assert SHOWN == list(demonstrations(600)) != list(demonstrations(600, seed=1))
+    assert sum(WAYS.values()) == 100
+    assert {len(each.calls) for each in SHOWN} == {0, 1, 2, 3}
+    values = {value for values in ATTRIBUTES.values() for value in values}
+    assert {each.answer for each in SHOWN} > values
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the tiny model is made with torch")
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    made = []
+    for name, seed, gradients in (("one", 0, True), ("same", 0, False), ("other", 1, True)):
+        (tmp_path / name).mkdir()
+        with torch.set_grad_enabled(gradients):
+            tiny.build(tmp_path / name, tmp_path, steps=3, seed=seed)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert made[0] == made[1]
+    assert made[0]["model.safetensors"] != made[2]["model.safetensors"]
+    assert torch.equal(state, torch.random.get_rng_state())  # the caller's random numbers are its own
+    assert threads == torch.get_num_threads()
+
+
+async def test_it_calls_its_tool_in_good_form() -> None:
+    pytest.importorskip("torch", reason="the tiny model is made with torch")
+    if models.fault(models.PREPARED["tiny"]):
+        pytest.skip("the tiny model takes a minute to make: agentfly models prepare tiny")
+    folder = models.resolve("tiny")
+    settings = {
+        "backend": "transformers",
+        "backend_config": {"model": folder, "kv_memory": 1 << 26, "dtype": "float32"},
+    }
+    agent = HFAgent(folder, tools=[Lookup.lookup], **settings)
+    drawn = random.Random(11)
+    rows = [draw(drawn, held_out=True) for _ in range(60)]
+    result = await agent.run(rows, max_turns=4, sampling={"temperature": 1.0, "max_tokens": 40}, seed=0)
+    await agent.close()
+    turns = [m for chain in result.trajectories for m in chain.messages if m.role == "assistant"]
+    called = [bool(turn.tool_calls) for turn in turns if turn.tool_calls or "tool_call" in turn.text]
+    assert len(called) >= 30
+    assert sum(called) >= 0.9 * len(called)
+    answers = [m.content for chain in result.trajectories for m in chain.messages if m.role == "tool"]
+    assert sum(answer != UNKNOWN for answer in answers) >= 0.5 * len(answers)  # it copies the names it is given
