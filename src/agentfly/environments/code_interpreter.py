@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
 
 from agentfly.environment import Environment, Pool, Recycle
-from agentfly.errors import DataError
+from agentfly.errors import DataError, EnvironmentFault
 from agentfly.resources.sandbox import FileRefused, Limits, Outcome, Session
 from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
 from agentfly.tooling import tool
@@ -58,6 +58,11 @@ class CodeInterpreter(Environment):
         self._files = _files_of(task)
         await self._fill() if self._fresh else await self._start_over()
         self._fresh = False
+
+    async def check(self) -> None:
+        """Fail where the session died while nobody used it."""
+        if not self._live.alive:
+            raise EnvironmentFault("the session is gone")
 
     async def close(self) -> None:
         if self._session is not None:

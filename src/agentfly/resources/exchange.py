@@ -190,6 +190,8 @@ class Exchange:
 
     def _serve(self, *stocks: Stock) -> None:
         """Grant what can be granted at these pools, and start what is missing for the rest."""
+        if self._closed:
+            return
         self._grant(*(request for stock in stocks for request in stock.candidates()))
         self._stock_up(*stocks)
 
@@ -367,8 +369,7 @@ class Exchange:
         self._burials.pop(instance, None)
         self._instances.discard(instance)
         stock.closing -= 1
-        if not self._closed:
-            self._serve(stock)
+        self._serve(stock)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

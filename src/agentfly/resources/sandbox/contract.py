@@ -63,6 +63,11 @@ class Session(Protocol):
         """Its working folder, as it sees it itself."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used, as far as can be told without a call."""
+        ...
+
     async def run(self, code: str, timeout: float | None = None) -> Outcome:
         """Run Python. What the code does wrong is in the outcome, never raised."""
         ...

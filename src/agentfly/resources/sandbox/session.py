@@ -59,8 +59,8 @@ class CellSession(Session):
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used."""
-        return not self._over
+        """Whether it can be used, as far as can be told without a call."""
+        return not self._over and not self._cell.wire.hung_up()
 
     async def run(self, code: str, timeout: float | None = None) -> Outcome:
         """Run Python; variables stay."""

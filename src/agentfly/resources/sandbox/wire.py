@@ -60,6 +60,17 @@ class Wire:
         self._waiting: asyncio.Future[None] | None = None
         self._expired = False
 
+    def hung_up(self) -> bool:
+        """Whether the other end is gone, where that can be told while nobody talks. It takes nothing off the wire."""
+        if self._expired:
+            return True
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Let go of the socket."""
         self.expire()
