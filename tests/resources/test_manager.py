@@ -304,6 +304,19 @@ async def test_an_idle_instance_that_is_unwell_is_replaced_before_a_chain_sees_i
     assert (World.log.count("check"), only(manager).buried) == (3, 1)
 
 
+async def test_starts_that_fail_side_by_side_are_one_failure(manager: ResourceManager) -> None:
+    class Hasty(World):
+        async def start(self) -> None:
+            await super().start()
+            if len(self.log) <= 8:
+                raise OSError("not yet")
+
+    many = [manager.leases(TASK, [Hasty]) for _ in range(8)]
+    await asyncio.gather(*(leases.get(Hasty) for leases in many))
+    assert only(manager).failed_starts == 8
+    await asyncio.gather(*(leases.release() for leases in many))
+
+
 # ── pools ──
 
 
@@ -495,6 +508,27 @@ def test_nobody_waits_for_ever_whatever_chains_need(
     asyncio.run(run())
 
 
+async def test_thousands_who_wait_for_one_slow_start_are_all_served() -> None:
+    manager, judge_may_start = ResourceManager(), asyncio.Event()
+
+    class Judge(Environment):
+        pool = Pool(scope="global", concurrent=True)  # type: ignore[arg-type]
+
+        async def start(self) -> None:
+            await judge_may_start.wait()
+
+    async def chain() -> None:
+        async with manager.leases(TASK, [World, Judge]) as leases:
+            await leases.get(World)
+
+    chains = [asyncio.create_task(chain()) for _ in range(2000)]
+    await until(lambda: [each.warm for each in manager.figures()] == [2000, 0])
+    judge_may_start.set()
+    await asyncio.gather(*chains)
+    assert {(each.lent, each.waiting) for each in manager.figures()} == {(0, 0)}
+    await manager.close()
+
+
 # ── the budget ──
 
 
@@ -648,6 +682,73 @@ async def test_a_group_scope_without_a_group_is_refused(manager: ResourceManager
             await leases.get(Shared)
 
 
+async def test_a_global_instance_that_died_is_replaced_for_one_who_waits_for_something_else_too() -> None:
+    manager = ResourceManager({Board: Pool(scope="global"), World: Pool(max_instances=1)})  # type: ignore[arg-type]
+
+    async def die(_: Any) -> None:
+        raise EnvironmentFault("dead")
+
+    async with manager.leases(TASK, [Board]) as other, manager.leases(TASK, [World]) as busy:
+        await other.get(Board)
+        await busy.get(World)
+        async with manager.leases(TASK, [World, Board]) as leases:
+            waiting = asyncio.create_task(leases.get(World))
+            await until(lambda: [each.waiting for each in manager.figures()] == [1, 1])
+            async with manager.leases(TASK, [Board]) as unlucky:
+                with pytest.raises(EnvironmentFault):
+                    await unlucky.act([Board], die)
+            assert {each.environment: each.starting for each in manager.figures()} == {"Board": 1, "World": 0}
+            await busy.release()
+            await waiting
+    await manager.close()
+
+
+async def test_the_chains_of_a_group_get_their_own_instances_side_by_side() -> None:
+    manager, together = pooled(Board, scope="group"), asyncio.Barrier(3)
+    group = manager.group()
+
+    class Own(Environment):
+        async def reset(self, task: Task) -> None:
+            if task.id:
+                await together.wait()
+
+    async def chain(name: str) -> None:
+        async with manager.leases(Task.of("Q", id=name), [Board, Own], group=group) as leases:
+            await leases.get(Own)
+
+    await chain("")
+    async with asyncio.timeout(20):
+        await asyncio.gather(*map(chain, "abc"))
+    group.close()
+    await manager.close()
+
+
+async def test_who_waits_for_the_others_of_his_group_has_a_deadline_too() -> None:
+    manager = pooled(Board, scope="group", wait_timeout=0.5, reset_timeout=60.0)
+    group = manager.group()
+    World.hangs.add("reset")
+    first = asyncio.create_task(manager.leases(TASK, [Board], group=group).get(Board))
+    await until(lambda: "reset" in World.log)
+    async with asyncio.timeout(20):
+        with pytest.raises(QueueTimeout, match="another chain of its group still waits for it"):
+            await manager.leases(TASK, [Board], group=group).get(Board)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await manager.close()
+
+
+async def test_chains_of_one_group_that_share_different_things_are_refused() -> None:
+    shared = Pool(scope="group")  # type: ignore[arg-type]
+    manager = ResourceManager({World: shared, Second: shared})
+    group = manager.group()
+    async with manager.leases(TASK, [World], group=group) as one, manager.leases(TASK, [Second], group=group) as two:
+        await one.get(World)
+        with pytest.raises(ConfigError, match="share the same environments; the first had no Second"):
+            await two.get(Second)
+    group.close()
+    await manager.close()
+
+
 # ── the end ──
 
 
@@ -702,6 +803,71 @@ async def test_whoever_waits_when_the_manager_is_closed_is_told(manager: Resourc
         await manager.close()
         with pytest.raises(EnvironmentFault, match="this manager is closed"):
             await getting
+
+
+async def test_whoever_waits_behind_others_when_the_manager_is_closed_is_told_too() -> None:
+    """The head of the queue wants something else besides, and what those behind him want is ready."""
+    manager = ResourceManager({World: Pool(max_instances=1), Second: Pool(max_instances=1)})
+    holder = manager.leases(TASK, [Second])
+    await holder.get(Second)
+    async with manager.leases(TASK, [World]) as leases:
+        await leases.get(World)
+    waiting = [asyncio.create_task(manager.leases(TASK, plan).get(World)) for plan in ([World, Second], [World])]
+    await until(lambda: sum(each.waiting for each in manager.figures()) == 3)
+    await manager.close()
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(each) for each in told] == ["this manager is closed"] * 2
+
+
+async def test_whoever_is_at_the_check_when_the_manager_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "CHECK_AFTER", -1.0)
+    manager, checking, closed = ResourceManager(), asyncio.Event(), asyncio.Event()
+
+    class Checked(Environment):
+        async def check(self) -> None:
+            checking.set()
+            await closed.wait()
+            raise OSError("it is closed")
+
+        async def close(self) -> None:
+            closed.set()
+
+    getting = asyncio.create_task(manager.leases(TASK, [Checked]).get(Checked))
+    await checking.wait()
+    await manager.close()
+    with pytest.raises(EnvironmentFault, match="this manager is closed"):
+        await getting
+
+
+def test_a_closing_that_is_cancelled_is_finished_when_the_loop_ends() -> None:
+    manager = ResourceManager()
+
+    async def run() -> None:
+        await manager.leases(TASK, [World]).get(World)
+        closing = asyncio.create_task(manager.close())
+        while "close" not in World.log:
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert manager.live == 1
+        World.hangs.clear()
+
+    World.hangs.add("close")
+    asyncio.run(run())
+    assert (World.log.count("close"), manager.live) == (2, 0)
+
+
+def test_a_start_that_is_cancelled_before_it_began_is_not_counted() -> None:
+    manager, warming = ResourceManager(), []
+
+    class Warm(Environment):
+        pool = Pool(min_warm=1)
+
+    async def run() -> None:
+        warming.append(asyncio.create_task(manager.warm_up([Warm])))
+
+    asyncio.run(run())
+    assert manager.live == 0
 
 
 async def test_a_manager_can_be_used_again_after_it_was_closed(manager: ResourceManager) -> None:
@@ -770,4 +936,69 @@ async def test_an_instance_that_died_while_idle_is_never_lent() -> None:
     async with manager.leases(TASK, [World]) as leases:
         assert await leases.get(World) is not first
     assert only(manager).buried == 1
+    await manager.close()
+
+
+class Sleeper(Bed):
+    """Hangs or breaks when it is put to rest or woken."""
+
+    broken = ""
+
+    async def rest(self) -> None:
+        await super().rest()
+        if self.broken == "rest":
+            await asyncio.sleep(60)
+
+    async def wake(self) -> None:
+        await asyncio.sleep(0.01)
+        if self.broken == "wake":
+            raise OSError("it does not wake")
+        await super().wake()
+
+
+class Hostel(Hotel):
+    async def house(self, kind: type[Environment]) -> Housed:
+        self.beds.append(Sleeper(kind()))
+        return self.beds[-1]
+
+
+async def rested(manager: ResourceManager, hostel: Hostel, broken: str) -> Environment:
+    """An instance that has been lent once and was then put to rest."""
+    Bed.log.clear()
+    async with manager.leases(TASK, [World]) as leases:
+        first = await leases.get(World)
+    for bed in hostel.beds:
+        bed.broken = broken  # type: ignore[attr-defined]
+    await until(lambda: Bed.log == ["rest"])
+    return first
+
+
+@pytest.mark.parametrize("broken", ["rest", "wake"])
+async def test_an_instance_that_cannot_rest_or_wake_is_never_lent(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+    hostel = Hostel()
+    manager = pooled(World, place=hostel, reset_timeout=0.05, idle_seconds=60.0)
+    first = await rested(manager, hostel, broken)
+    monkeypatch.setattr(exchange, "REST_AFTER", 60.0)
+    async with manager.leases(TASK, [World]) as leases, asyncio.timeout(20):
+        assert await leases.get(World) is not first
+    assert only(manager).buried == 1
+    await manager.close()
+
+
+@pytest.mark.parametrize("broken", ["", "wake"])
+async def test_of_several_who_share_an_instance_one_wakes_it(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+    hostel = Hostel()
+    manager = pooled(World, place=hostel, scope="global", concurrent=True, idle_seconds=60.0)
+    first = await rested(manager, hostel, broken)
+    monkeypatch.setattr(exchange, "REST_AFTER", 60.0)
+
+    async def chain(name: str) -> bool:
+        async with manager.leases(TASK, [World], chain=name) as leases:
+            return await leases.get(World) is first
+
+    assert await asyncio.gather(*map(chain, "abc")) == [not broken] * 3
+    assert (only(manager).lent, only(manager).warm, only(manager).buried) == (0, 1, bool(broken))
+    assert Bed.log.count("wake") == (not broken)
     await manager.close()

@@ -226,7 +226,7 @@ class Exchange:
 
     def _begin(self, stock: Stock) -> None:
         stock.starting += 1
-        self._spawn(self._start(stock))
+        self._spawn(self._start(stock, time.monotonic()))
 
     def _make_room(self, stock: Stock) -> None:
         """Close an idle instance that nobody older waits for, unless one is being closed already."""
@@ -259,9 +259,9 @@ class Exchange:
                 return True
         return False
 
-    async def _start(self, stock: Stock) -> None:
+    async def _start(self, stock: Stock, begun: float) -> None:
         """Make and start one instance; what cannot be started is ended, and tried again later."""
-        begun, instance = time.monotonic(), None
+        instance = None
         try:
             async with asyncio.timeout(stock.pool.start_timeout) as limit:
                 instance = Instance(stock.kind, await stock.place.house(stock.kind))
@@ -393,6 +393,8 @@ class Exchange:
         for task in self._tasks - set(self._burials.values()):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stock in self.stocks.values():
+            stock.starting = 0  # one that was cancelled before it began has not counted itself out
         for instance in self._instances:
             stock, burial = self.stock(instance.kind), self._burials.get(instance)
             if burial is None:

@@ -1,6 +1,7 @@
 """The embedded engine against plain transformers: the same tokens, the same log-probabilities, whatever is batched."""
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,6 @@ from agentfly.backends.transformers import TransformersBackend  # noqa: E402
 from agentfly.errors import BackendFault, ConfigError, ModelBroken  # noqa: E402
 from agentfly.types import Finish  # noqa: E402
 from tests.backends.transformers.tiny import (  # noqa: E402
-    FAMILIES,
     VOCABULARY,
     asked,
     backend_of,
@@ -40,19 +40,21 @@ async def backend(model: Any) -> AsyncIterator[TransformersBackend]:
     await backend.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_greedy_output_is_what_generate_says_for_every_family(family: str) -> None:
-    model = model_of(family)
-    backend = backend_of(model, max_rows=4, max_batch_tokens=7)  # chunked prefill, jobs that join late
-    rows = prompts([1, 3, 20, 33, 5, 12])
-    got = await asyncio.gather(*(backend.generate(asked(row, temperature=0)) for row in rows))
-    assert [list(each.token_ids) for each in got] == [greedy(model, row, 12) for row in rows]
-    sampled = await asyncio.gather(*(backend.generate(asked(row, seed=at)) for at, row in enumerate(rows)))
-    assert len({token for each in sampled for token in each.token_ids}) > 5
-    for row, each in zip([*rows, *rows], [*got, *sampled], strict=True):
-        expected = scored(model, asked(row), each)
-        torch.testing.assert_close(torch.tensor(each.logprobs), expected, atol=1e-4, rtol=0)
-    await backend.close()
+async def test_transformers_own_continuous_batching_says_the_same(model: Any, backend: TransformersBackend) -> None:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    rows = prompts([4, 33, 17, 60, 9], seed=2)
+    batching = ContinuousBatchingConfig(
+        page_size=16, num_blocks=64, max_batch_tokens=64, max_requests_per_batch=8, return_logprobs=True,
+        allow_block_sharing=False,
+    )  # fmt: skip
+    greedily = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=-1)
+    theirs = copy.deepcopy(model).generate_batch(rows, greedily, continuous_batching_config=batching)
+    got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
+    for row, mine in zip(rows, got, strict=True):
+        (their,) = (each for each in theirs.values() if each.prompt_ids == row)
+        assert list(mine.token_ids) == their.generated_tokens
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(their.logprobs), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -308,23 +310,6 @@ async def test_a_closed_engine_says_so(model: Any) -> None:
 
 
 # ── what other models need ──
-
-
-async def test_a_model_whose_attention_cannot_be_replaced_is_run_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    from transformers import GPTNeoConfig, GPTNeoForCausalLM
-
-    torch.manual_seed(0)
-    config = GPTNeoConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]],
-        max_position_embeddings=128, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = GPTNeoForCausalLM(config).eval()
-    backend = backend_of(model, max_batch_tokens=9)
-    assert "one sequence at a time" in caplog.text
-    rows = prompts([3, 25, 12])
-    got = await asyncio.gather(*(backend.generate(asked(row, temperature=0)) for row in rows))
-    assert [list(each.token_ids) for each in got] == [greedy(model, row, 12) for row in rows]
-    await backend.close()
 
 
 async def test_lora_adapters_are_applied_without_merging() -> None:

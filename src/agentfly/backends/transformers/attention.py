@@ -64,13 +64,19 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float,
+    scaling: float | None = None,
+    *,
     layout: Layout,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write this layer's keys and values into the arena, and attend. Tensors are [1, head, token, width]."""
+    if not (attention_mask is s_aux is position_bias is None):
+        raise NotImplementedError("attention with a mask, a sink or a bias of its own")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     keys, values = layout.arena.data[module.layer_idx]
     keys.index_copy_(0, layout.places, key[0].transpose(0, 1))
     values.index_copy_(0, layout.places, value[0].transpose(0, 1))
@@ -95,11 +101,12 @@ class Pieces(Layout):
         softcap: float | None,
     ) -> torch.Tensor:
         """Sequence by sequence: on a CPU the calls cost less than padding them to one length would."""
-        out = torch.empty_like(rows)
-        for piece in self.pieces:
-            mine = slice(piece.at, piece.at + piece.count)
-            out[mine] = _attended(rows[mine], piece, keys, values, scaling, window, softcap)
-        return out
+        own = rows.split([piece.count for piece in self.pieces])
+        parts = [
+            _attended(mine, piece, keys, values, scaling, window, softcap)
+            for mine, piece in zip(own, self.pieces, strict=True)
+        ]
+        return torch.cat(parts).view(rows.shape)
 
 
 def _attended(
@@ -111,20 +118,20 @@ def _attended(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    _, heads, width = rows.shape
+    """What the tokens of one piece gather, as [token, key head, head that shares it, width]."""
+    count, heads, width = rows.shape
     shared = keys.shape[1]
     first = 0 if window is None else max(piece.past + 1 - window, 0)
     size, stride = (1, shared, piece.seen - first, width), (0, width, shared * width, 1)
     offset = (piece.start + first) * shared * width
-    k = torch.as_strided(keys, size, stride, keys.storage_offset() + offset)
-    v = torch.as_strided(values, size, stride, values.storage_offset() + offset)
-    if piece.count == 1 and softcap is None:  # the heads that share a key are so many queries of it
-        one = rows.view(1, shared, heads // shared, width)
-        return scaled_dot_product_attention(one, k, v, scale=scaling).reshape(1, heads, width)
+    k = keys.as_strided(size, stride, keys.storage_offset() + offset)
+    v = values.as_strided(size, stride, values.storage_offset() + offset)
+    if count == 1 and softcap is None:  # the heads that share a key are so many queries of it
+        return scaled_dot_product_attention(rows.view(1, shared, heads // shared, width), k, v, scale=scaling)
     mask = _mask(piece, first, window, rows.device)
     q = rows.transpose(0, 1)[None]
     got = _capped(q, k, v, mask, scaling, softcap) if softcap else _masked(q, k, v, mask, scaling)
-    return got[0].transpose(0, 1)
+    return got[0].transpose(0, 1).reshape(count, shared, heads // shared, width)
 
 
 def _mask(piece: Piece, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:

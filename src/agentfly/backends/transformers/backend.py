@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from agentfly.backend import Backend, Request
 from agentfly.backends.transformers.engine import Engine, OnUpdate
-from agentfly.backends.transformers.job import Job
-from agentfly.backends.transformers.loading import device_of, dtype_of, load_model, memory_of
-from agentfly.backends.transformers.runner import PlainRunner, Runner, packs
+from agentfly.backends.transformers.job import Job, Tokens
+from agentfly.backends.transformers.loading import device_of, dtype_of, graphs, load_model, memory_of, positions_of
+from agentfly.backends.transformers.probe import packs
+from agentfly.backends.transformers.runner import PlainRunner, Runner
+from agentfly.backends.transformers.sampling import refuse_extremes
 from agentfly.encoding.codec import Codec
 from agentfly.encoding.tokenizer import load_tokenizer
-from agentfly.errors import BackendFault, ConfigError
+from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.models import resolve
 from agentfly.template import Template
 from agentfly.types import Completion
@@ -48,6 +52,7 @@ class TransformersBackend(Backend):
         except ValueError:
             there = ", ".join(each.value for each in OnUpdate)
             raise ConfigError(f"on_update is one of {there}, not {on_update!r}") from None
+        rows, tokens = _count("max_rows", max_rows), _count("max_batch_tokens", max_batch_tokens)
         if isinstance(model, str):
             at = device_of(device)
             self._name = resolve(model)
@@ -59,12 +64,11 @@ class TransformersBackend(Backend):
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
         self._runner = _runner(loaded, memory_of(kv_memory, at), gpu)
-        config = loaded.config.get_text_config()
-        self.context_length = min(config.max_position_embeddings, self._runner.arena.capacity)
-        self._engine = Engine(
-            self._runner, max_rows or (512 if gpu else 64), max_batch_tokens or (32768 if gpu else 512)
-        )
+        self.context_length = min(positions_of(loaded.config.get_text_config()), self._runner.arena.free)
+        self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
+        self._engine = Engine(self._runner, rows or (512 if gpu else 64), tokens or (32768 if gpu else 512))
+        weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
 
     @property
     def weight_version(self) -> int:
@@ -74,18 +78,38 @@ class TransformersBackend(Backend):
         self._codec = template.codec
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one turn in the batch with all others."""
+        """Sample one turn in the batch with all others.
+
+        Whatever could fail in the batch, and so cost others their turns, is refused here. What `on_tokens` raises is
+        raised here too, and ends this turn only.
+        """
         assert self.context_length is not None
-        if not len(request.prompt):
-            raise BackendFault("an empty prompt: there is nothing to go on from")
-        room = self.context_length - len(request.prompt)
-        if room < 1:
-            raise BackendFault(
-                f"the prompt has {len(request.prompt)} tokens, the context {self.context_length}: no room left"
-            )
         if request.images:
             raise ConfigError("this backend shows a model text only")
-        return await self._engine.sample(Job(request, min(request.sampling.max_tokens or room, room), self._decode))
+        refuse_extremes(request.sampling)
+        prompt = self._checked(request.prompt)
+        room = self.context_length - len(prompt)
+        if room < 1:
+            raise BackendFault(f"the prompt has {len(prompt)} tokens, the context {self.context_length}: no room left")
+        if request.sampling.stop:
+            self._decode([])
+        limit = min(int(request.sampling.max_tokens or room), room)
+        return await self._engine.sample(Job(request, prompt, limit, self._decode))
+
+    def _checked(self, prompt: Sequence[int]) -> Tokens:
+        """A prompt that the model has embeddings for: on a GPU a wrong index would end the process."""
+        if not len(prompt):
+            raise BackendFault("an empty prompt: there is nothing to go on from")
+        ids = np.asarray(prompt)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise BackendFault(f"a prompt is a sequence of token ids, not of {type(prompt[0]).__name__}")
+        if ids.min() < 0 or ids.max() >= self._vocabulary:
+            wrong = next(each for each in prompt if not 0 <= each < self._vocabulary)
+            raise BackendFault(
+                f"the prompt has the token {wrong}, the model knows 0 to {self._vocabulary - 1}: "
+                "is this the model's own tokenizer?"
+            )
+        return ids.astype(np.int32)
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._codec is None:
@@ -101,18 +125,28 @@ class TransformersBackend(Backend):
         """
         await self._engine.update(lambda: self._load(weights), version, self._on_update)
 
-    @torch.no_grad()
-    def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> Callable[[], None]:
+        """Look at all weights; the function that is returned takes them."""
         named = dict(self._runner.model.named_parameters(remove_duplicate=False))
-        given = list(weights)
-        for name, value in given:  # all are looked at before the first is taken
+        try:
+            given = [(str(name), value) for name, value in weights]
+        except Exception as error:
+            raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
+        for name, value in given:
             if name not in named:
                 raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
+            if not isinstance(value, torch.Tensor):
+                raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
             if named[name].shape != value.shape:
                 wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
                 raise ConfigError(f"the weight {name!r} has the shape {wrong}")
-        for name, value in given:
-            named[name].copy_(value)
+
+        @torch.no_grad()
+        def commit() -> None:
+            for name, value in given:
+                named[name].copy_(value)
+
+        return commit
 
     async def close(self) -> None:
         await self._engine.close()
@@ -122,8 +156,14 @@ def _runner(model: Any, memory: int, gpu: bool) -> Runner:
     if not packs(model):
         _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
         return PlainRunner(model, memory)
-    if not gpu:
+    if not gpu or not graphs(model.config.get_text_config()):
         return Runner(model, memory)
     from agentfly.backends.transformers.cuda import GraphRunner  # Triton comes with torch for GPUs only
 
     return GraphRunner(model, memory)
+
+
+def _count(name: str, asked: int | None) -> int | None:
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+        raise ConfigError(f"{name} is a whole number from 1, not {asked!r}; None takes what suits the device")
+    return asked

@@ -1,7 +1,10 @@
 """The engine: one thread that runs the model, step after step, for as long as there is something to do.
 
-The event loop hands jobs over and gets their tokens back; everything else happens in the thread, so the scheduler and
+The event loops hand jobs over and get their tokens back; everything else happens in the thread, so the scheduler and
 the arena need no locks. Weights change between two steps, never within one.
+
+A step that fails costs the turns that were in the batch; those that wait go on. After `FAULTS` of them in a row, or
+when the thread itself comes to grief, everybody is told, and nothing can be sampled any more.
 """
 
 from __future__ import annotations
@@ -13,18 +16,23 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
 
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.runner import Runner
 from agentfly.backends.transformers.scheduler import Chunk, Scheduler
+from agentfly.backends.transformers.ticket import News, Ticket, tell
 from agentfly.errors import AgentFlyError, BackendFault, ModelBroken, describe
 from agentfly.types import Completion, Finish
 
 FAULTS = 3
 """Steps that may fail one after the other before the engine gives up."""
+CLOSED = "the engine is closed"
 _LOG = logging.getLogger(__name__)
+
+Commit = Callable[[], None]
+"""Puts weights that were found to fit into the model."""
 
 
 class OnUpdate(enum.Enum):
@@ -38,19 +46,6 @@ class OnUpdate(enum.Enum):
     """They end as they are."""
 
 
-class Ticket:
-    """A job, and who waits for it in which event loop."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Completion] = self.loop.create_future()
-
-
-News = Completion | Exception | list[int]
-"""How a turn ended, or what was sampled of it since the last time."""
-
-
 class Engine:
     """A model at work."""
 
@@ -61,76 +56,102 @@ class Engine:
         self._tickets: dict[Job, Ticket] = {}
         self._orders: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
-        self._updates: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._ordering = threading.Lock()
+        self._ended = False
+        """Whether the thread took its last look at the orders; read and written under the lock."""
+        self._updates: deque[tuple[Commit, int, Future[None]]] = deque()
         """Changes of the weights that wait for the turns under way to end."""
         self._closed = False
         self._broken = ""
         """Why nothing can be sampled any more; empty while it can."""
+        self._torn = ""
+        """Why the weights are those of no version; empty while they are of one."""
         self._faults = 0
         self.version = 0
         self._thread = threading.Thread(target=self._work, name="agentfly-engine", daemon=True)
         self._thread.start()
 
     async def sample(self, job: Job) -> Completion:
-        """Run a job to its end; a cancelled one leaves the batch."""
+        """Run a job to its end; a cancelled one leaves the batch, and so does one whose watcher raises."""
         ticket = Ticket(job)
         self._order(lambda: self._begin(ticket))
         try:
             return await ticket.future
-        except asyncio.CancelledError:
-            self._order(lambda: self._drop(job))
+        except BaseException:
+            with contextlib.suppress(BackendFault):  # it is closed: nothing is left to be dropped
+                self._order(lambda: self._drop(job))
             raise
 
-    async def update(self, change: Callable[[], None], version: int, then: OnUpdate) -> None:
-        """Change the weights between two steps; every token drawn after that is of `version`."""
+    async def update(self, prepare: Callable[[], Commit], version: int, then: OnUpdate) -> None:
+        """Change the weights between two steps; every token drawn after that is of `version`.
+
+        `prepare` looks at the weights and touches nothing; what it raises is raised here, and all goes on as before.
+        """
         done: Future[None] = Future()
-        self._order(lambda: self._change(change, version, then, done))
+        self._order(lambda: self._prepare(prepare, version, then, done))
         await asyncio.wrap_future(done)
+
+    def stop(self) -> None:
+        """Have the thread end after the step it is in."""
+        self._closed = True
+        self._awake.set()
 
     async def close(self) -> None:
         """Stop. Whoever still waits is told."""
-        if not self._closed:
-            self._closed = True
-            self._awake.set()
-            await asyncio.to_thread(self._thread.join)
+        self.stop()
+        await asyncio.to_thread(self._thread.join)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._ordering:
+            if self._ended or not self._thread.is_alive():  # closed, or in a fork, which has no thread
+                raise BackendFault(self._broken or CLOSED)
+            self._orders.append(order)
+        self._awake.set()
 
     # ── in the thread ──
 
-    def _order(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
-        self._awake.set()
-
     def _work(self) -> None:
-        while not self._closed:
-            self._awake.clear()
+        try:
+            while not self._closed:
+                self._awake.clear()
+                self._obey()
+                chunks = self._scheduler.step()
+                if chunks:
+                    self._guarded(chunks)
+                elif not self._orders:
+                    self._awake.wait()
+        except BaseException as error:
+            _LOG.exception("the engine's thread ended")
+            self._broken = f"the engine's thread ended with {describe(error)}"
+        with self._ordering:
+            self._closed = self._ended = True
+            self._give_up(BackendFault(self._broken or CLOSED))
             while self._orders:
                 self._orders.popleft()()
-            if self._updates and not self._tickets:
-                change, done = self._updates.popleft()
-                _settle(done, change)
-                self._resume()
-            chunks = self._scheduler.step()
-            if chunks:
-                self._guarded(chunks)
-            elif not self._orders:
-                self._awake.wait()
+
+    def _obey(self) -> None:
         while self._orders:
             self._orders.popleft()()
-        self._fail(BackendFault("the engine is closed"))
+        if self._updates and self._scheduler.idle:
+            while self._updates:
+                self._commit(*self._updates.popleft())
+            for job in self._tickets:
+                self._scheduler.add(job)
 
     def _guarded(self, chunks: Sequence[Chunk]) -> None:
-        """A step that fails costs the turns under way, and after several in a row the engine."""
+        """A step that fails costs the turns in the batch, and after several in a row the engine."""
         try:
             self._step(chunks)
             self._faults = 0
         except Exception as error:
             _LOG.exception("a step of the engine failed")
-            self._faults += 1
+            self._faults += not isinstance(error, ModelBroken)  # which better weights can cure
             fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
+            self._fail(fault, list(self._scheduler.running))
+            self._scheduler.forget()
             if self._faults >= FAULTS:
                 self._broken = f"the engine failed {self._faults} times in a row, last with {describe(error)}"
-            self._fail(fault)
-            self._scheduler.forget()
+                self._give_up(BackendFault(self._broken))
 
     def _step(self, chunks: Sequence[Chunk]) -> None:
         fresh: list[tuple[Job, int]] = []
@@ -145,9 +166,6 @@ class Engine:
                 if job.finish is not None or count == len(drawn):
                     fresh.append((job, count))
                     break
-        for job, _ in fresh:
-            if job.finish is not None:
-                self._scheduler.remove(job)
         self._deliver(fresh)
 
     def _broken_model(self, job: Job) -> ModelBroken:
@@ -158,8 +176,8 @@ class Engine:
         )
 
     def _begin(self, ticket: Ticket) -> None:
-        if self._broken or self._closed:
-            _tell([(ticket, BackendFault(self._broken or "the engine is closed"))])
+        if why := self._broken or self._torn or (CLOSED if self._closed else ""):
+            tell([(ticket, BackendFault(why))])
         else:
             self._tickets[ticket.job] = ticket
             if not self._updates:
@@ -169,39 +187,56 @@ class Engine:
         if self._tickets.pop(job, None) is not None:
             self._scheduler.remove(job)
 
-    def _change(self, change: Callable[[], None], version: int, then: OnUpdate, done: Future[None]) -> None:
-        def changed() -> None:
-            change()
-            self.version = version
-            self._scheduler.forget()
-
-        if then is OnUpdate.FINISH and self._tickets:
-            self._updates.append((changed, done))
+    def _prepare(self, prepare: Callable[[], Commit], version: int, then: OnUpdate, done: Future[None]) -> None:
+        try:
+            if why := self._broken or (CLOSED if self._closed else ""):
+                raise BackendFault(why)
+            commit = prepare()
+        except Exception as error:
+            _settle(done, error)
+            return
+        if then is OnUpdate.FINISH and (self._updates or not self._scheduler.idle):
+            self._updates.append((commit, version, done))
             return
         if then is OnUpdate.ABORT:
             self._abort()
-        _settle(done, changed)
+        self._commit(commit, version, done)
+
+    def _commit(self, commit: Commit, version: int, done: Future[None]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return  # whoever wanted it gave up before it began
+        self._scheduler.forget()
+        try:
+            commit()
+        except Exception as error:
+            self._torn = f"the weights of version {version} came in part: {describe(error)}; update them again"
+            self._fail(BackendFault(self._torn), list(self._tickets))
+            _settle(done, BackendFault(self._torn))
+        else:
+            self.version, self._torn = version, ""
+            _settle(done)
 
     def _abort(self) -> None:
-        for job in list(self._tickets):
+        for job in self._tickets:
             job.finish = Finish.ABORTED
-            self._scheduler.remove(job)
         self._deliver([(job, 0) for job in self._tickets])
 
-    def _resume(self) -> None:
-        for job in self._tickets:
-            self._scheduler.add(job)
+    def _fail(self, fault: Exception, jobs: Iterable[Job]) -> None:
+        tickets = [self._tickets.pop(job) for job in jobs]
+        for ticket in tickets:
+            self._scheduler.remove(ticket.job)
+        tell([(ticket, fault) for ticket in tickets])
 
-    def _fail(self, fault: Exception) -> None:
-        tickets, self._tickets = self._tickets, {}
-        for job in tickets:
-            self._scheduler.remove(job)
-        _tell([(ticket, fault) for ticket in tickets.values()])
+    def _give_up(self, fault: Exception) -> None:
+        """Tell everybody; what is in the scheduler is of no matter any more."""
+        tell([(ticket, fault) for ticket in self._tickets.values()])
+        self._tickets.clear()
+        self._scheduler.clear()
         while self._updates:
-            self._updates.popleft()[1].set_exception(fault)
+            _settle(self._updates.popleft()[2], fault)
 
     def _deliver(self, jobs: Sequence[tuple[Job, int]]) -> None:
-        """Hand out the new tokens of each job: one call into each event loop a step, however many jobs there are."""
+        """Hand out the fresh tokens of each job: one call into each event loop a step, however many jobs there are."""
         news: list[tuple[Ticket, News]] = []
         for job, count in jobs:
             ticket = self._tickets[job]
@@ -209,35 +244,11 @@ class Engine:
                 news.append((ticket, job.tokens[-count:]))
             if job.finish is not None:
                 del self._tickets[job]
+                self._scheduler.remove(job)
                 news.append((ticket, job.completion))
-        _tell(news)
+        tell(news)
 
 
-def _settle(done: Future[None], change: Callable[[], None]) -> None:
-    try:
-        change()
-    except Exception as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-
-
-def _tell(news: Sequence[tuple[Ticket, News]]) -> None:
-    loops = {ticket.loop for ticket, _ in news}
-    for loop in loops:
-        mine = [(ticket, what) for ticket, what in news if ticket.loop is loop]
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_hand_out, mine)
-
-
-def _hand_out(news: Sequence[tuple[Ticket, News]]) -> None:
-    for ticket, what in news:
-        if isinstance(what, list):
-            watch = ticket.job.request.on_tokens
-            if watch is not None and not ticket.future.done():
-                watch(what)
-        elif not ticket.future.done():
-            if isinstance(what, Exception):
-                ticket.future.set_exception(what)
-            else:
-                ticket.future.set_result(what)
+def _settle(done: Future[None], error: Exception | None = None) -> None:
+    with contextlib.suppress(InvalidStateError):  # nobody waits any more
+        done.set_result(None) if error is None else done.set_exception(error)

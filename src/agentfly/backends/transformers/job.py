@@ -22,12 +22,11 @@ _numbers = itertools.count()
 class Job:
     """One turn as it is sampled."""
 
-    def __init__(self, request: Request, limit: int, decode: Decode) -> None:
-        self.request, self.limit = request, limit
+    def __init__(self, request: Request, prompt: Tokens, limit: int, decode: Decode) -> None:
+        self.request, self.prompt, self.limit = request, prompt, limit
         self.number = next(_numbers)
         """In the order of asking."""
-        self.prompt: Tokens = np.asarray(request.prompt, np.int32)
-        self.tokens = list(request.prompt)
+        self.tokens: list[int] = prompt.tolist()
         """The prompt and what was sampled."""
         self.cached = 0
         """How many of them are in the arena, under the weights of now."""

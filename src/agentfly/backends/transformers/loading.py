@@ -91,3 +91,31 @@ def memory_of(asked: int | None, device: torch.device) -> int:
         return int(free * 0.5)
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(int(pages * 0.25), 8 << 30)
+
+
+def positions_of(config: Any) -> int:
+    """Tokens that a model can tell the places of; those of a model without such a limit are limited by memory only.
+
+    A rotation that changes with the length of the whole sequence would make what was computed wrong when the limit of
+    the first training is passed: such a model is used up to there.
+    """
+    most: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    rotation = getattr(config, "rope_parameters", None) or {}
+    for each in (rotation, *rotation.values()):  # one for all layers, or one for each kind of layer
+        if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
+            most = min(most, each.get("original_max_position_embeddings") or most)
+    return most
+
+
+def graphs(config: Any) -> bool:
+    """Whether the GPU's own kernels can do this model's attention: no bounded scores, and heads of a usual width."""
+    width = config_shape(config)[2]
+    return getattr(config, "attn_logit_softcapping", None) is None and width >= 16 and width & (width - 1) == 0
+
+
+def config_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, key heads and their width."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, shared, width

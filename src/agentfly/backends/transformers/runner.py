@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from agentfly.backend import Request
 from agentfly.backends.transformers import attention
 from agentfly.backends.transformers.arena import Arena
 from agentfly.backends.transformers.attention import Layout, Piece, Pieces
 from agentfly.backends.transformers.job import Job
+from agentfly.backends.transformers.loading import config_shape
 from agentfly.backends.transformers.sampling import draw
 from agentfly.backends.transformers.scheduler import Chunk
-from agentfly.errors import describe
-from agentfly.types import Sampling
-
-_LOG = logging.getLogger(__name__)
 
 Drawn = tuple[int, float, float]
 """A token, the log-probability it was drawn with, and the model's own."""
@@ -35,8 +30,8 @@ class Runner:
     def __init__(self, model: Any, memory: int) -> None:
         """`model` lends its weights; `memory` are bytes for keys and values."""
         parameter = next(model.parameters())
-        layers, heads, width = _shape(model.config.get_text_config())
-        capacity = max(memory // (2 * layers * heads * width * parameter.dtype.itemsize), 1)
+        layers, heads, width = config_shape(model.config.get_text_config())
+        capacity = max(memory // bytes_of_token(model), 1)
         self.device = parameter.device
         self.model = self._model(model)
         self.arena = Arena(capacity, parameter.new_empty(self._data_shape(layers, capacity, heads, width)))
@@ -51,7 +46,7 @@ class Runner:
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> list[list[Drawn]]:
         """Compute the chunks. For each, the tokens drawn behind it: none where its job has more to compute first."""
-        logits = self._logits(chunks)
+        logits = self.logits(chunks)
         rows = [chunk.job.row for chunk in chunks if chunk.samples]
         drawn = iter(zip(*(each.tolist() for each in draw(logits, rows)), strict=True) if rows else ())
         return [[next(drawn)] if chunk.samples else [] for chunk in chunks]
@@ -76,7 +71,7 @@ class Runner:
             hook.remove()
         return found[0] if found else ""
 
-    def _logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """The logits behind the last token of every chunk that ends its job's tokens."""
         ids: list[int] = []
         positions: list[int] = []
@@ -122,14 +117,17 @@ class PlainRunner(Runner):
     def _data_shape(self, layers: int, capacity: int, heads: int, width: int) -> tuple[int, ...]:
         return (0,)
 
-    def _logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        for chunk in chunks:
+            if not chunk.job.cached:  # it starts, or starts anew with other weights
+                self._pasts.pop(chunk.job, None)
         logits = [self._next(chunk) for chunk in chunks if chunk.samples]
         return torch.stack(logits) if logits else torch.empty(0)
 
     def _next(self, chunk: Chunk) -> torch.Tensor:
         """The logits behind a job's last token. A prompt is computed when all of it is there, never by chunks."""
         job = chunk.job
-        past = self._pasts.get(job) if job.cached else None
+        past = self._pasts.get(job)
         ids = torch.tensor([job.tokens[job.cached :] if past is not None else job.tokens], device=self.device)
         out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
         kept = getattr(out, "past_key_values", None)
@@ -139,35 +137,10 @@ class PlainRunner(Runner):
         return logits
 
 
-def packs(model: Any) -> bool:
-    """Whether the model says over a packed batch what it says over each sequence alone."""
-    try:
-        runner = Runner(model, 1 << 24)
-        vocabulary = model.config.get_text_config().vocab_size
-        jobs = [
-            Job(Request([(7 * at + 3 * length) % vocabulary for at in range(length)], Sampling()), 1, str)
-            for length in (5, 19)
-        ]
-        for job in jobs:
-            job.stretch = runner.arena.take(len(job.tokens) + 1)
-        with torch.inference_mode():
-            first = runner._logits([Chunk(jobs[0], 4), Chunk(jobs[1], 18)])
-            for job in jobs:
-                job.cached = len(job.tokens) - 1
-            second = runner._logits([Chunk(job, 1) for job in jobs])
-            alone = torch.stack([model(torch.tensor([job.tokens], device=runner.device)).logits[0, -1] for job in jobs])
-    except Exception as error:
-        _LOG.info("%s cannot be run over packed batches: %s", type(model).__name__, describe(error))
-        return False
-    spread = (second - alone).abs().max().item() / max(alone.float().std().item(), 1e-6)
-    return not len(first) and spread < (1e-3 if alone.dtype == torch.float32 else 0.3)
-
-
-def _shape(config: Any) -> tuple[int, int, int]:
-    """Layers, key heads and their width."""
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1
-    width = getattr(config, "head_dim", None) or config.hidden_size // (getattr(config, "num_attention_heads", 1) or 1)
-    return config.num_hidden_layers, heads, width
+def bytes_of_token(model: Any) -> int:
+    """What the keys and values of one token take."""
+    layers, heads, width = config_shape(model.config.get_text_config())
+    return 2 * layers * heads * width * int(next(model.parameters()).dtype.itemsize)
 
 
 def sharing(model: Any, attention_by: str | None = None) -> Any:

@@ -14,7 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentfly.errors import ConfigError
 from agentfly.types import Sampling
+
+BLOCK = 256
+"""Tokens of the vocabulary that are summed up at once where a token is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,44 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
         scores = scores / torch.tensor(heat, device=scores.device)[:, None]
     if any(_filters(row.sampling) for row in rows):
         scores = _filtered(scores, rows)
-    logprobs = torch.log_softmax(scores, -1)
-    sums = logprobs.exp().cumsum_(-1)
-    at = torch.tensor([row.uniform for row in rows], device=sums.device, dtype=sums.dtype)[:, None] * sums[:, -1:]
-    tokens = torch.searchsorted(sums, at, right=True).clamp_(max=sums.shape[1] - 1)
-    greedy = torch.tensor([row.sampling.temperature == 0 for row in rows], device=sums.device)[:, None]
-    if greedy.any():
+    most = scores.amax(-1, keepdim=True)
+    uniforms = torch.tensor([row.uniform for row in rows], device=raw.device, dtype=torch.double)
+    tokens, total = _inverse(_shares(scores, most), uniforms)
+    tokens.clamp_(max=raw.shape[1] - 1)  # a row that is no number has no token
+    greedy = torch.tensor([row.sampling.temperature == 0 for row in rows], device=raw.device)[:, None]
+    if any(row.sampling.temperature == 0 for row in rows):
         tokens = torch.where(greedy, scores.argmax(-1, keepdim=True), tokens)
-    own = raw.gather(1, tokens) - raw.logsumexp(-1, keepdim=True)
-    drawn = torch.where(greedy, own, logprobs.gather(1, tokens))
+    drawn = scores.gather(1, tokens) - most - total.log()
+    own = drawn
+    if scores is not raw:
+        own = raw.gather(1, tokens) - raw.logsumexp(-1, keepdim=True)
+        drawn = torch.where(greedy, own, drawn)
     return tokens[:, 0], drawn[:, 0], own[:, 0]
+
+
+def _shares(scores: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """How likely each token is against the likeliest, as [row, block, token]; nothing behind the vocabulary's end."""
+    rows, vocabulary = scores.shape
+    blocks = -(-vocabulary // BLOCK)
+    shares = scores.new_empty(rows, blocks * BLOCK)
+    torch.sub(scores, most, out=shares[:, :vocabulary]).exp_()
+    shares[:, vocabulary:] = 0
+    return shares.view(rows, blocks, BLOCK)
+
+
+def _inverse(shares: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token at which such a part of all shares is reached, and their sum: first its block, then its place there.
+
+    A token without a share is never found, whatever the rounding.
+    """
+    sizes = shares.sum(-1).double()
+    ends = sizes.cumsum(-1)
+    wanted = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)
+    part = (wanted - (ends - sizes).gather(1, block)) / sizes.gather(1, block)
+    inside = shares[torch.arange(len(shares), device=shares.device), block[:, 0]].double().cumsum(-1)
+    place = torch.searchsorted(inside, part.clamp_(0, 1 - 2**-53) * inside[:, -1:], right=True)
+    return block * BLOCK + place.clamp_(max=BLOCK - 1), ends[:, -1:].float()
 
 
 def _penalised(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -72,6 +104,14 @@ def _penalised(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
             values = logits[at, seen]
             scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
     return scores
+
+
+def refuse_extremes(sampling: Sampling) -> None:
+    """Settings whose numbers float32 cannot hold would look like a broken model to everybody in the batch."""
+    if 0 < sampling.temperature < 1e-5:
+        raise ConfigError(f"a temperature of {sampling.temperature} is too low to divide by; 0 is greedy")
+    if not 1e-3 <= sampling.repetition_penalty <= 1e3:
+        raise ConfigError(f"a repetition_penalty of {sampling.repetition_penalty} is out of reach; 1 is none")
 
 
 def is_plain(sampling: Sampling) -> bool:
@@ -95,7 +135,7 @@ def _filtered(scores: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 def _kept(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """In the order in which transformers applies them: top-k, top-p, min-p."""
     if 0 < sampling.top_k < len(scores):
-        least = scores.topk(sampling.top_k).values[-1]
+        least = scores.topk(int(sampling.top_k)).values[-1]
         scores = scores.masked_fill(scores < least, -math.inf)
     if sampling.top_p < 1.0:
         ordered, order = scores.sort(descending=True)

@@ -44,6 +44,10 @@ class Scheduler:
         """The least advanced chain first, and among equals whoever came first."""
         self.running: list[Job] = []
 
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
     def add(self, job: Job) -> None:
         """Queue a job."""
         bisect.insort(self.waiting, job, key=_order)
@@ -57,6 +61,12 @@ class Scheduler:
                 self.shelf.clear()
         elif job in self.waiting:
             self.waiting.remove(job)
+
+    def clear(self) -> None:
+        """Let go of every job."""
+        for job in [*self.running, *self.waiting]:
+            self.remove(job)
+        self.shelf.clear()
 
     def forget(self) -> None:
         """The weights changed: nothing that was computed is right any more."""
@@ -84,14 +94,14 @@ class Scheduler:
             if len(self.running) >= self._rows:
                 break
             source: Kept | Job | None
-            source, same = self.shelf.best(job.prompt)
-            ahead, shared = nearest(job.prompt, self.running) if self._reuse else (None, 0)
+            source, same = self.shelf.best(job)
+            ahead, shared = nearest(job, self.running) if self._reuse else (None, 0)
             if ahead is not None and shared > same + WORTH_WAITING:
                 if ahead.cached < shared:
                     continue  # what it shares with another is being computed: it waits, and then copies
                 source, same = ahead, shared
-            if not self._place(job, source, same):
-                break
+            if not self._place(job, source, same) and (self.running or not self._place(job, None, 0)):
+                break  # alone it has the whole arena, if need be without what it could have shared
             self.waiting.remove(job)
             self.running.append(job)
 
@@ -157,6 +167,8 @@ class Scheduler:
 
     def _room(self, room: int, but: Kept | None = None) -> Stretch | None:
         """A stretch, if need be after things went off the shelf; None where that is not enough."""
+        if self.arena.free + self.shelf.room < room:
+            return None
         while (stretch := self.arena.take(room)) is None:
             if not self.shelf.drop_oldest(but):
                 return None

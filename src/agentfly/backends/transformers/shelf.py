@@ -7,7 +7,7 @@ of a group begin with the same prompt, so the first one computes it and the othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,11 +49,21 @@ class Shelf:
             self._kept.setdefault(_head(tokens), []).append(Kept(tokens, job.stretch, job.request.chain))
         job.stretch = None
 
-    def best(self, prompt: Tokens) -> tuple[Kept | None, int]:
-        """What has most in common with a prompt, and how many tokens; the prompt's last token is always computed."""
+    @property
+    def room(self) -> int:
+        """Places that could be had by dropping everything."""
+        return sum(kept.stretch.room for each in self._kept.values() for kept in each)
+
+    def best(self, job: Job) -> tuple[Kept | None, int]:
+        """What has most in common with a prompt, and how many tokens; the prompt's last token is always computed.
+
+        Every chain of a run may begin with the same words: a chain's own turns are looked at first, then the latest.
+        """
         best, most = None, 0
-        for kept in reversed(self._kept.get(_head(prompt), [])[-LOOKED_AT:]):
-            same = common(kept.tokens, prompt[:-1])
+        there = self._kept.get(_head(job.prompt), [])
+        own = [kept for kept in there if kept.chain == job.request.chain]
+        for kept in (*own[-1:], *reversed(there[-LOOKED_AT:])):
+            same = common(kept.tokens, job.prompt[:-1])
             if same > most:
                 best, most = kept, same
         if best is not None:
@@ -89,13 +99,13 @@ def common(one: Tokens, other: Tokens) -> int:
     return int(different[0]) if len(different) else length
 
 
-def nearest(prompt: Tokens, jobs: Iterable[Job]) -> tuple[Job | None, int]:
-    """The job under way whose prompt begins most like this one, and how many tokens they have in common."""
+def nearest(job: Job, jobs: Sequence[Job]) -> tuple[Job | None, int]:
+    """The job of those under way whose prompt begins most like this one's, and how many tokens they have in common."""
     best, most = None, 0
-    for job in itertools.islice(jobs, LOOKED_AT):
-        same = common(job.prompt, prompt[:-1])
+    for other in reversed(jobs[-LOOKED_AT:]):  # the chains of a group come one after the other
+        same = common(other.prompt, job.prompt[:-1])
         if same > most:
-            best, most = job, same
+            best, most = other, same
     return (best, most) if most >= HEAD else (None, 0)
 
 

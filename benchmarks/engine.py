@@ -1,0 +1,219 @@
+"""Tokens a second of the embedded engine on a CPU, against transformers' own batching, for SmolLM2-135M in float32.
+
+Every side samples the same prompts to the same lengths, with log-probabilities, on one thread. Rounds are interleaved,
+and the rate per second of the process's own time stands beside that of the clock, which others on the machine disturb.
+
+    python -m benchmarks.engine [--quick]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+from agentfly.backend import Request
+from agentfly.backends.transformers import TransformersBackend
+from agentfly.models import resolve
+from agentfly.types import Sampling
+from benchmarks.table import print_table
+
+VOCABULARY = 49_000
+MEMORY = 2 << 30
+OBSERVATION = 100
+GAP = 0.05
+"""Seconds from one request to the next."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request, and when it comes."""
+
+    prompt: list[int]
+    count: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a side needed for so many tokens."""
+
+    tokens: int
+    wall: float
+    process: float
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        return self.tokens / self.wall, self.tokens / self.process
+
+
+Side = Callable[[Sequence[Turn]], Awaitable[int]]
+"""Samples turns as they come; how many tokens that was."""
+
+
+def ragged(count: int, most: int, seed: int) -> list[Turn]:
+    draw = random.Random(seed)
+    return [
+        Turn(words(draw, draw.randint(20, 120)), draw.randint(most // 2, most), at * GAP if count > 1 else 0)
+        for at in range(count)
+    ]
+
+
+def words(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(100, VOCABULARY) for _ in range(count)]
+
+
+async def measured(side: Side, turns: Sequence[Turn]) -> Spent:
+    wall, process = time.perf_counter(), time.process_time()
+    tokens = await side(turns)
+    return Spent(tokens, time.perf_counter() - wall, time.process_time() - process)
+
+
+# ── the sides ──
+
+
+def embedded(backend: TransformersBackend) -> Side:
+    async def one(turn: Turn) -> int:
+        await asyncio.sleep(turn.at)
+        return len((await backend.generate(Request(turn.prompt, Sampling(max_tokens=turn.count)))).logprobs)
+
+    async def side(turns: Sequence[Turn]) -> int:
+        return sum(await asyncio.gather(*map(one, turns)))
+
+    return side
+
+
+@contextlib.contextmanager
+def continuous(model: Any) -> Iterator[Side]:
+    """Transformers' continuous batching, set up for a CPU."""
+    manager = model.init_continuous_batching(
+        generation_config=GenerationConfig(do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=32, num_blocks=512, max_batch_tokens=512, max_requests_per_batch=64, return_logprobs=True,
+            allow_block_sharing=False,
+        ),
+    )  # fmt: skip
+    manager.start()
+    numbers = iter(range(1 << 30))
+
+    async def one(turn: Turn) -> int:
+        await asyncio.sleep(turn.at)
+        name, done = f"turn-{next(numbers)}", asyncio.get_running_loop().create_future()
+        manager.register_result_handler(name, done.set_result)
+        manager.add_request(turn.prompt, request_id=name, max_new_tokens=turn.count)
+        return len((await done).logprobs)
+
+    async def side(turns: Sequence[Turn]) -> int:
+        return sum(await asyncio.gather(*map(one, turns)))
+
+    try:
+        yield side
+    finally:
+        manager.stop(block=True)
+
+
+def padded(model: Any) -> Side:
+    """`generate`: whoever is there when the last batch is through makes the next one, padded to the longest."""
+
+    @torch.inference_mode()
+    def batch(turns: Sequence[Turn]) -> int:
+        longest, most = max(len(turn.prompt) for turn in turns), max(turn.count for turn in turns)
+        ids = torch.tensor([[0] * (longest - len(turn.prompt)) + turn.prompt for turn in turns])
+        mask = torch.tensor([[0] * (longest - len(turn.prompt)) + [1] * len(turn.prompt) for turn in turns])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=most, min_new_tokens=most, do_sample=True, top_k=0,
+            eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+        return sum(turn.count for turn in turns)
+
+    async def side(turns: Sequence[Turn]) -> int:
+        begun, left, tokens = time.perf_counter(), list(turns), 0
+        while left:
+            await asyncio.sleep(max(left[0].at - (time.perf_counter() - begun), 0))
+            there = [turn for turn in left if turn.at <= time.perf_counter() - begun]
+            left = left[len(there) :]
+            tokens += batch(there) if there else 0
+        return tokens
+
+    return side
+
+
+# ── chains of many turns ──
+
+
+def chained(backend: TransformersBackend, turns: int, count: int) -> Side:
+    """Every turn shows the model all that was said and another observation."""
+
+    async def one(number: int, first: Turn) -> int:
+        draw, prompt = random.Random(number), list(first.prompt)
+        for turn in range(turns):
+            request = Request(prompt, Sampling(max_tokens=count), chain=str(number), turn=turn)
+            prompt = [*prompt, *(await backend.generate(request)).token_ids, *words(draw, OBSERVATION)]
+        return turns * count
+
+    async def side(chains: Sequence[Turn]) -> int:
+        return sum(await asyncio.gather(*(one(number, first) for number, first in enumerate(chains))))
+
+    return side
+
+
+async def compare(
+    sides: dict[str, Side], cases: dict[str, Callable[[int], Sequence[Turn]]], rounds: int
+) -> list[list[str]]:
+    """A row a case. Each round has prompts of its own: nobody may have them in a cache from the last one."""
+    rows = []
+    for title, turns_of in cases.items():
+        spent: dict[str, list[Spent]] = {name: [] for name in sides}
+        for seed in range(rounds):
+            for name, side in sides.items():
+                spent[name].append(await measured(side, turns_of(seed)))
+        rates = [
+            [median(column) for column in zip(*(each.rates for each in got), strict=True)] for got in spent.values()
+        ]
+        best = max(rate[1] for rate in rates[1:])
+        rows.append([title, *(f"{wall:.1f} / {own:.1f}" for wall, own in rates), f"{rates[0][1] / best:.2f}×"])
+    return rows
+
+
+async def run(quick: bool) -> None:
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
+    other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
+    backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
+    forgetful._engine._scheduler._reuse = False  # a client that sends the whole history to a server without a cache
+    sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32), 48, 3)
+    with continuous(other) as theirs:
+        sides = {"agentfly": embedded(backend), "continuous batching": theirs, "generate, padded": padded(model)}
+        cases = {f"{size}": partial(ragged, size, most) for size in sizes}
+        for side in sides.values():
+            await side(ragged(2, 4, -1))
+        rows = await compare(sides, cases, rounds)
+    header = ["requests", *sides, "CPU rate against the better one"]
+    print_table(f"Ragged requests, one every {GAP * 1e3:.0f} ms: tokens a second of clock / of CPU time", header, rows)
+
+    chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)
+    sides = {"agentfly": chained(backend, turns, count), "no cache": chained(forgetful, turns, count)}
+    rows = await compare(sides, {f"{chains} × {turns}": partial(ragged, chains, count)}, 1)
+    title = f"Chains of turns with {OBSERVATION}-token observations: tokens a second of clock / of CPU time"
+    print_table(title, ["chains × turns", *sides, "CPU rate against it"], rows)
+    await backend.close()
+    await forgetful.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    asyncio.run(run(parser.parse_args().quick))
+
+
+if __name__ == "__main__":
+    main()
