@@ -177,7 +177,7 @@ async def measure_containers(image: str | None) -> None:
 def execs(client: Any, image: str) -> Iterator[Callable[[], None]]:
     """A function that runs a fresh Python in a container that is there already."""
     alone = client.create_host_config(network_mode="none")
-    name = client.create_container(image, ["sleep", "600"], host_config=alone)["Id"]
+    name = client.create_container(image, entrypoint=["sleep", "3600"], host_config=alone)["Id"]
 
     def run() -> None:
         client.exec_start(client.exec_create(name, ["python3", "-c", CODE])["Id"])

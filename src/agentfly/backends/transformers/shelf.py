@@ -6,9 +6,8 @@ of a group begin with the same prompt, so the first one computes it and the othe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +18,6 @@ HEAD = 16
 """Tokens that two sequences must have in common to be looked at."""
 LOOKED_AT = 32
 """Most sequences that a prompt is compared with."""
-_moments = itertools.count()
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +27,6 @@ class Kept:
     tokens: Tokens
     stretch: Stretch
     chain: str
-    used: int = field(default_factory=lambda: next(_moments))
 
 
 class Shelf:
@@ -38,6 +35,8 @@ class Shelf:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._kept: dict[bytes, list[Kept]] = {}
+        self._by_use: dict[Kept, None] = {}
+        """The same, what was used last at the end."""
 
     def keep(self, job: Job) -> None:
         """Put a job's computed tokens on the shelf; from now on its stretch is the shelf's."""
@@ -46,13 +45,15 @@ class Shelf:
         if len(tokens) < HEAD:
             self._arena.give(job.stretch)
         else:
-            self._kept.setdefault(_head(tokens), []).append(Kept(tokens, job.stretch, job.request.chain))
+            kept = Kept(tokens, job.stretch, job.request.chain)
+            self._kept.setdefault(_head(tokens), []).append(kept)
+            self._by_use[kept] = None
         job.stretch = None
 
     @property
     def room(self) -> int:
         """Places that could be had by dropping everything."""
-        return sum(kept.stretch.room for each in self._kept.values() for kept in each)
+        return sum(kept.stretch.room for kept in self._by_use)
 
     def best(self, job: Job) -> tuple[Kept | None, int]:
         """What has most in common with a prompt, and how many tokens; the prompt's last token is always computed.
@@ -67,12 +68,13 @@ class Shelf:
             if same > most:
                 best, most = kept, same
         if best is not None:
-            best.used = next(_moments)
+            self._by_use[best] = self._by_use.pop(best)
         return best, most
 
     def take(self, kept: Kept) -> Stretch:
         """Take something off the shelf; its stretch is the caller's."""
         head = _head(kept.tokens)
+        del self._by_use[kept]
         self._kept[head].remove(kept)
         if not self._kept[head]:
             del self._kept[head]
@@ -80,10 +82,10 @@ class Shelf:
 
     def drop_oldest(self, but: Kept | None = None) -> bool:
         """Free the room of what has not been used for longest; False where there is nothing to free."""
-        there = [kept for each in self._kept.values() for kept in each if kept is not but]
-        if not there:
+        oldest = next((kept for kept in self._by_use if kept is not but), None)
+        if oldest is None:
             return False
-        self._arena.give(self.take(min(there, key=lambda kept: kept.used)))
+        self._arena.give(self.take(oldest))
         return True
 
     def clear(self) -> None:
