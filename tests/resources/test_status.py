@@ -248,3 +248,21 @@ async def _works() -> None:
         assert isinstance(await leases.get(Counter), Counter)
         await asyncio.sleep(0.01)
     await manager.close()
+
+
+def test_sockets_of_processes_that_were_killed_are_removed_by_the_next_manager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    left = status.folders()[0] / f"{process_name(killed.pid)}-1"
+    left.parent.mkdir(mode=0o700)
+    left.touch()
+    alive = left.with_name(f"{process_name(os.getpid())}-99")
+    alive.touch()
+    killed.kill()
+    killed.communicate()
+    door, path = status._bound()
+    door.close()
+    path.unlink()
+    assert list(left.parent.iterdir()) == [alive]

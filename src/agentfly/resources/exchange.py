@@ -354,9 +354,10 @@ class Exchange:
         self._burials[instance] = self._spawn(self._end(stock, instance))
 
     async def _end(self, stock: Stock, instance: Instance) -> None:
-        """Close an instance, and end what is left of it whether it could be closed or not."""
+        """Close an instance that is not dead, and end what is left of it whether it could be closed or not."""
         try:
-            await instance.step("close", stock.pool.reset_timeout)
+            if instance.housed.death() is None:
+                await instance.step("close", stock.pool.reset_timeout)
         except EnvironmentFault as fault:
             stock.failed_closes += 1
             _LOG.warning("%r: %s", instance, fault)

@@ -1,7 +1,7 @@
 """The figures of every manager of this user on this machine, told over a socket to whoever asks.
 
 Each live manager listens in a folder of the user's own, and adds nothing up until somebody asks. The sockets are named
-after their process, so that those of a killed one are known, and removed by the next who looks.
+after their process, so that those of a killed one are known, and removed by the next who looks or listens.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def _bound() -> tuple[socket.socket, Path]:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             _refuse_foreign(folder)
+            _sweep(folder)
             door.bind(str(hidden))
             door.listen()
             hidden.rename(path)
@@ -97,6 +98,13 @@ def _bound() -> tuple[socket.socket, Path]:
         else:
             return door, path
     raise OSError("; ".join(wrong))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the sockets of processes that were killed."""
+    for path in folder.iterdir():
+        if is_leftover(path.name.lstrip(".")):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
