@@ -21,6 +21,7 @@ import pytest
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.keeper import Keeper, keeper, leftovers
 from agentfly.resources.process import Process
+from agentfly.resources.remote.serving import OWNER
 from agentfly.resources.sandbox.cgroups import process_name
 from tests.resources.test_process import TREE, World, none_left
 
@@ -99,6 +100,24 @@ async def test_a_host_that_is_killed_at_any_moment_leaves_nothing() -> None:
             return await none_left(lambda: of_owner(owner, mark))
 
     assert await asyncio.gather(*map(round_, range(12))) == [[]] * 12
+
+
+def test_a_keeper_that_has_only_just_been_started_is_not_taken_for_a_leftover() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    marked = {**os.environ, OWNER: str(process_name(gone.pid))}
+    gone.kill()
+    gone.communicate()
+    wait = "import time; time.sleep(60)"
+    starting = subprocess.Popen([sys.executable, "-c", f"{wait} # {leftovers.PROGRAM}"], env=marked)
+    stray = subprocess.Popen([sys.executable, "-c", wait], env=marked)
+    try:
+        leftovers.sweep("")
+        assert stray.wait(10) == -signal.SIGKILL
+        assert starting.poll() is None
+    finally:
+        for each in (starting, stray):
+            each.kill()
+            each.wait()
 
 
 LAST_WORDS = """

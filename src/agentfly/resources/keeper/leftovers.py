@@ -19,6 +19,8 @@ from agentfly.resources.sandbox.cgroups import PREFIX, is_leftover
 
 KEEPER, WORKER = "agentfly-keeper", "agentfly-worker"
 """What processes here are called; the kernel keeps fifteen letters."""
+PROGRAM = "agentfly.resources.keeper.process"
+"""What a keeper runs, and has in its command line from the first moment on."""
 _TRIES = 3
 
 
@@ -26,10 +28,10 @@ def sweep(own: str) -> None:
     """Kill the marked processes, and remove the named folders, of owners that are gone.
 
     So are the processes of `own`, which an earlier keeper of the same owner left. A keeper is left alone: it may be
-    clearing up this very moment.
+    clearing up this very moment, or about to.
     """
     for pid, owner in _marked():
-        if (owner == own or is_leftover(owner)) and pid != os.getpid() and name_of(pid) != KEEPER:
+        if (owner == own or is_leftover(owner)) and pid != os.getpid() and not _keeps(pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
@@ -46,6 +48,14 @@ def _marked() -> Iterator[tuple[int, str]]:
                 for each in (place / "environ").read_bytes().split(b"\0"):
                     if each.startswith(mark):
                         yield int(place.name), each[len(mark) :].decode(errors="replace")
+
+
+def _keeps(pid: int) -> bool:
+    """Whether a process is a keeper, or an interpreter that has yet to become one; its workers have its command line."""
+    with contextlib.suppress(OSError):
+        started_as = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return name_of(pid) == KEEPER or (name_of(pid) != WORKER and PROGRAM.encode() in started_as)
+    return False
 
 
 def name_of(pid: int) -> str:
