@@ -51,7 +51,7 @@ def _marked() -> Iterator[tuple[int, str]]:
 
 
 def _keeps(pid: int) -> bool:
-    """Whether a process is a keeper, or an interpreter that has yet to become one; its workers have its command line."""
+    """Whether a process is a keeper, or an interpreter that will become one. Workers share its command line."""
     with contextlib.suppress(OSError):
         started_as = Path(f"/proc/{pid}/cmdline").read_bytes()
         return name_of(pid) == KEEPER or (name_of(pid) != WORKER and PROGRAM.encode() in started_as)
