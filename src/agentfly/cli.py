@@ -63,7 +63,7 @@ def run(
     agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
     template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
-    backend: Annotated[str | None, typer.Option(help="client or scripted.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers (the default), client or scripted.")] = None,
     base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Goes before the question.")] = None,
     max_turns: Annotated[int | None, typer.Option(help="Replies of the model in a chain.")] = None,

@@ -20,9 +20,9 @@ import pytest
 
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.keeper import Keeper, keeper, leftovers
+from agentfly.resources.owner import process_name
 from agentfly.resources.process import Process
 from agentfly.resources.remote.serving import OWNER
-from agentfly.resources.sandbox.cgroups import process_name
 from tests.resources.test_process import TREE, World, none_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -23,7 +23,7 @@ from agentfly import Environment
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources import ResourceManager, status
-from agentfly.resources.sandbox.cgroups import process_name
+from agentfly.resources.owner import process_name
 from agentfly.types import Task
 
 TASK = Task.of("Make it show 7.", "seven")

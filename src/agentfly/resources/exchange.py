@@ -16,13 +16,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakMethod
 
 from agentfly.environment import Environment, Recycle
-from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.errors import EnvironmentFault, describe
 from agentfly.resources import status
+from agentfly.resources.budget import Budget, need
 from agentfly.resources.figures import Figures, Holder
 from agentfly.resources.instance import Instance
 from agentfly.resources.stock import Request, Stock
@@ -32,16 +32,6 @@ CHECK_AFTER = 5.0
 REST_AFTER = 2.0
 """Seconds of idleness after which an instance is put to rest."""
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What all pools together may use."""
-
-    instances: int | None = None
-    """Most instances at once; None: no limit."""
-    memory: int | None = None
-    """Bytes, as the pools declare them for an instance; None: no limit."""
 
 
 class Exchange:
@@ -118,12 +108,7 @@ class Exchange:
             raise EnvironmentFault("this manager is closed")
         for stock in request.stocks:
             stock.refuse_if_broken()
-        memory = sum(stock.pool.memory or 0 for stock in request.stocks)
-        names = " and ".join(stock.name for stock in request.stocks)
-        if self._budget.instances is not None and len(request.stocks) > self._budget.instances:
-            raise ConfigError(f"a chain needs {names}; a budget of {self._budget.instances} instances has no room")
-        if self._budget.memory is not None and memory > self._budget.memory:
-            raise ConfigError(f"{names} need {memory} bytes; a budget of {self._budget.memory} bytes has no room")
+        self._budget.refuse_what_never_fits(request.stocks)
 
     async def _wait(self, request: Request) -> list[Instance]:
         for stock in request.stocks:
@@ -212,14 +197,14 @@ class Exchange:
         """Start what is missing at these pools; under a budget, at all of them, as long as there is room."""
         if self._closed:
             return
-        if self._budget == Budget():
+        if self._budget.unlimited:
             for stock in stocks:
                 for _ in range(stock.wanted()):
                     self._begin(stock)
             return
         while needy := [stock for stock in self.stocks.values() if stock.wanted() > 0]:
-            stock = min(needy, key=_need)
-            if not self._fits(stock):
+            stock = min(needy, key=need)
+            if not self._budget.fits(stock, self.stocks.values()):
                 self._make_room(stock)
                 return
             self._begin(stock)
@@ -229,35 +214,11 @@ class Exchange:
         self._spawn(self._start(stock, time.monotonic()))
 
     def _make_room(self, stock: Stock) -> None:
-        """Close an idle instance that nobody older waits for, unless one is being closed already."""
-        demand = stock.head
-        if demand is None or any(each.closing for each in self.stocks.values()):
-            return
-        for other in self.stocks.values():
-            kept = other.head is not None and other.head.order <= demand.order
-            if other is not stock and len(other.idle) > kept:
-                self._bury(other, other.idle.popleft())
-                return
-
-    def _fits(self, stock: Stock) -> bool:
-        most, memory = self._budget.instances, self._budget.memory
-        if most is not None and self.count >= most:
-            return False
-        used = sum(each.count * (each.pool.memory or 0) for each in self.stocks.values()) if memory is not None else 0
-        return memory is None or used + (stock.pool.memory or 0) <= memory
-
-    def _owed(self, stock: Stock) -> bool:
-        """Whether an instance that came back must make room for another environment that has less than its share."""
-        if self._budget == Budget():
-            return False
-        mine = stock.head
-        for other in self.stocks.values():
-            theirs = other.head
-            if other is stock or theirs is None or other.wanted() <= 0 or self._fits(other):
-                continue
-            if mine is None or stock.count - other.count >= 2 or (other.count == 0 and theirs < mine):
-                return True
-        return False
+        """Close an idle instance of another pool, unless one is being closed already."""
+        if not any(each.closing for each in self.stocks.values()):
+            spare = self._budget.spare_for(stock, self.stocks.values())
+            if spare is not None:
+                self._bury(spare, spare.idle.popleft())
 
     async def _start(self, stock: Stock, begun: float) -> None:
         """Make and start one instance; what cannot be started is ended, and tried again later."""
@@ -312,7 +273,7 @@ class Exchange:
         if instance.holders:
             self._stock_up(stock)  # where it died, somebody may wait for another
             return
-        over = self._owed(stock) or stock.pool.recycle is Recycle.REPLACE
+        over = self._budget.owes(stock, self.stocks.values()) or stock.pool.recycle is Recycle.REPLACE
         del stock.lent[instance.number]
         if self._closed or over or not stock.fit_again(instance):
             self._bury(stock, instance)
@@ -406,8 +367,3 @@ class Exchange:
             elif burial.done():  # and yet here: it was cut short when the loop cancelled all its tasks
                 self._burials[instance] = self._spawn(self._end(stock, instance))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _need(stock: Stock) -> tuple[bool, int, int]:
-    """Who gets the next room: what somebody waits for, where there are fewest, and where the wait began first."""
-    return (stock.head is None, stock.count, stock.head.order if stock.head is not None else 0)

@@ -140,7 +140,8 @@ class Leases:
     async def act(self, kinds: Kinds, action: Callable[[Mapping[type[Environment], Environment]], Awaitable[T]]) -> T:
         """Do something in the chain's instances of `kinds`. What is shared and not made for it is acted in by turns.
 
-        An instance in which an action failed as a fault, or was given up in the middle, is not lent again.
+        An instance in which an action failed as a fault is not lent again; nor is one in which an action was given up
+        in the middle, unless it is made for several at once, of whom one going away is nothing to the others.
         """
         environments = {kind: await self.get(kind) for kind in kinds}
         instances = [self._held[kind] for kind in kinds]
@@ -154,7 +155,8 @@ class Leases:
                 return await action(environments)
             except (EnvironmentFault, asyncio.CancelledError) as error:
                 for instance in instances:
-                    instance.spoiled = instance.spoiled or describe(error)
+                    if isinstance(error, EnvironmentFault) or not self._lender.stock(instance.kind).pool.concurrent:
+                        instance.spoiled = instance.spoiled or describe(error)
                 raise
             finally:
                 for instance in instances:

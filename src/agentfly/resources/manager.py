@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 
 from agentfly.environment import Environment, Housed, Place, Pool
 from agentfly.errors import ConfigError
-from agentfly.resources.exchange import Budget, Exchange
+from agentfly.resources.budget import Budget
+from agentfly.resources.exchange import Exchange
 from agentfly.resources.figures import Figures
 from agentfly.resources.leases import Group, Leases, Lender
 from agentfly.resources.stock import Stock

@@ -26,7 +26,7 @@ from weakref import WeakMethod
 
 from agentfly.errors import ConfigError, describe
 from agentfly.resources.figures import Figures, Holder, Lent
-from agentfly.resources.sandbox.cgroups import PREFIX, is_leftover, process_name
+from agentfly.resources.owner import PREFIX, is_leftover, process_name
 
 PATIENCE = 3.0
 """Seconds that either end waits for the other."""

@@ -12,8 +12,8 @@ import pytest
 
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.container import Container, ContainerSandbox, owner
+from agentfly.resources.owner import process_name
 from agentfly.resources.sandbox import CellSession, End, SessionOver, open_sandbox
-from agentfly.resources.sandbox.cgroups import process_name
 from tests.resources.container.conftest import SMALL, UNCONNECTED
 from tests.resources.engine import IMAGE, Podman
 

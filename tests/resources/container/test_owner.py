@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agentfly.resources.container import owner
-from agentfly.resources.sandbox.cgroups import process_name
+from agentfly.resources.owner import process_name
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import ConfigError
+from agentfly.resources.owner import is_leftover, process_name
 from agentfly.resources.sandbox import (
     MECHANISMS,
     Limits,
@@ -17,7 +18,7 @@ from agentfly.resources.sandbox import (
     open_sandbox,
     verdicts,
 )
-from agentfly.resources.sandbox.cgroups import Cgroups, is_leftover, process_name
+from agentfly.resources.sandbox.cgroups import Cgroups
 from agentfly.resources.sandbox.view import find_python, make_view
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -37,6 +37,20 @@ class Piece:
         return self.past + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What one layer has computed so far, and how it is looked at."""
+
+    keys: torch.Tensor
+    """[place, head, width]"""
+    values: torch.Tensor
+    scaling: float
+    window: int | None
+    """Tokens back that are seen; None: all."""
+    softcap: float | None
+    """The bound of scores; None: there is none."""
+
+
 class Layout(Protocol):
     """Whose tokens are in a batch, and where their keys and values go."""
 
@@ -44,16 +58,8 @@ class Layout(Protocol):
     places: torch.Tensor
     """The place in the arena of every token of the batch."""
 
-    def attend(
-        self,
-        rows: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """What every token gathers from its own past. `rows`: [token, head, width]; keys: [place, head, width]."""
+    def attend(self, rows: torch.Tensor, past: Past) -> torch.Tensor:
+        """What every token gathers from its own past. `rows`: [token, head, width]."""
         ...
 
 
@@ -76,11 +82,11 @@ def attend(
     """Write this layer's keys and values into the arena, and attend. Tensors are [1, head, token, width]."""
     if not (attention_mask is s_aux is position_bias is None):
         raise NotImplementedError("attention with a mask, a sink or a bias of its own")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     keys, values = layout.arena.data[module.layer_idx]
     keys.index_copy_(0, layout.places, key[0].transpose(0, 1))
     values.index_copy_(0, layout.places, value[0].transpose(0, 1))
-    return layout.attend(query[0].transpose(0, 1), keys, values, scaling, sliding_window, softcap)[None], None
+    past = Past(keys, values, query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    return layout.attend(query[0].transpose(0, 1), past)[None], None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,46 +97,30 @@ class Pieces(Layout):
     places: torch.Tensor
     pieces: tuple[Piece, ...]
 
-    def attend(
-        self,
-        rows: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, rows: torch.Tensor, past: Past) -> torch.Tensor:
         """Sequence by sequence: on a CPU the calls cost less than padding them to one length would."""
         own = rows.split([piece.count for piece in self.pieces])
-        parts = [
-            _attended(mine, piece, keys, values, scaling, window, softcap)
-            for mine, piece in zip(own, self.pieces, strict=True)
-        ]
+        parts = [_attended(mine, piece, past) for mine, piece in zip(own, self.pieces, strict=True)]
         return torch.cat(parts).view(rows.shape)
 
 
-def _attended(
-    rows: torch.Tensor,
-    piece: Piece,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _attended(rows: torch.Tensor, piece: Piece, past: Past) -> torch.Tensor:
     """What the tokens of one piece gather, as [token, key head, head that shares it, width]."""
     count, heads, width = rows.shape
-    shared = keys.shape[1]
-    first = 0 if window is None else max(piece.past + 1 - window, 0)
+    shared = past.keys.shape[1]
+    first = 0 if past.window is None else max(piece.past + 1 - past.window, 0)
     size, stride = (1, shared, piece.seen - first, width), (0, width, shared * width, 1)
     offset = (piece.start + first) * shared * width
-    k = keys.as_strided(size, stride, keys.storage_offset() + offset)
-    v = values.as_strided(size, stride, values.storage_offset() + offset)
-    if count == 1 and softcap is None:  # the heads that share a key are so many queries of it
-        return scaled_dot_product_attention(rows.view(1, shared, heads // shared, width), k, v, scale=scaling)
-    mask = _mask(piece, first, window, rows.device)
+    k = past.keys.as_strided(size, stride, past.keys.storage_offset() + offset)
+    v = past.values.as_strided(size, stride, past.values.storage_offset() + offset)
+    if count == 1 and past.softcap is None:  # the heads that share a key are so many queries of it
+        return scaled_dot_product_attention(rows.view(1, shared, heads // shared, width), k, v, scale=past.scaling)
+    mask = _mask(piece, first, past.window, rows.device)
     q = rows.transpose(0, 1)[None]
-    got = _capped(q, k, v, mask, scaling, softcap) if softcap else _masked(q, k, v, mask, scaling)
+    if past.softcap is None:
+        got = _masked(q, k, v, mask, past.scaling)
+    else:
+        got = _capped(q, k, v, mask, past.scaling, past.softcap)
     return got[0].transpose(0, 1).reshape(count, shared, heads // shared, width)
 
 

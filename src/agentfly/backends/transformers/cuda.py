@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from agentfly.backends.transformers.arena import Arena, Stretch
-from agentfly.backends.transformers.attention import Layout, Piece
+from agentfly.backends.transformers.attention import Layout, Past, Piece
 from agentfly.backends.transformers.kernels import attend_one, draw_plain
 from agentfly.backends.transformers.runner import Drawn, Runner
 from agentfly.backends.transformers.sampling import draw, is_plain, uniform
@@ -42,29 +42,14 @@ class Prompts(Layout):
     most: int
     most_seen: int
 
-    def attend(
-        self,
-        rows: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, rows: torch.Tensor, past: Past) -> torch.Tensor:
         """Gather what is seen, and attend in one kernel."""
-        k, v = keys.index_select(0, self.gathered), values.index_select(0, self.gathered)
-        back = -1 if window is None else window - 1
+        k, v = past.keys.index_select(0, self.gathered), past.values.index_select(0, self.gathered)
+        back = -1 if past.window is None else past.window - 1
         out: Any = varlen_attn(
-            rows.contiguous(),
-            k,
-            v,
-            self.own,
-            self.seen,
-            self.most,
-            self.most_seen,
-            scale=scaling,
-            window_size=(back, 0),
-        )
+            rows.contiguous(), k, v, self.own, self.seen, self.most, self.most_seen,
+            scale=past.scaling, window_size=(back, 0),
+        )  # fmt: skip
         attended: torch.Tensor = out
         return attended
 
@@ -78,17 +63,9 @@ class Single(Layout):
     starts: torch.Tensor
     seen: torch.Tensor
 
-    def attend(
-        self,
-        rows: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, rows: torch.Tensor, past: Past) -> torch.Tensor:
         """Where the keys lie."""
-        return attend_one(rows, keys, values, self.starts, self.seen, scaling, window)
+        return attend_one(rows, past.keys, past.values, self.starts, self.seen, past.scaling, past.window)
 
 
 class Captured:
@@ -196,7 +173,7 @@ class GraphRunner(Runner):
         ]
 
     def _capture(self, rows: int) -> Captured:
-        size = next(each for each in SIZES if each >= rows)
+        size = next((each for each in SIZES if each >= rows), -(-rows // SIZES[-1]) * SIZES[-1])
         if size not in self._captured:
             self._captured[size] = Captured(self, size)
         return self._captured[size]

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentfly.resources.sandbox.cgroups import is_leftover, process_name
+from agentfly.resources.owner import is_leftover, process_name
 
 PROCESS, BOOT = "agentfly.owner", "agentfly.boot"
 """The labels: the process, and the start of the machine that it runs on."""

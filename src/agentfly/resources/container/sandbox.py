@@ -17,10 +17,10 @@ from agentfly.environment import Environment, Housed
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.container.stream import Demultiplexer
 from agentfly.resources.keeper import keeper
+from agentfly.resources.owner import process_name
 from agentfly.resources.sandbox import wire
 from agentfly.resources.sandbox.cell import Cell
 from agentfly.resources.sandbox.cells import CellSandbox
-from agentfly.resources.sandbox.cgroups import process_name
 from agentfly.resources.sandbox.contract import Capabilities, SandboxUnavailable
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.mechanisms import prove

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import agentfly
+from agentfly.resources.owner import process_name
 from agentfly.resources.remote.serving import OWNER
-from agentfly.resources.sandbox.cgroups import process_name
 from agentfly.resources.sandbox.endings import how_ended
 
 END_SECONDS = 10.0

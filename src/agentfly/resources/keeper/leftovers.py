@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from agentfly.resources.owner import PREFIX, is_leftover
 from agentfly.resources.remote.serving import OWNER
-from agentfly.resources.sandbox.cgroups import PREFIX, is_leftover
 
 KEEPER, WORKER = "agentfly-keeper", "agentfly-worker"
 """What processes here are called; the kernel keeps fifteen letters."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 
 from agentfly.environment import Environment, Housed, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.resources.exchange import Budget, Exchange
+from agentfly.resources.budget import Budget
+from agentfly.resources.exchange import Exchange
 from agentfly.resources.figures import Figures, Holder
 from agentfly.resources.instance import Instance
 from agentfly.resources.on_ray.cluster import Lost, answered, installed, kill, sent

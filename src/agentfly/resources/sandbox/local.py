@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from agentfly.errors import EnvironmentFault
+from agentfly.resources.owner import is_leftover, process_name
 from agentfly.resources.sandbox import wire
 from agentfly.resources.sandbox.cell import Cell
 from agentfly.resources.sandbox.cells import CellSandbox
-from agentfly.resources.sandbox.cgroups import Cgroups, Group, is_leftover, process_name
+from agentfly.resources.sandbox.cgroups import Cgroups, Group
 from agentfly.resources.sandbox.contract import Capabilities
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.view import WORK
