@@ -8,7 +8,6 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,21 +34,10 @@ PROMPT = [1, 2, 3]
 MODELS = {"data": [{"id": "tiny", "max_model_len": 100}]}
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[OpenAIServer]:
-    server = OpenAIServer()
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running.reset()
-    running.answers("/models", says(MODELS))
-    return running
+def server(openai_server: OpenAIServer) -> OpenAIServer:
+    openai_server.answers("/models", says(MODELS))
+    return openai_server
 
 
 def tokens(server: OpenAIServer, **settings: Any) -> ClientBackend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -29,22 +28,11 @@ class Mark:
     why: str
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[OpenAIServer]:
-    server = OpenAIServer()
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> OpenAIServer:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running.reset()
-    running.answers("/models", says({"data": [{"id": "tiny"}]}))
-    running.answers("/chat/completions", says(chat({"content": "7"})))
-    return running
+def server(openai_server: OpenAIServer) -> OpenAIServer:
+    openai_server.answers("/models", says({"data": [{"id": "tiny"}]}))
+    openai_server.answers("/chat/completions", says(chat({"content": "7"})))
+    return openai_server
 
 
 @pytest.fixture

@@ -465,68 +465,73 @@ async def test_one_who_is_cancelled_while_waiting_loses_nothing() -> None:
     await manager.close()
 
 
-KINDS: list[type[World]] = [type(name, (World,), {"pool": Pool(max_instances=1)}) for name in "ABCD"]
+KINDS: list[type[World]] = [type(name, (World,), {"pool": Pool()}) for name in "ABCD"]
+SETTINGS = st.fixed_dictionaries({
+    "max_instances": st.integers(1, 3),
+    "min_warm": st.integers(0, 1),
+    "max_uses": st.sampled_from([None, 2]),
+    "recycle": st.sampled_from(["reset", "replace"]),
+    "scope": st.sampled_from(["chain", "chain", "group", "global"]),
+    "memory": st.sampled_from([None, 100, 250]),
+})  # fmt: skip
 PLANS = st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=2, max_size=30)
+BUDGETS = st.sampled_from([{}, {"instances": 4}, {"memory": 1000}, {"instances": 5, "memory": 1100}])
 
 
 @settings(
-    max_examples=60,
+    max_examples=150,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(plans=PLANS, budget=st.sampled_from([None, 4]), limit=st.integers(1, 3), seed=st.integers(0, 9999))
+@given(plans=PLANS, pools=st.tuples(*[SETTINGS] * 4), budget=BUDGETS, seed=st.integers(0, 9999))
 def test_nobody_waits_for_ever_whatever_chains_need(
-    plans: list[set[int]], budget: int | None, limit: int, seed: int
+    plans: list[set[int]], pools: tuple[dict[str, Any], ...], budget: dict[str, int], seed: int
 ) -> None:
-    """Chains that need several kinds in any order, with instances that die, under pools and a budget that are small."""
+    """Chains that need several kinds of any scope, and die or are cancelled, under pools and budgets that are small."""
     draw = random.Random(seed)
 
-    async def run() -> None:
-        manager = ResourceManager({kind: Pool(max_instances=limit) for kind in KINDS}, instances=budget)
-        groups = [manager.group() for _ in range(3)]
+    async def die(_: Any) -> None:
+        raise EnvironmentFault("dead")
 
-        async def chain(plan: set[int]) -> None:
-            kinds = draw.sample([KINDS[each] for each in plan], len(plan))
-            async with manager.leases(TASK, kinds, group=draw.choice(groups)) as leases:
+    async def run() -> None:
+        manager = ResourceManager(dict(zip(KINDS, (Pool(**each) for each in pools), strict=True)), **budget)
+        plan_of = [draw.choice(plans) for _ in range(3)]  # the chains of a group need the same
+        groups = [manager.group() for _ in plan_of]
+
+        async def chain(number: int) -> str:
+            group = number % len(groups)
+            kinds = draw.sample([KINDS[each] for each in sorted(plan_of[group])], len(plan_of[group]))
+            async with manager.leases(TASK, kinds, group=groups[group]) as leases:
                 for kind in kinds:
                     await leases.get(kind)
                     await asyncio.sleep(0)
                 if draw.random() < 0.2:
+                    await leases.act(kinds, die)
+            return "well"
 
-                    async def die(_: Any) -> None:
-                        raise EnvironmentFault("dead")
+        chains = [asyncio.create_task(chain(number)) for number in range(len(plans))]
+        left = [len(range(group, len(plans), len(groups))) for group in range(len(groups))]
 
-                    with pytest.raises(EnvironmentFault):
-                        await leases.act(kinds, die)
+        def ended(number: int) -> None:
+            left[number % len(groups)] -= 1
+            if not left[number % len(groups)]:
+                groups[number % len(groups)].close()
 
-        async with asyncio.timeout(5):
-            await asyncio.gather(*map(chain, plans))
+        for number, task in enumerate(chains):
+            task.add_done_callback(lambda _, number=number: ended(number))
+        for _ in range(draw.randrange(8)):
+            await asyncio.sleep(0)
+        for task in draw.sample(chains, len(chains) // 5):
+            task.cancel()
+        async with asyncio.timeout(10):
+            came = await asyncio.gather(*chains, return_exceptions=True)
+        assert {type(each) for each in came} <= {str, EnvironmentFault, asyncio.CancelledError}
+        assert [(each.lent, each.waiting) for each in manager.figures() if each.lent or each.waiting] == []
         await manager.close()
         assert manager.live == 0
 
     asyncio.run(run())
-
-
-async def test_thousands_who_wait_for_one_slow_start_are_all_served() -> None:
-    manager, judge_may_start = ResourceManager(), asyncio.Event()
-
-    class Judge(Environment):
-        pool = Pool(scope="global", concurrent=True)  # type: ignore[arg-type]
-
-        async def start(self) -> None:
-            await judge_may_start.wait()
-
-    async def chain() -> None:
-        async with manager.leases(TASK, [World, Judge]) as leases:
-            await leases.get(World)
-
-    chains = [asyncio.create_task(chain()) for _ in range(2000)]
-    await until(lambda: [each.warm for each in manager.figures()] == [2000, 0])
-    judge_may_start.set()
-    await asyncio.gather(*chains)
-    assert {(each.lent, each.waiting) for each in manager.figures()} == {(0, 0)}
-    await manager.close()
 
 
 # ── the budget ──
@@ -576,6 +581,23 @@ async def test_one_environment_cannot_starve_another() -> None:
     await manager.close()
 
 
+async def test_a_large_environment_is_not_starved_by_small_ones() -> None:
+    """Room for ten small ones or a single large one: the large one need not wait until nobody asks for small ones."""
+    pools = {World: Pool(memory=100, min_warm=1), Second: Pool(memory=950)}
+    manager, ended = ResourceManager(pools, memory=1000), []
+
+    async def chain(kind: type[World]) -> None:
+        async with manager.leases(TASK, [kind]) as leases:
+            await leases.get(kind)
+            await asyncio.sleep(0.001)
+        ended.append(kind)
+
+    small = [chain(World) for _ in range(100)]
+    await asyncio.gather(*small[:50], chain(Second), *small[50:])
+    assert ended.index(Second) < 75
+    await manager.close()
+
+
 # ── sharing ──
 
 
@@ -610,6 +632,25 @@ async def test_a_global_instance_is_everybodys_and_is_acted_in_by_turns_unless_i
     assert World.log.count("reset") == 20  # of the worlds: what is everybody's is never reset
     await manager.close()
     assert manager.live == 0
+
+
+async def test_one_chain_that_goes_away_is_nothing_to_the_others_of_a_concurrent_instance() -> None:
+    manager = pooled(Board, scope="global", concurrent=True)
+
+    async def hang(_: Any) -> None:
+        await asyncio.sleep(60)
+
+    async with manager.leases(TASK, [Board]) as one, manager.leases(TASK, [Board]) as two:
+        board = await one.get(Board)
+        given_up = asyncio.create_task(two.act([Board], hang))
+        await asyncio.sleep(0.01)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        async with manager.leases(TASK, [Board]) as three:
+            assert await three.get(Board) is board
+    assert (only(manager).buried, only(manager).started) == (0, 1)
+    await manager.close()
 
 
 async def test_a_global_instance_that_died_is_replaced_while_others_still_have_it() -> None:
@@ -876,6 +917,23 @@ async def test_a_manager_can_be_used_again_after_it_was_closed(manager: Resource
             await leases.get(World)
         await manager.close()
     assert World.log.count("close") == 2
+
+
+async def test_figures_are_metrics_too() -> None:
+    manager = pooled(World, max_instances=1)
+    async with manager.leases(TASK, [World]) as leases, manager.leases(TASK, [World]) as others:
+        await leases.act([World], lambda lent: lent[World]._do("act"))  # type: ignore[attr-defined]
+        waiting = asyncio.create_task(others.get(World))
+        await until(lambda: only(manager).waiting == 1)
+        metrics = manager.metrics()
+        assert {name: metrics[f"World/{name}"] for name in ("lent", "waiting", "warm", "starting", "buried")} == {
+            "lent": 1, "waiting": 1, "warm": 0, "starting": 0, "buried": 0,
+        }  # fmt: skip
+        assert all(metrics[f"World/{name}_max"] > 0 for name in ("start", "reset", "step"))
+        await leases.release()
+        await waiting
+    assert manager.metrics()["World/wait_max"] > 0
+    await manager.close()
 
 
 # ── places ──

@@ -53,6 +53,8 @@ class TransformersBackend(Backend):
             there = ", ".join(each.value for each in OnUpdate)
             raise ConfigError(f"on_update is one of {there}, not {on_update!r}") from None
         rows, tokens = _count("max_rows", max_rows), _count("max_batch_tokens", max_batch_tokens)
+        if rows is not None and tokens is not None and rows > tokens:
+            raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
         if isinstance(model, str):
             at = device_of(device)
             self._name = resolve(model)
@@ -67,7 +69,8 @@ class TransformersBackend(Backend):
         self.context_length = min(positions_of(loaded.config.get_text_config()), self._runner.arena.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
-        self._engine = Engine(self._runner, rows or (512 if gpu else 64), tokens or (32768 if gpu else 512))
+        most = tokens or (32768 if gpu else 512)
+        self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
 
     @property
