@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from agentfly import Environment, Pool, Task
@@ -485,6 +485,18 @@ BUDGETS = st.sampled_from([{}, {"instances": 4}, {"memory": 1000}, {"instances":
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(plans=PLANS, pools=st.tuples(*[SETTINGS] * 4), budget=BUDGETS, seed=st.integers(0, 9999))
+@example(  # two chains of one group, each first in one of two queues
+    plans=[{1, 2}, {1}, {0, 2, 3}, {1, 2}, {1, 2, 3}, {0, 1, 2, 3}, {2}, {0, 2, 3}, {0}, {0, 2}, {1, 3}, {0, 3}, {1},
+           {2}, {1}, {0}, {0, 1, 2, 3}],
+    pools=(
+        {"memory": 250, "recycle": "replace", "min_warm": 1, "max_instances": 2},
+        {"max_uses": 2, "max_instances": 3},
+        {"scope": "group", "max_instances": 3, "recycle": "replace", "min_warm": 1, "max_uses": 2},
+        {"max_uses": 2, "max_instances": 3},
+    ),
+    budget={"instances": 5, "memory": 1100},
+    seed=448,
+)  # fmt: skip
 def test_nobody_waits_for_ever_whatever_chains_need(
     plans: list[set[int]], pools: tuple[dict[str, Any], ...], budget: dict[str, int], seed: int
 ) -> None:

@@ -49,7 +49,7 @@ class Budget:
         if demand is None:
             return None
         for other in stocks:
-            kept = other.head is not None and other.head.order <= demand.order
+            kept = other.head is not None and not demand < other.head
             if other is not stock and len(other.idle) > kept:
                 return other
         return None

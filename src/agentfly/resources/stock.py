@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ LONGEST_BACK_OFF = 30.0
 COOL_DOWN = 30.0
 """Seconds for which nobody tries again after the last of these attempts."""
 STARTS_AT_ONCE = 64
+_numbers = itertools.count()
 
 
 class QueueTimeout(EnvironmentFault):
@@ -30,15 +32,18 @@ class QueueTimeout(EnvironmentFault):
 class Request:
     """A chain that asks for one instance of each of several environments, all at once."""
 
-    __slots__ = ("future", "holder", "order", "since", "stocks")
+    __slots__ = ("_place", "future", "holder", "order", "since", "stocks")
 
     def __init__(self, order: int, stocks: tuple[Stock, ...], holder: Holder) -> None:
         self.order, self.stocks, self.holder = order, stocks, holder
+        self._place = (order, next(_numbers))
+        """Where it stands in every queue. The chains of a group share an order: were two of them first in one queue
+        each, neither would be first in both."""
         self.since = time.monotonic()
         self.future: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
 
     def __lt__(self, other: Request) -> bool:
-        return self.order < other.order
+        return self._place < other._place
 
     @property
     def open(self) -> bool:
