@@ -233,9 +233,9 @@ class BaseAgent:
         named = named or "transformers"
         if backend is not None and named != backend:
             raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one")
-        if named == "transformers" and self.model_name_or_path == BYTES:
+        if named in ("transformers", "vllm", "async_vllm") and self.model_name_or_path == BYTES:
             raise ConfigError("name a model (`agentfly models` lists what can be had offline), or a backend")
-        if named in ("client", "transformers"):
+        if named in ("client", "transformers", "vllm", "async_vllm"):
             settings.setdefault("model", self.model_name_or_path)
         if named == "client":
             settings.setdefault("speaks", Speaks.MESSAGES if template is None else Speaks.TOKENS)

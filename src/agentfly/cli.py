@@ -77,22 +77,131 @@ def run(
     """Run one agent and watch it: from a recipe file or from flags, on a question or on rows of a data set."""
     import agentfly.commands.running as running
 
-    flags: dict[str, Any] = {
-        "model_name_or_path": model, "template": template, "backend": backend, "system_prompt": system_prompt,
-        "backend_config": {"base_url": base_url} if base_url else None, "tools": tool,
-    }  # fmt: skip
-    given = {name: value for name, value in flags.items() if value is not None}
+    flags = running.given(
+        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
+        backend_config={"base_url": base_url} if base_url else None,
+    )  # fmt: skip
     if save is not None:
         running.refuse_unwritable(save)
     if recipe is not None:
-        chosen = running.recipe(recipe, given if agent is None else {"agent": agent, **given})
+        chosen = running.recipe(recipe, flags if agent is None else {"agent": agent, **flags})
     else:
-        chosen = running.from_flags(agent or "hf", given)
+        chosen = running.from_flags(agent or "hf", flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
     chosen = chosen.overridden(question, data, row, sampling, options)
     result = running.show(chosen, tokens=tokens, save=save)
     raise typer.Exit(1 if running.nothing_came_of(result) else 0)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path | None, typer.Argument(help="A Python file with `agent`, `tasks` and `config`.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Fields of the config, such as steps=20.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of the run; else the next free one in runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    from_step: Annotated[int | None, typer.Option(help="With --resume: after this step, not the newest.")] = None,
+) -> None:
+    """Train an agent, from a recipe; or go on with a run that was stopped."""
+    import agentfly.commands.training as training
+    from agentfly.errors import ConfigError
+
+    if (recipe is None) == (resume is None):
+        raise ConfigError("give a recipe to start from, or --resume with the folder of a run")
+    if resume is not None:
+        if changes or run is not None:
+            raise ConfigError("a run is resumed as it was started: --resume takes no changes and no --run")
+        training.resumed(resume, from_step)
+        return
+    if from_step is not None:
+        raise ConfigError("--from-step goes with --resume")
+    assert recipe is not None
+    training.trained(recipe, changes or [], run)
+
+
+@app.command("eval")
+def evaluate(
+    recipe_or_model: Annotated[
+        str, typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe (a Python file), or a model as --model takes it.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="A file of held-out tasks; else the recipe's `eval_tasks`.")] = None,
+    row: Annotated[str | None, typer.Option(help="Which tasks of it: 3, 0:10, or an id.")] = None,
+    chains: Annotated[int | None, typer.Option("--chains", "-n", help="Chains for each task: the k of pass@k.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="One more chain of each task, at temperature 0.")] = False,
+    by: Annotated[list[str] | None, typer.Option(help="A column to show apart by its values. May be repeated.")] = None,
+    threshold: Annotated[float, typer.Option(help="The reward from which a chain is a success.")] = 1.0,
+    leave_out_unscored: Annotated[
+        bool, typer.Option("--leave-out-unscored", help="Chains without a reward do not count; else they count as 0.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder or .jsonl file for finished chains; one that is there is gone on with."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of a recipe whose `agent` is a function: another model.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
+    template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action.")] = None,
+    tool: Annotated[list[str] | None, typer.Option(help="Without a recipe: a tool, also as module:name.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Without a recipe: a reward, also as module:name.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="Without a recipe: goes before the question.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Replies of the model in a chain.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Chains at once; else all.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one reply.")] = None,
+    seed: Annotated[int | None, typer.Option(help="0 unless given: two models meet the same draws.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Say how well an agent does on held-out tasks: rewards, pass@k, intervals, and what broke."""
+    import agentfly.commands.evaluating as evaluating
+    import agentfly.commands.running as running
+
+    flags = running.given(
+        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
+        backend_config={"base_url": base_url} if base_url else None, reward=reward,
+    )  # fmt: skip
+    if recipe_or_model.endswith(".py"):
+        beside = flags if agent is None else {"agent": agent, **flags}
+        chosen = running.recipe(Path(recipe_or_model), beside, ("eval_tasks", "tasks"))
+    else:
+        chosen = running.from_flags(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
+    options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
+    chosen = chosen.overridden(None, data, row, {"temperature": temperature, "max_tokens": max_tokens}, options)
+    unscored: Any = "leave out" if leave_out_unscored else "zero"
+    asked = evaluating.Asked(greedy, threshold, unscored, by or (), out)
+    found = evaluating.evaluated(chosen, asked, as_json=as_json)
+    raise typer.Exit(1 if evaluating.nothing_came_of(found) else 0)
+
+
+@app.command()
+def sft(
+    recipe: Annotated[Path, typer.Argument(help="A Python file with `agent`, perhaps `tasks` and `options`.")],
+    out: Annotated[Path, typer.Option(help="The folder that the model is written to.")],
+    demos: Annotated[Path | None, typer.Option(help="Conversations to imitate: rows with `messages`.")] = None,
+    expert: Annotated[int | None, typer.Option(help="Have the environment's expert do so many tasks.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tasks for the expert; else the recipe's `tasks`.")] = None,
+    threshold: Annotated[float, typer.Option(help="The reward from which the expert's chain is imitated.")] = 1.0,
+    model: Annotated[str | None, typer.Option(help="Of a recipe whose `agent` is a function: the model.")] = None,
+    template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimizer.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Demonstrations in each step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="At its height; it falls to 0 at the last step.")] = 1e-5,
+    held_out: Annotated[float, typer.Option(help="The share of demonstrations that is only looked at.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="The same seed repeats a run.")] = 0,
+) -> None:
+    """Let a model imitate demonstrations: of a file, or of the expert of its environment."""
+    import agentfly.commands.running as running
+
+    running.refuse_without_torch("sft")
+    import agentfly.commands.imitating as imitating
+
+    lesson = imitating.Lesson(out, demos, expert, threshold, steps, batch_size, learning_rate, held_out, seed)
+    chosen = running.recipe(recipe, running.given(model_name_or_path=model, template=template), unheard=True)
+    if data is not None:
+        chosen = chosen.overridden(None, data, None, {}, {})
+    imitating.taught(chosen, lesson)
 
 
 @app.command()

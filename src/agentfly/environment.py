@@ -2,18 +2,19 @@
 
 An environment is a plain class. Its `@tool` methods are its actions. The resource manager makes the instances: it calls
 `start` once, `reset` before each chain, `check` on one that has been idle, and `close` at the end; nobody else does.
+A world that knows what is best to do says so in `expert`, and demonstrations are made of it.
 """
 
 from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from agentfly.errors import ConfigError
-from agentfly.types import Task
+from agentfly.types import Task, ToolCall
 
 
 class Scope(enum.Enum):
@@ -99,6 +100,15 @@ class Environment:
 
     async def check(self) -> None:
         """Raise if the world can no longer be used. Asked of an instance that has been idle, before it is lent."""
+
+    def expert(self) -> ToolCall | str | Awaitable[ToolCall | str]:
+        """What an expert does next in the present state: a call of a tool, or the final answer. May be async.
+
+        It only says so: the call is carried out as a model's is, and then the expert is asked again.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no expert; give it a method `expert`, or take demonstrations of a file"
+        )
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failed start or reset; again only if it was cut short."""

@@ -10,9 +10,11 @@ from agentfly.backend import Backend
 from agentfly.errors import ConfigError
 
 BACKENDS = {
+    "async_vllm": ("agentfly.backends.vllm", "VLLMBackend"),
     "client": ("agentfly.backends.client", "ClientBackend"),
     "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
     "transformers": ("agentfly.backends.transformers", "TransformersBackend"),
+    "vllm": ("agentfly.backends.vllm", "VLLMBackend"),
 }
 
 
@@ -26,7 +28,7 @@ def open_backend(name: str, **settings: Any) -> Backend:
     try:
         factory: type[Backend] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        extra = {"torch": "train"}.get(error.name or "")
+        extra = {"torch": "train", "vllm": "vllm"}.get(error.name or "")
         if extra is None:
             raise
         raise ConfigError(f"backend {name!r} needs {error.name}: pip install 'agentfly[{extra}]'") from error

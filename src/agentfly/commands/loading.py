@@ -1,4 +1,4 @@
-"""What a person names on the command line: an environment, by its name, by module, or by file."""
+"""What a person names on the command line: an environment, by its name, by module, or by file; and recipes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentfly import environments
+from agentfly.agent import BaseAgent
 from agentfly.environment import Environment, Pool, refuse_unmakable
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 
@@ -87,6 +88,42 @@ def load(path: Path, what: str) -> ModuleType:
     loader = spec.loader
     of_the_file(path, lambda: loader.exec_module(module))
     return module
+
+
+def make_agent(module: ModuleType, **model: Any) -> BaseAgent:
+    """The agent of a recipe: `agent` itself, or what a function of that name makes.
+
+    `model` may hold model_name_or_path, backend, backend_config and template. They go to the function as keywords; an
+    agent that is there already cannot take them.
+    """
+    path, agent = Path(str(module.__file__)), getattr(module, "agent", None)
+    if isinstance(agent, BaseAgent) and model:
+        raise ConfigError(
+            f"{path} makes its own agent, so {', '.join(model)} cannot be given beside it; "
+            "write `def agent(**model): return HFAgent(**model, …)` in it instead"
+        )
+    if callable(agent) and not isinstance(agent, BaseAgent):
+        make = agent
+        try:
+            inspect.signature(make).bind(**model)
+        except TypeError as error:
+            asked = ", ".join(model) or "nothing"
+            raise ConfigError(
+                f"`agent` in {path} cannot be called with {asked} ({error}); write `def agent(**model)`"
+            ) from None
+        agent = of_the_file(path, lambda: make(**model))
+    if not isinstance(agent, BaseAgent):
+        raise ConfigError(f"{path} must define `agent`: an agent, or a function that makes one")
+    return agent
+
+
+def takes(module: ModuleType, name: str) -> bool:
+    """Whether a recipe's `agent` is a function that may be told this of the model."""
+    try:
+        inspect.signature(getattr(module, "agent", None)).bind_partial(**{name: None})  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def of_the_file(path: Path, step: Callable[[], T]) -> T:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from rich.console import Console
 
 from agentfly import agents
 from agentfly.agent import BaseAgent
+from agentfly.backends.scripted import ScriptedBackend
 from agentfly.commands.console import LiveView, harmless, summary
-from agentfly.commands.loading import load, of_the_file
+from agentfly.commands.loading import load, make_agent, takes
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.outcome import FailureKind
+from agentfly.registry import Registry, T
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import Event, Observer
 from agentfly.rollout.options import tasks_of
-from agentfly.tooling import TOOLS, Tool
+from agentfly.scoring import REWARDS
+from agentfly.tooling import TOOLS
 from agentfly.training.data import read_tasks, select
 from agentfly.types import Sampling, Task
 
@@ -77,17 +80,28 @@ def _as_typed(argument: str) -> str:
     return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def recipe(path: Path, flags: Mapping[str, Any]) -> Run:
-    """The run that a recipe file describes: `agent`, and perhaps `tasks` (rows or a file) and `options`."""
-    if flags:
-        raise ConfigError(f"a recipe makes its own agent, so {', '.join(flags)} cannot be given beside it")
+def given(**flags: Any) -> dict[str, Any]:
+    """The flags that were given."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+MODEL = ("model_name_or_path", "backend", "backend_config", "template")
+"""What a recipe's function may be told about the model."""
+
+
+def recipe(path: Path, flags: Mapping[str, Any], named: Sequence[str] = ("tasks",), *, unheard: bool = False) -> Run:
+    """The run that a recipe file describes: `agent`, and perhaps `tasks` (rows or a file) and `options`.
+
+    `named`: what the tasks may be called, the first that is there counts. `unheard`: the agent's model will not be
+    asked for a word, so a recipe whose `agent` is a function is given a backend that loads none.
+    """
+    if others := [name for name in flags if name not in MODEL]:
+        raise ConfigError(f"a recipe makes its own agent, so {', '.join(others)} cannot be given beside it")
     module = load(path, "recipe")
-    agent = getattr(module, "agent", None)
-    if callable(agent) and not isinstance(agent, BaseAgent):
-        agent = of_the_file(path, agent)
-    if not isinstance(agent, BaseAgent):
-        raise ConfigError(f"{path} must define `agent`: an agent, or a function that makes one")
-    tasks = getattr(module, "tasks", ())
+    if unheard and takes(module, "backend"):
+        flags = {**flags, "backend": ScriptedBackend("unheard")}
+    agent = make_agent(module, **flags)
+    tasks = next((getattr(module, name) for name in named if hasattr(module, name)), ())
     if isinstance(tasks, str | Path):
         tasks = read_tasks(path.parent / tasks)
     options = getattr(module, "options", {})
@@ -96,25 +110,32 @@ def recipe(path: Path, flags: Mapping[str, Any]) -> Run:
     return Run(agent, tuple(tasks_of(tasks)) if tasks else (), dict(options))
 
 
+def refuse_without_torch(command: str) -> None:
+    """Say what to install, before an import fails."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"agentfly {command} needs torch: pip install 'agentfly[train]'")
+
+
 def from_flags(kind: str, flags: Mapping[str, Any]) -> Run:
     """The run that the flags describe."""
     if kind not in AGENTS:
         raise ConfigError(f"there is no agent {kind!r}; there are {', '.join(AGENTS)}")
     if "model_name_or_path" not in flags:
         raise ConfigError("give a recipe file, or --model with a local folder, a hub name or the name a server knows")
-    tools = [_tool(name) for name in flags.get("tools", ())]
-    return Run(AGENTS[kind](**{**flags, "tools": tools}))
+    tools = [_found(TOOLS, "tool", name) for name in flags.get("tools", ())]
+    rewards = {"reward": _found(REWARDS, "reward", flags["reward"])} if "reward" in flags else {}
+    return Run(AGENTS[kind](**{**flags, "tools": tools, **rewards}))
 
 
-def _tool(name: str) -> Tool:
+def _found(registry: Registry[T], kind: str, name: str) -> T:
     module, colon, _ = name.partition(":")
     if colon:
         sys.path.insert(0, str(Path.cwd()))
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise ConfigError(f"the tool {name!r} cannot be imported: {describe(error)}") from error
-    return TOOLS.find(name)
+            raise ConfigError(f"the {kind} {name!r} cannot be imported: {describe(error)}") from error
+    return registry.find(name)
 
 
 def show(run: Run, *, tokens: bool = False, save: Path | None = None, console: Console | None = None) -> RunResult:

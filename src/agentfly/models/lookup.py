@@ -14,7 +14,7 @@ from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.tooling import tool
-from agentfly.types import Task
+from agentfly.types import Task, ToolCall
 
 RELATIONS = ("friend", "boss", "teacher", "neighbor", "cousin")
 ATTRIBUTES = {
@@ -47,6 +47,8 @@ class Lookup(Environment):
 
     async def reset(self, task: Task) -> None:
         self.facts: Mapping[str, Mapping[str, str]] = task.columns["facts"]
+        self.asked = task.columns
+        self.seen: set[tuple[str, str]] = set()
 
     @tool
     async def lookup(self, who: str, what: str) -> str:
@@ -56,7 +58,17 @@ class Lookup(Environment):
             who: The person's name.
             what: A relation or a property.
         """
+        self.seen.add((who, what))
         return known(self.facts, who, what)
+
+    def expert(self) -> ToolCall | str:
+        """Look up who is meant, then what is asked about them, then say it."""
+        who, relation, attribute = (self.asked[name] for name in ("who", "relation", "attribute"))
+        meant = known(self.facts, who, relation)
+        for subject, what in ((who, relation), (meant, attribute)):
+            if (subject, what) not in self.seen:
+                return ToolCall("lookup", {"who": subject, "what": what})
+        return known(self.facts, meant, attribute)
 
 
 def known(facts: Mapping[str, Mapping[str, str]], who: str, what: str) -> str:

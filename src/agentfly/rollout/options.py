@@ -64,7 +64,7 @@ def settings_of(max_turns: int, options: RunOptions) -> Settings:
     for name in options:
         if name not in RunOptions.__annotations__:
             raise ConfigError(_no_such_option(name))
-    sampling, seed = _sampling(options.get("sampling")), options.get("seed")
+    sampling, seed = sampling_of(options.get("sampling")), options.get("seed")
     if sampling.seed is not None:
         if seed is not None:
             raise ConfigError("seed= and the sampling's seed are two names for one thing; give one")
@@ -96,7 +96,8 @@ def _no_such_option(name: str) -> str:
 _SAMPLING = [field.name for field in fields(Sampling)]
 
 
-def _sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
+def sampling_of(given: Sampling | Mapping[str, Any] | None) -> Sampling:
+    """Sampling, or its fields; one that does not exist is refused by name."""
     if given is None or isinstance(given, Sampling):
         return given or Sampling()
     if not isinstance(given, Mapping):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentfly.outcome import CallStatus
+from agentfly.runs.metrics import chain_metrics, groups
 from agentfly.trajectory import Trajectory
 
 
@@ -36,31 +35,24 @@ class RunResult:
     @property
     def groups(self) -> list[list[Trajectory]]:
         """The chains of each task together."""
-        groups: dict[int, list[Trajectory]] = {}
-        for trajectory in self.trajectories:
-            groups.setdefault(trajectory.group, []).append(trajectory)
-        return list(groups.values())
+        return groups(self.trajectories)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the run was like: ends, failures, calls and rates."""
-        calls = Counter(call.status for trajectory in self for call in trajectory.calls)
-        rewards = [reward for reward in self.rewards if reward is not None]
-        chains, made = max(len(self), 1), max(calls.total(), 1)
-        out = {
-            "chains": float(len(self)),
-            "turns": sum(len(t.turns) for t in self) / chains,
-            "sampled_tokens": sum(t.sampled_tokens for t in self) / chains,
-            "segments": sum(len(t.segments) for t in self) / chains,
-            "calls": calls.total() / chains,
-            "retries": float(sum(t.attempts - 1 for t in self)),
-            "hallucination_rate": calls[CallStatus.UNKNOWN] / made,
-            "invalid_call_rate": calls[CallStatus.INVALID] / made,
-            "tool_error_rate": calls[CallStatus.ERROR] / made,
-        }
-        if rewards:
-            out["reward"] = sum(rewards) / len(rewards)
-        out.update({f"stop/{stop.value}": n for stop, n in Counter(t.stop for t in self).items()})
-        kinds = Counter(failure.kind for trajectory in self for failure in trajectory.failures)
-        out.update({f"failure/{kind.value}": n for kind, n in kinds.items()})
-        return out
+        """What the run was like: rewards, ends, failures, calls and rates."""
+        metrics = chain_metrics(self.trajectories)
+        return metrics | {short: metrics[name] for short, name in _SHORT.items() if name in metrics}
+
+
+_SHORT = {
+    "turns": "chain/turns",
+    "sampled_tokens": "chain/sampled_tokens",
+    "segments": "chain/segments",
+    "calls": "calls/chain",
+    "retries": "chain/retries",
+    "hallucination_rate": "calls/unknown_rate",
+    "invalid_call_rate": "calls/invalid_rate",
+    "tool_error_rate": "calls/error_rate",
+    "reward": "reward/mean",
+}
+"""What is asked for most, under a short name too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ class TransformersBackend(Backend):
             if device is not None or dtype is not None:
                 raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
             self._name, loaded = "", model
+        self.model = loaded
+        """As it was given or loaded, with weights that are those it samples from."""
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
         self._runner = _runner(loaded, memory_of(kv_memory, at), gpu)
@@ -72,6 +74,11 @@ class TransformersBackend(Backend):
         most = tokens or (32768 if gpu else 512)
         self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """What it samples from, by name. Whoever trains these very tensors has none to deliver."""
+        return dict(self._runner.model.named_parameters(remove_duplicate=False))
 
     @property
     def weight_version(self) -> int:
@@ -129,20 +136,19 @@ class TransformersBackend(Backend):
         await self._engine.update(lambda: self._load(weights), version, self._on_update)
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> Callable[[], None]:
-        """Look at all weights; the function that is returned takes them."""
-        named = dict(self._runner.model.named_parameters(remove_duplicate=False))
+        """Look at all weights; the function that is returned takes them.
+
+        Weights that can be gone through twice are, so that those made on the way never lie in memory together.
+        """
+        named = self.weights
         try:
-            given = [(str(name), value) for name, value in weights]
+            given = list(weights) if isinstance(weights, Iterator) else weights
+            for name, value in given:
+                _refuse_other(name, value, named)
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
-        for name, value in given:
-            if name not in named:
-                raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
-            if not isinstance(value, torch.Tensor):
-                raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
-            if named[name].shape != value.shape:
-                wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
-                raise ConfigError(f"the weight {name!r} has the shape {wrong}")
 
         @torch.no_grad()
         def commit() -> None:
@@ -164,6 +170,17 @@ def _runner(model: Any, memory: int, gpu: bool) -> Runner:
     from agentfly.backends.transformers.cuda import GraphRunner  # Triton comes with torch for GPUs only
 
     return GraphRunner(model, memory)
+
+
+def _refuse_other(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what is no weight of the model."""
+    if name not in named:
+        raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
+    if named[name].shape != value.shape:
+        wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
+        raise ConfigError(f"the weight {name!r} has the shape {wrong}")
 
 
 def _count(name: str, asked: int | None) -> int | None:

@@ -1,0 +1,66 @@
+"""What each sampled token was worth, one small file an algorithm; and the losses that say so to a model.
+
+Importing this imports no torch: the losses are in `agentfly.algorithms.loss`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields, replace
+from typing import Any
+
+from agentfly.algorithm import Algorithm
+from agentfly.algorithms.dr_grpo import DrGRPO
+from agentfly.algorithms.gigpo import GiGPO
+from agentfly.algorithms.grpo import GRPO
+from agentfly.algorithms.ppo import PPO
+from agentfly.algorithms.reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from agentfly.algorithms.remax import ReMax
+from agentfly.algorithms.rloo import RLOO
+from agentfly.errors import ConfigError
+
+__all__ = [
+    "ALGORITHMS",
+    "GRPO",
+    "PPO",
+    "RLOO",
+    "DrGRPO",
+    "GiGPO",
+    "ReMax",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
+    "algorithm_of",
+]
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "ppo": PPO,
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "rloo": RLOO,
+    "reinforce_pp": ReinforcePP,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
+    "remax": ReMax,
+    "gigpo": GiGPO,
+}
+
+
+def algorithm_of(algorithm: str | Algorithm, **settings: Any) -> Algorithm:
+    """The algorithm of a name, or the one given, with some of its settings changed."""
+    if isinstance(algorithm, str):
+        algorithm = _named(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(f"an algorithm is a name or an object such as PPO(lam=0.95), not {algorithm!r}")
+    known = [each.name for each in fields(algorithm)]
+    if unknown := [name for name in settings if name not in known]:
+        has = f"has {', '.join(known)}" if known else "has no settings"
+        raise ConfigError(f"{type(algorithm).__name__} has no setting {', '.join(map(repr, unknown))}; it {has}")
+    return replace(algorithm, **settings)
+
+
+def _named(name: str) -> Algorithm:
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]()
+    plain = name.lower().replace("++", "_pp").replace("-", "_").replace(" ", "_").replace(".", "")
+    close = [plain] if plain in ALGORITHMS else difflib.get_close_matches(plain, ALGORITHMS, 3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(f"no algorithm is named {name!r}; there are {', '.join(ALGORITHMS)}.{hint}")

@@ -1,0 +1,135 @@
+"""What `agentfly sft` does: demonstrations of a file or of an expert, imitated; the model, saved."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+
+from agentfly.agent import BaseAgent
+from agentfly.algorithms.loss import Loss
+from agentfly.backends.transformers.loading import device_of, load_model
+from agentfly.commands.progress import Steps
+from agentfly.commands.running import Run
+from agentfly.encoding.tokenizer import load_tokenizer
+from agentfly.errors import ConfigError
+from agentfly.models import resolve
+from agentfly.training.demonstrations import demonstrate, read_demonstrations
+from agentfly.training.learner import Learner
+from agentfly.training.warm_start import Imitated, fit, imitate, pieces_of
+from agentfly.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What is imitated, and how."""
+
+    out: Path
+    demos: Path | None = None
+    """A file of conversations; None: the environment's expert is asked."""
+    expert: int | None = None
+    """Tasks that the expert demonstrates, the recipe's first; None: a file is read."""
+    threshold: float = 1.0
+    steps: int = 100
+    batch_size: int = 8
+    learning_rate: float = 1e-5
+    held_out: float = 0.1
+    """The share of demonstrations that is only looked at."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.demos is None) == (self.expert is None):
+            raise ConfigError("give --demos with a file of conversations, or --expert with a number of tasks")
+        if self.expert is not None and self.expert < 1:
+            raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(f"--held-out is a share from 0 to below 1, not {self.held_out}")
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise ConfigError(f"--out {self.out} is there already; give a folder that is not, or is empty")
+
+
+def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated:
+    """Gather demonstrations, imitate them, write the model; the last step."""
+    console = console or Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    learned, unseen = _split(asyncio.run(_gathered(run, lesson, say)), lesson)
+    say(f"{len(learned)} demonstrations to imitate, {len(unseen)} held out")
+    learner = _learner(run.agent, lesson)
+    if unseen:
+        before = fit(learner.model, pieces_of(learner.model, unseen))
+        say(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
+    with Steps(console, "steps", lesson.steps) as steps:
+        last = imitate(
+            learner, learned, steps=lesson.steps, batch_size=lesson.batch_size, held_out=unseen, seed=lesson.seed,
+            watcher=lambda step: steps.advance(f"loss {step.loss:.3f}"),
+        )[-1]  # fmt: skip
+    if last.held_out is not None:
+        say(f"held out, after: loss {last.held_out.loss:.3f}, accuracy {last.held_out.accuracy:.1%}")
+    _write(run.agent, learner, lesson.out)
+    say(f"written to {lesson.out}")
+    return last
+
+
+async def _gathered(run: Run, lesson: Lesson, say: Any) -> Sequence[Trajectory]:
+    """The demonstrations. The agent is closed after them: its engine's memory is wanted for learning."""
+    try:
+        if lesson.demos is not None:
+            return read_demonstrations(run.agent, lesson.demos)
+        assert lesson.expert is not None
+        if len(run.tasks) < lesson.expert:
+            raise ConfigError(f"--expert {lesson.expert}, but there are {len(run.tasks)} tasks; give --data or fewer")
+        turns = {"max_turns": run.options["max_turns"]} if "max_turns" in run.options else {}
+        found = await demonstrate(run.agent, run.tasks[: lesson.expert], threshold=lesson.threshold, **turns)
+    finally:
+        await run.agent.close()
+    if found.dropped:
+        why = "; ".join(f"{count} × {reason}" for reason, count in list(found.reasons.items())[:3])
+        say(f"{len(found.dropped)} of {lesson.expert} demonstrations dropped: {why}")
+    if not found.kept:
+        raise ConfigError(
+            f"none of the expert's {lesson.expert} chains earned {lesson.threshold:g}: nothing to imitate"
+        )
+    return found.kept
+
+
+def _split(chains: Sequence[Trajectory], lesson: Lesson) -> tuple[list[Trajectory], list[Trajectory]]:
+    mixed = Random(lesson.seed).sample(chains, len(chains))
+    count = min(round(lesson.held_out * len(mixed)), len(mixed) - 1)
+    return mixed[count:], mixed[:count]
+
+
+def _learner(agent: BaseAgent, lesson: Lesson) -> Learner:
+    import torch
+
+    model = load_model(resolve(agent.model_name_or_path), device_of(None), torch.float32)
+    return Learner(
+        model, loss=Loss("plain"), learning_rate=lesson.learning_rate, schedule="linear", total_steps=lesson.steps,
+        warmup_steps=lesson.steps // 20, seed=lesson.seed,
+    )  # fmt: skip
+
+
+def _write(agent: BaseAgent, learner: Learner, out: Path) -> None:
+    """Beside its place first, so that a kill leaves no folder that looks like a model."""
+    draft = out.with_name(f".{out.name}.draft")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        learner.save(draft)
+        tokenizer: Any = load_tokenizer(resolve(agent.model_name_or_path))
+        tokenizer.save_pretrained(draft)
+        if out.exists():
+            out.rmdir()
+        draft.rename(out)
+    except OSError as error:
+        raise ConfigError(f"--out {out} could not be written: {error}; the learned weights are lost") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

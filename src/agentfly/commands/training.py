@@ -1,0 +1,94 @@
+"""What `agentfly train` does: a recipe with its changes, or a run that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentfly.commands.loading import load, make_agent
+from agentfly.errors import ConfigError, DataError
+from agentfly.rollout.options import tasks_of
+from agentfly.runs import RunDirectory
+from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.training.data import read_tasks
+from agentfly.types import Task
+
+
+def trained(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
+    """Train what a recipe describes, with some fields changed, in a folder of its own."""
+    from agentfly.training.setup import new_run
+
+    overrides = parse_overrides(changes)
+    plan = planned(recipe, overrides)
+    place = folder or _free(Path("runs"), recipe.stem)
+    _train(new_run(plan, place, {"recipe": str(recipe.resolve()), "overrides": overrides}))
+
+
+def resumed(folder: Path, from_step: int | None) -> None:
+    """Go on with a run where it was stopped, by whatever."""
+    from agentfly.training.setup import resumed_run
+
+    run = RunDirectory(folder)
+    kept = run.config
+    if "recipe" not in kept:
+        raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
+    plan = planned(_recipe(folder, Path(kept["recipe"])), kept["overrides"])
+    _refuse_another(plan.config, kept, folder)
+    if run.report.exists() and from_step is None:
+        Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
+        return
+    _train(resumed_run(plan, folder, from_step))
+
+
+def planned(recipe: Path, overrides: Mapping[str, Any]) -> Any:
+    """The plan of a recipe: `agent` as a function, `tasks`, `config`, and perhaps `eval_tasks`."""
+    module = load(recipe, "recipe")
+    config = getattr(module, "config", None)
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"{recipe} must define `config`: a TrainConfig, from agentfly.training")
+    tasks, held_out = (_tasks(recipe, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
+    config = config.overridden(overrides)  # before torch is imported: a mistyped field should not take seconds to tell
+    from agentfly.training.trainer import Plan
+
+    return Plan(partial(make_agent, module), tasks, config, held_out, recipe)
+
+
+def _tasks(recipe: Path, given: Any) -> list[Task]:
+    if isinstance(given, str | Path):
+        return read_tasks(recipe.parent / given)
+    return tasks_of(given) if given else []
+
+
+def _train(trainer: Any) -> None:
+    from agentfly.training.loop import train
+
+    asyncio.run(train(trainer))
+
+
+def _recipe(folder: Path, original: Path) -> Path:
+    """The file the run was started from, which may stand beside others it needs; unless it was changed since."""
+    copy = folder / "recipe.py"
+    if original.is_file() and original.read_bytes() == copy.read_bytes():
+        return original
+    return copy
+
+
+def _refuse_another(config: TrainConfig, kept: Mapping[str, Any], folder: Path) -> None:
+    now = json.loads(json.dumps(config.to_json()))
+    for name, value in now.items():
+        if kept.get(name) != value:
+            raise DataError(f"the run in {folder} has {name}={kept.get(name)!r}, its recipe says {value!r}")
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A place for a run that nothing stands at."""
+    number = 1
+    while (folder / f"{name}-{number}").exists():
+        number += 1
+    return folder / f"{name}-{number}"

@@ -1,0 +1,54 @@
+"""Figures in words: what is shown of a step, and how numbers and times are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentfly.runs.record import StepRecord
+
+FIGURES: tuple[tuple[str, str, str], ...] = (
+    ("success", "reward/success", "%"),
+    ("turns", "chain/turns", ".1f"),
+    ("calls", "calls/chain", ".1f"),
+    ("tokens", "chain/sampled_tokens", ",.0f"),
+    ("kl", "policy/kl", ".2g"),
+    ("entropy", "policy/entropy", ".2f"),
+    ("clipped", "policy/clip_fraction", "%"),
+    ("grad norm", "policy/grad_norm", ".2g"),
+    ("tokens/s", "throughput/tokens_per_second", ",.0f"),
+    ("same reward", "group/zero_variance", "%"),
+)
+"""What is shown of a step: its word, the metric, and how to write it."""
+ALL_FIGURES = (
+    ("reward", "reward/mean", ".3f"),
+    *FIGURES,
+    ("cut off", "chain/truncated", "%"),
+    ("unscored", "reward/unscored", "%"),
+    ("tool errors", "calls/error_rate", "%"),
+    ("invalid calls", "calls/invalid_rate", "%"),
+    ("unknown tools", "calls/unknown_rate", "%"),
+    ("staleness", "policy/staleness", ".2f"),
+)
+"""What a report shows."""
+
+
+def figures(record: StepRecord) -> Iterable[tuple[str, str]]:
+    """What was measured of a step, in words."""
+    for word, name, how in FIGURES:
+        if name in record.metrics:
+            yield word, written(record.metrics[name], how)
+
+
+def written(value: float, how: str) -> str:
+    """A number as `how` says: a format, or `%` for a share."""
+    if how == "%":
+        how = ".1%" if 0 < value < 0.1 else ".0%"
+    return f"{value:{how}}"
+
+
+def duration(seconds: float) -> str:
+    """A time as one says it: 42 s, 3 min, 2 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"

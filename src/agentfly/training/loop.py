@@ -1,0 +1,27 @@
+"""The whole of training on one screen."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentfly.training.publishing import publish
+from agentfly.training.trainer import Trainer
+
+
+async def train(trainer: Trainer) -> None:
+    """Rollout, credit, update, publish, until all steps are done; then the report.
+
+    Chains of step n are sampled with the weights of version n - 1. Everything that a step leaves is written before the
+    next begins, so that a run which is killed goes on where its last checkpoint stands.
+    """
+    async with trainer:
+        while trainer.step < trainer.config.steps:
+            trainer.begin_step()
+            with trainer.clock("rollout"):
+                collected = await trainer.collector.collect(trainer.step)
+            with trainer.clock("update"):
+                samples = await asyncio.to_thread(trainer.credited, collected.groups)
+                figures = await asyncio.to_thread(trainer.learner.update, samples) if samples else {}
+            with trainer.clock("publish"):
+                await publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
+            await trainer.end_step(collected, samples, figures)

@@ -1,0 +1,330 @@
+"""What each algorithm says of chains, against slow plain Python, and what holds for all of them."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentfly.algorithm import SEGMENT_DECAY, Algorithm, Episode, Group, Needs
+from agentfly.algorithms import (
+    ALGORITHMS,
+    GRPO,
+    PPO,
+    RLOO,
+    DrGRPO,
+    GiGPO,
+    ReinforcePP,
+    ReinforcePPBaseline,
+    ReMax,
+    algorithm_of,
+)
+from agentfly.errors import ConfigError, RecordError
+from tests.algorithms.chains import advantages, episode
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+EVERY = [pytest.param(kind(), id=name) for name, kind in ALGORITHMS.items()]
+RULES = ("broadcast", "last", "uniform", "geometric")
+COMPARING = [GRPO(), DrGRPO(), RLOO(), ReinforcePPBaseline(), GiGPO()]
+
+turns = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+reward = st.floats(-3, 3, allow_nan=False, width=32).map(lambda x: round(x, 3))
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    """A chain of a few turns, some without tokens, in one to three segments, with a critic's values and a penalty."""
+    lengths = draw(turns)
+    steps = draw(st.lists(st.integers(0, 1), min_size=len(lengths) - 1, max_size=len(lengths) - 1))
+    earned = draw(st.one_of(reward, st.lists(reward, min_size=len(lengths), max_size=len(lengths))))
+    numbers = {
+        name: draw(st.lists(reward, min_size=sum(lengths), max_size=sum(lengths))) for name in ("values", "penalties")
+    }
+    segments = np.cumsum([0, *steps]).tolist()
+    return episode(lengths, earned, segments=segments, rule=draw(st.sampled_from(RULES)), **numbers)
+
+
+groups = st.lists(episodes(), min_size=1, max_size=4)
+
+
+# ── slow references ──
+
+
+def slow_rewards(each: Episode) -> list[float]:
+    """What each turn earned, its penalties paid, shared by the segment rule."""
+    segment = slow_segments(each)
+    out = [float(r) / (1 + segment[k] if each.segment_reward == "uniform" else 1) for k, r in enumerate(each.rewards)]
+    for number, piece in enumerate(each.pieces):
+        for at in range(len(piece.mask)):
+            if piece.mask[at] and each.penalties is not None:
+                out[piece.turns[at]] -= float(each.penalties[number][at])
+    return out
+
+
+def slow_segments(each: Episode) -> list[int]:
+    """The segment of each turn, counting those with tokens."""
+    used = [number for number, piece in enumerate(each.pieces) if piece.mask.any()]
+    out, now = [], 0
+    for turn in range(len(each.rewards)):
+        for rank, number in enumerate(used):
+            if turn in each.pieces[number].turns[each.pieces[number].mask]:
+                now = rank
+        out.append(now)
+    return out
+
+
+def slow_return(each: Episode, turn: int, gamma: float = 1.0) -> float:
+    """What came at the turn or after, as much of it as the rule lets through."""
+    rewards, segment = slow_rewards(each), slow_segments(each)
+    through = {"broadcast": 1.0, "uniform": 1.0, "last": 0.0, "geometric": SEGMENT_DECAY}[each.segment_reward]
+    total = 0.0
+    for later in range(turn, len(rewards)):
+        total += rewards[later] * gamma ** (later - turn) * through ** (segment[later] - segment[turn])
+    return total
+
+
+def slow_compared(group: Sequence[Episode], own: int, turn: int) -> tuple[float, list[float]]:
+    returns = [slow_return(each, min(turn, len(each.rewards) - 1)) for each in group]
+    return returns[own], returns
+
+
+def slow_advantages(name: str, group: Sequence[Episode], own: int) -> list[float]:
+    out = []
+    for turn in group[own].turns.tolist():
+        mine, returns = slow_compared(group, own, turn)
+        if name == "dr_grpo":
+            out.append(mine - mean(returns))
+        elif name == "grpo":
+            out.append((mine - mean(returns)) / ((stdev(returns) if len(returns) > 1 else 0) + 1e-6))
+        elif name == "rloo":
+            others = [each for at, each in enumerate(returns) if at != own]
+            out.append(mine - mean(others) if others else 0.0)
+    return out
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@given(group=groups)
+@settings(max_examples=60, deadline=None)
+def test_group_comparisons_by_hand(name: str, group: list[Episode]) -> None:
+    (ours,) = advantages(algorithm_of(name), group)
+    for own, got in enumerate(ours):
+        expected = slow_advantages(name, group, own)
+        if name != "grpo":
+            np.testing.assert_allclose(got, expected, **CLOSE)
+        elif len(expected):  # a variance of nothing but rounding is divided by 1e-6: compare where there is one
+            spread = [np.ptp(slow_compared(group, own, t)[1]) for t in group[own].turns]
+            sure = [at for at, wide in enumerate(spread) if wide > 1e-3]
+            np.testing.assert_allclose(got[sure], np.array(expected)[sure], rtol=1e-5, atol=1e-5)
+
+
+@given(each=episodes(), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([1.0, 0.7, 0.0]))
+@settings(max_examples=80, deadline=None)
+def test_advantages_of_a_critic_by_hand(each: Episode, gamma: float, lam: float) -> None:
+    """Written as the sum it is: surprises of later tokens, each factor of the way multiplied."""
+    rewards, values, factors = slow_tokens(each, gamma)
+    n = len(values)
+    surprise = [rewards[t] + (factors[t] * values[t + 1] if t + 1 < n else 0) - values[t] for t in range(n)]
+    expected = [sum(surprise[s] * np.prod([lam * f for f in factors[t:s]]) for s in range(t, n)) for t in range(n)]
+    ((credit,),) = PPO(gamma, lam, whiten=False).credit([Group((each,))])
+    np.testing.assert_allclose(each.sampled(credit.advantages), expected, rtol=1e-4, atol=1e-5)
+    assert credit.returns is not None
+    np.testing.assert_allclose(each.sampled(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5)
+
+
+def slow_tokens(each: Episode, gamma: float) -> tuple[list[float], list[float], list[float]]:
+    """For each sampled token: what it earned, the value before it, and the factor on the way to the next one."""
+    assert each.values is not None
+    assert each.penalties is not None
+    segment = slow_segments(each)
+    scale = [1 / (1 + s) if each.segment_reward == "uniform" else 1.0 for s in segment]
+    through = {"last": 0.0, "geometric": SEGMENT_DECAY}.get(each.segment_reward, 1.0)
+    tokens = [(n, at) for n, piece in enumerate(each.pieces) for at in range(len(piece.mask)) if piece.mask[at]]
+    rewards, values, factors = [], [], []
+    for index, (n, at) in enumerate(tokens):
+        turn = each.pieces[n].turns[at]
+        following = tokens[index + 1] if index + 1 < len(tokens) else None
+        until = each.pieces[following[0]].turns[following[1]] if following else len(each.rewards)
+        earned = sum(each.rewards[k] * scale[k] for k in range(turn, until))
+        rewards.append(float(earned) - float(each.penalties[n][at]))
+        values.append(float(each.values[n][at]))
+        factors.append(gamma * (through if following and following[0] != n else 1.0))
+    return rewards, values, factors
+
+
+def test_reinforce_pp_by_hand() -> None:
+    chains = [episode([2, 1], 1.0), episode([1], -2.0)]
+    raw = [0.25, 0.5, 1.0, -2.0]
+    expected = [(x - mean(raw)) / (stdev(raw) ** 2 + 1e-8) ** 0.5 for x in raw]
+    (ours,) = advantages(ReinforcePP(gamma=0.5), chains)
+    np.testing.assert_allclose(np.concatenate(ours), expected, **CLOSE)
+
+
+def test_reinforce_pp_baseline_by_hand() -> None:
+    first, second = [episode([2], 1.0), episode([1], 0.0)], [episode([1], 3.0), episode([3], 1.0)]
+    raw = [0.5, 0.5, -0.5, 1.0, -1.0, -1.0, -1.0]
+    expected = [(x - mean(raw)) / (stdev(raw) ** 2 + 1e-8) ** 0.5 for x in raw]
+    ours = advantages(ReinforcePPBaseline(), first, second)
+    np.testing.assert_allclose(np.concatenate([row for group in ours for row in group]), expected, **CLOSE)
+
+
+def test_remax_compares_with_the_greedy_chain_at_the_same_turn() -> None:
+    greedy = episode([1, 1], [0.5, 2.0])
+    ((ours,),) = advantages(ReMax(), [episode([1, 2, 1], [1.0, 1.0, 4.0])], greedy=greedy)
+    np.testing.assert_allclose(ours, [6 - 2.5, 5 - 2, 5 - 2, 4 - 2], **CLOSE)
+
+
+def test_tokens_of_tools_take_no_time() -> None:
+    """The discount counts the model's own tokens: an answer of a thousand tokens costs no more than one of two."""
+    short, long = (episode([1, 1], 1.0, shown={0: range(n)}, values=[0, 0]) for n in (2, 1000))
+    for algorithm in (PPO(gamma=0.5, whiten=False), PPO(gamma=0.5, lam=0.5, whiten=False)):
+        ((a, b),) = advantages(algorithm, [short, long])
+        assert a.tolist() == b.tolist() == [0.5 * (algorithm.lam if algorithm.lam < 1 else 1), 1.0]
+
+
+def test_a_value_is_that_of_the_state_before_the_token() -> None:
+    """With λ = 0 a token is worth its reward and the next value less its own; the last has no next."""
+    ((ours,),) = advantages(PPO(lam=0.0, whiten=False), [episode([2, 1], 10.0, values=[1, 2, 4])])
+    assert ours.tolist() == [2 - 1, 4 - 2, 10 - 4]
+
+
+@pytest.mark.parametrize("algorithm", [PPO(whiten=False), DrGRPO()], ids=["ppo", "dr_grpo"])
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("broadcast", [6, 6, 6]), ("last", [0, 0, 6]), ("uniform", [2, 2, 2]), ("geometric", [4.86, 5.4, 6])],
+)
+def test_the_reward_of_a_chain_in_segments(rule: Any, expected: list[float], algorithm: Algorithm) -> None:
+    """Doubled by a chain that earned nothing, which takes half of it away where groups are compared."""
+    earning = episode([2, 2, 2], 6.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
+    idle = episode([2, 2, 2], 0.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
+    ((ours, _),) = advantages(algorithm, [earning, idle])
+    scale = 2 if isinstance(algorithm, DrGRPO) else 1
+    np.testing.assert_allclose(scale * ours, np.repeat(expected, 2), **CLOSE)
+
+
+# ── what holds for all ──
+
+
+def credit_of(algorithm: Algorithm, group: Sequence[Episode]) -> list[Any]:
+    return advantages(algorithm, group, greedy=episode([1, 2], 0.5))[0]
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+@given(group=groups, data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_order_does_not_matter(algorithm: Algorithm, group: list[Episode], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(group))))
+    straight, shuffled = credit_of(algorithm, group), credit_of(algorithm, [group[at] for at in order])
+    for new, old in enumerate(order):
+        np.testing.assert_allclose(shuffled[new], straight[old], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", COMPARING, ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("constant", [1.0, -8.0])
+def test_a_constant_for_all_changes_nothing(algorithm: Algorithm, constant: float) -> None:
+    """GiGPO discounts, so for it the chains have the same length."""
+    lengths = [[2, 1], [1, 1], [2, 2]] if isinstance(algorithm, GiGPO) else [[2], [1, 1, 1], [2, 2]]
+    plain = credit_of(algorithm, [episode(each, r) for each, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)])
+    lifted = credit_of(
+        algorithm, [episode(each, r + constant) for each, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)]
+    )
+    for a, b in zip(plain, lifted, strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", COMPARING, ids=lambda a: type(a).__name__)
+@given(chains=st.lists(turns, min_size=1, max_size=5), earned=reward)
+@settings(max_examples=25, deadline=None)
+def test_equal_rewards_teach_exactly_nothing(algorithm: Algorithm, chains: list[list[int]], earned: float) -> None:
+    if isinstance(algorithm, GiGPO):  # a longer way to the same reward is worse to it
+        chains = [chains[0]] * len(chains)
+    assert not np.concatenate(credit_of(algorithm, [episode(each, earned) for each in chains])).any()
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_odd_chains(algorithm: Algorithm) -> None:
+    """No tokens at all, an empty turn, a segment in which nothing was sampled, a group of one, no group."""
+    empty, hollow = episode([], 1.0, values=[]), episode([0, 0], 1.0, values=[])
+    gap = episode([1, 0, 2], [1.0, 5.0, 2.0], segments=[0, 1, 2], values=[0.0] * 3)
+    greedy = episode([1], 0.0)
+    assert algorithm.credit([]) == []
+    for group in ([empty], [hollow], [gap], [empty, gap], [gap, hollow, gap]):
+        for each, ours in zip(group, advantages(algorithm, group, greedy=greedy)[0], strict=True):
+            assert len(ours) == len(each.turns)
+            assert np.isfinite(ours).all()
+
+
+def test_a_turn_without_tokens_is_the_doing_of_those_before_it() -> None:
+    gap = episode([1, 0, 2], [1.0, 5.0, 2.0], values=[0.0] * 3)
+    ((ours,),) = advantages(PPO(whiten=False), [gap])
+    assert ours.tolist() == [8, 2, 2]
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_credit_does_not_depend_on_what_others_wrote(algorithm: Algorithm) -> None:
+    """Other tokens, values and penalties where the model did not sample change nothing. Anchors are told apart."""
+
+    def group(fill: float) -> list[Episode]:
+        chains = [episode([2, 1], r, values=[1, 2, 3], penalties=[0.1, 0.2, 0.3], shown={0: s}) for r, s in SHOWN]
+        for chain in chains:
+            for numbers in (chain.values, chain.penalties):
+                assert numbers is not None
+                numbers[0][~chain.pieces[0].mask] = fill
+        return chains
+
+    for a, b in zip(credit_of(algorithm, group(0.0)), credit_of(algorithm, group(np.nan)), strict=True):
+        assert a.tolist() == b.tolist()
+
+
+SHOWN = [(1.0, [4, 5]), (0.0, [4, 6]), (3.0, [4, 5])]
+
+
+def test_what_is_missing_is_said() -> None:
+    chain = episode([1], 1.0)
+    with pytest.raises(RecordError, match=r"PPO needs a critic's values, and chain 0/0"):
+        PPO().credit([Group((chain,))])
+    with pytest.raises(RecordError, match="ReMax compares with a greedy chain"):
+        ReMax().credit([Group((chain,))])
+
+
+# ── names ──
+
+
+def test_needs() -> None:
+    assert {name for name, kind in ALGORITHMS.items() if kind.needs is Needs.GROUPS} == {
+        "grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo",
+    }  # fmt: skip
+    assert (PPO.needs, ReMax.needs, ReinforcePP.needs) == (Needs.VALUES, Needs.GREEDY, Needs.NOTHING)
+
+
+def test_an_algorithm_by_name_with_settings() -> None:
+    assert algorithm_of("ppo", lam=0.95) == PPO(lam=0.95)
+    assert algorithm_of(PPO(gamma=0.9), lam=0.5) == PPO(gamma=0.9, lam=0.5)
+    assert algorithm_of("reinforce_pp_baseline") == ReinforcePPBaseline()
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "said"),
+    [
+        ("gropo", {}, r"no algorithm is named 'gropo'; there are ppo, .*\. Did you mean grpo"),
+        ("REINFORCE++", {}, r"Did you mean reinforce_pp\?"),
+        ("Dr. GRPO", {}, r"Did you mean dr_grpo\?"),
+        ("ppo", {"lambda_": 1}, r"PPO has no setting 'lambda_'; it has gamma, lam, whiten"),
+        ("grpo", {"std": 1}, "GRPO has no setting 'std'; it has no settings"),
+        (PPO, {}, r"an algorithm is a name or an object such as PPO\(lam=0.95\)"),
+        ("ppo", {"lam": 1.5}, "PPO: lam is a number from 0 to 1, not 1.5"),
+        ("gigpo", {"gamma": float("nan")}, "GiGPO: gamma is a number from 0 to 1, not nan"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_refused(given: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        algorithm_of(given, **settings)
+
+
+def test_naming_an_algorithm_imports_no_torch() -> None:
+    code = "import sys, agentfly.algorithms; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,113 @@
+"""GiGPO: which turns began in the same state, and what comparing them adds."""
+
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentfly import reward, tool
+from agentfly.algorithm import Episode
+from agentfly.algorithms import GRPO, DrGRPO, GiGPO
+from agentfly.algorithms.gigpo import anchors
+from agentfly.errors import RecordError
+from tests.algorithms.chains import advantages, episode
+from tests.fakes import byte_agent, call
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def test_turns_from_the_same_state_are_compared() -> None:
+    """Chains a and b saw the same after their first turn, c another thing: its second turn is compared with none."""
+    a = episode([1, 2], 1.0, shown={0: [4, 5]})
+    b = episode([2, 1], 0.0, shown={0: [4, 5]})
+    c = episode([1, 1], 1.0, shown={0: [4, 6]})
+    (chains,) = advantages(GRPO(), [a, b, c])
+    (ours,) = advantages(GiGPO(weight=0.5, gamma=0.5), [a, b, c])
+    first, second = [0.5, 0.0, 0.5], [1.0, 0.0]
+    steps = [
+        [z(first, 0), z(second, 0), z(second, 0)],
+        [z(first, 1), z(first, 1), z(second, 1)],
+        [z(first, 2), 0.0],
+    ]
+    for got, whole, step in zip(ours, chains, steps, strict=True):
+        np.testing.assert_allclose(got, whole + 0.5 * np.array(step), **CLOSE)
+
+
+def z(numbers: list[float], at: int) -> float:
+    return (numbers[at] - mean(numbers)) / (stdev(numbers) + 1e-6)
+
+
+def test_without_the_standard_deviation() -> None:
+    a, b = (episode([1, 1], r, shown={0: [4]}) for r in (1.0, 0.0))
+    (chains,), (ours,) = advantages(DrGRPO(), [a, b]), advantages(GiGPO(std=False, gamma=0.5), [a, b])
+    np.testing.assert_allclose(ours[0], chains[0] + [0.25, 0.5], **CLOSE)
+
+
+def test_a_state_that_a_tool_returned_stands_for_what_was_shown() -> None:
+    same = [episode([1, 1], 0.0, shown={0: [n]}, states={0: {"x": 1, "y": 2}}) for n in (4, 5)]
+    turned = episode([1, 1], 0.0, states={0: {"y": 2, "x": 1}})
+    other = episode([1, 1], 0.0, shown={0: [4]}, states={0: {"x": 2, "y": 2}})
+    assert anchors(same[0]) == anchors(same[1]) == anchors(turned)
+    assert anchors(other)[1] != anchors(same[0])[1]
+
+
+@pytest.mark.parametrize("state", [None, 0, "", [], False])
+def test_a_state_may_be_empty(state: Any) -> None:
+    here, there = (episode([1, 1], 0.0, shown={0: [n]}, states={0: state}) for n in (4, 5))
+    assert anchors(here) == anchors(there)
+
+
+def test_all_chains_begin_with_the_task_and_empty_turns_are_alike_to_none() -> None:
+    a, b = (episode([1, 0, 1], 0.0, shown={1: [4]}) for _ in range(2))
+    assert anchors(a)[0] == anchors(b)[0]
+    assert anchors(a)[1] != anchors(b)[1]
+    assert anchors(a)[2] == anchors(b)[2]
+
+
+def test_a_segment_of_its_own_shows_its_whole_history() -> None:
+    """The turn that opens a rewritten segment is told apart by all it was shown."""
+    one = episode([1, 1], 0.0, segments=[0, 1])
+    assert anchors(one) == ["task", np.array([1, 2, 3], np.int32).tobytes()]
+
+
+def test_a_state_must_be_one_that_is_kept() -> None:
+    with pytest.raises(RecordError, match="info of tool 'look': 'state' holds a dict that JSON cannot keep"):
+        anchors(episode([1, 1], 0.0, states={0: {(0, 1): "wall"}}))
+
+
+@tool
+def walk(to: str) -> dict[str, Any]:
+    """Go somewhere."""
+    return {"observation": f"You see {to.upper()}.", "state": {"at": to}}
+
+
+@tool
+def look(at: str) -> str:
+    """Look at something."""
+    return f"A {at}."
+
+
+@reward
+def answered(prediction: str) -> float:
+    return float(prediction == "Done.")
+
+
+@pytest.mark.parametrize("strategy", ["chain", "step"])
+async def test_anchors_of_chains_as_they_are_run(strategy: Any) -> None:
+    """Turns after a walk are told apart by the state it returned, others by what was shown."""
+    agent = byte_agent(
+        [call("walk", to="lake"), call("look", at="fish"), call("look", at="fish"), "Done."],
+        tools=[walk, look],
+        reward=answered,
+    )
+    chain, twin = map(Episode.of, await agent.run("Go.", 5, 2, strategy=strategy))
+    assert len(chain.pieces) == (4 if strategy == "step" else 1)
+    assert chain.rewards.tolist() == [0, 0, 0, 1]
+    assert anchors(chain) == anchors(twin)
+    task, lake, fish, again = anchors(chain)
+    assert (task, lake) == ("task", '{"at": "lake"}')
+    assert isinstance(fish, bytes)
+    assert (fish == again) is (strategy == "chain")  # a step shows the history too, which is another by then
+    (ours, same) = advantages(GiGPO(), [chain, twin])[0]
+    assert len(ours) == chain.turns.size == same.size

@@ -1,0 +1,325 @@
+"""The loss against slow plain Python; how it is cut into micro-batches; what it refuses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from agentfly.algorithms.correction import Correction
+from agentfly.algorithms.divergence import KLController, divergence, penalty
+from agentfly.algorithms.loss import Aggregation, Loss, Tokens, aggregation_weights, combine_metrics
+from agentfly.algorithms.surrogates import Surrogate
+from agentfly.errors import ConfigError
+
+LENGTHS = (3, 1, 0, 5, 2)
+SURROGATES: tuple[Any, ...] = get_args(Surrogate)
+CORRECTIONS: tuple[Any, ...] = get_args(Correction)
+AGGREGATIONS: tuple[Any, ...] = get_args(Aggregation)
+
+
+def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] = LENGTHS) -> Tokens:
+    random = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+
+    def normal(scale: float = 1.0) -> torch.Tensor:
+        return scale * torch.randn(count, generator=random)
+
+    logprobs = -normal().abs()
+    repeats = torch.tensor(lengths)
+    return Tokens(
+        logprobs=logprobs.clone().requires_grad_(),
+        old=logprobs + normal(0.3),
+        sampled=logprobs + normal(0.3),
+        advantages=normal(),
+        weights=torch.tensor(aggregation_weights(lengths, aggregation, 4)).repeat_interleave(repeats),
+        sequence=torch.arange(len(lengths)).repeat_interleave(repeats),
+        sequences=len(lengths),
+        reference=logprobs + normal(0.3),
+        entropies=normal().abs().requires_grad_(),
+    )
+
+
+# ── a slow reference ──
+
+
+def slow_loss(loss: Loss, tokens: Tokens) -> float:
+    rows = {
+        name: getattr(tokens, name).tolist()
+        for name in ("logprobs", "old", "sampled", "advantages", "weights", "sequence", "reference", "entropies")
+    }
+    total = 0.0
+    for t, share in enumerate(rows["weights"]):
+        same = [s for s in range(len(rows["weights"])) if rows["sequence"][s] == rows["sequence"][t]]
+        policy = slow_surrogate(loss, rows, t, same) * slow_correction(loss, rows, t, same)
+        d = rows["logprobs"][t] - rows["reference"][t]
+        strayed = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[loss.kl_estimator]
+        total += share * (policy + loss.kl * strayed - loss.entropy * rows["entropies"][t])
+    return total
+
+
+def slow_surrogate(loss: Loss, rows: dict[str, list[float]], t: int, same: list[int]) -> float:
+    advantage, logprob = rows["advantages"][t], rows["logprobs"][t]
+    which = same if loss.surrogate == "gspo" else [t]
+    ratio = math.exp(sum(rows["logprobs"][s] - rows["old"][s] for s in which) / len(which))
+    held = min(max(ratio, 1 - loss.clip[0]), 1 + loss.clip[1])
+    if loss.surrogate == "plain":
+        return -advantage * logprob
+    if loss.surrogate == "cispo":
+        return -held * advantage * logprob
+    worst = -min(ratio * advantage, held * advantage)
+    return min(worst, -loss.clip[2] * advantage) if len(loss.clip) == 3 and advantage < 0 else worst
+
+
+def slow_correction(loss: Loss, rows: dict[str, list[float]], t: int, same: list[int]) -> float:
+    if loss.correction is None:
+        return 1.0
+    level, mode = loss.correction.split("-")
+    apart = [rows["old"][s] - rows["sampled"][s] for s in ([t] if level == "token" else same)]
+    ratio = math.exp(sum(apart) / (len(apart) if level == "geometric" else 1))
+    if mode == "truncate":
+        return min(ratio, loss.correction_cap)
+    return ratio if 1 / loss.correction_cap <= ratio <= loss.correction_cap else 0.0
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_losses_by_hand(surrogate: Any, aggregation: Any) -> None:
+    clips: list[Any] = [(0.2, 0.2), (0.1, 0.4)] + ([(0.2, 0.3, 1.4)] if surrogate == "clip" else [])
+    for seed, clip in enumerate(clips):
+        tokens, loss = tokens_of(seed, aggregation), Loss(surrogate, clip)
+        assert loss(tokens)[0].item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("cap", [1.05, 1.2, 3.0])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_corrections_by_hand(correction: Any, cap: float) -> None:
+    tokens, loss = tokens_of(3), Loss(correction=correction, correction_cap=cap)
+    assert loss(tokens)[0].item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_divergence_and_the_entropy_bonus_by_hand(estimator: Any) -> None:
+    tokens, loss = tokens_of(4), Loss("gspo", kl=0.3, kl_estimator=estimator, entropy=0.07)
+    value, _ = loss(tokens)
+    assert value.item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
+    value.backward()
+    assert tokens.entropies is not None
+    np.testing.assert_allclose(tokens.entropies.grad, -0.07 * tokens.weights)
+
+
+# ── what holds ──
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("token", [1 / 10, 1 / 10, 0.0]),
+        ("sequence", [1 / (2 * 8), 1 / (2 * 2), 0.0]),
+        ("constant", [1 / (2 * 100), 1 / (2 * 100), 0.0]),
+    ],
+)
+def test_the_share_of_a_token(how: Any, expected: list[float]) -> None:
+    assert aggregation_weights([8, 2, 0], how, 100) == pytest.approx(expected)
+    assert aggregation_weights([0, 0], how, 100) == [0.0, 0.0]
+    assert aggregation_weights([], how, 100) == []
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
+    """However a mini-batch is cut between its sequences, the loss, its gradient and what is measured are the same."""
+    loss = Loss(surrogate, kl=0.1, entropy=0.01, correction="geometric-mask", correction_cap=1.1)
+    whole = tokens_of(5, aggregation)
+    value, measured = loss(whole)
+    value.backward()
+    for cut in ([[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4]], [[4, 0], [3, 1, 2]]):
+        parts = [part_of(whole, sequences) for sequences in cut]
+        results = [loss(part) for part, _ in parts]
+        assert sum(each.item() for each, _ in results) == pytest.approx(value.item(), rel=1e-5)
+        for (part, where), (each, _) in zip(parts, results, strict=True):
+            each.backward()
+            assert whole.logprobs.grad is not None
+            np.testing.assert_allclose(part.logprobs.grad, whole.logprobs.grad[where], rtol=1e-4, atol=1e-7)
+        assert combine_metrics(each for _, each in results) == pytest.approx(combine_metrics([measured]), rel=1e-4)
+
+
+def part_of(whole: Tokens, sequences: list[int]) -> tuple[Tokens, torch.Tensor]:
+    where = torch.cat([torch.nonzero(whole.sequence == n).flatten() for n in sequences])
+    index = torch.tensor([sequences.index(int(n)) for n in whole.sequence[where]], dtype=torch.int64)
+    names = ("logprobs", "old", "sampled", "advantages", "weights", "reference", "entropies")
+    rows = {name: getattr(whole, name).detach()[where] for name in names}
+    rows["logprobs"].requires_grad_()
+    return Tokens(**rows, sequence=index, sequences=len(sequences)), where
+
+
+def test_what_is_measured() -> None:
+    zero = torch.zeros(4)
+    tokens = Tokens(
+        logprobs=torch.tensor([0.5, -0.5, 0.0, 1.0]).requires_grad_(),
+        old=zero,
+        sampled=torch.tensor([0.0, 0.0, 0.0, -1.0]),
+        advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]),
+        weights=torch.full((4,), 0.25),
+        sequence=torch.tensor([0, 0, 1, 1]),
+        sequences=2,
+        entropies=torch.full((4,), 2.0),
+    )
+    measured = combine_metrics([Loss(clip=(0.2, 0.3, 2.0), correction="token-truncate")(tokens)[1]])
+    ratios = [math.exp(x) for x in (0.5, -0.5, 0.0, 1.0)]
+    assert measured["tokens"] == 4
+    assert measured["ratio"] == pytest.approx(sum(ratios) / 4)
+    assert measured["ratio_max"] == pytest.approx(math.e)
+    assert measured["approx_kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / 4)
+    assert [measured[f"clip_{side}"] for side in ("low", "high", "dual")] == [0.25, 0.25, 0.25]
+    assert measured["mismatch_kl"] == pytest.approx((math.e - 2) / 4)
+    assert measured["mismatch_max"] == 1
+    assert measured["corrected"] == 0.25
+    assert measured["correction_weight"] == pytest.approx((3 + 2) / 4)
+    assert measured["entropy"] == 2
+    assert "kl" not in measured
+    assert measured["loss"] == pytest.approx(measured["loss_policy"])
+
+
+def test_combining_nothing_is_nothing() -> None:
+    assert combine_metrics([]) == {}
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_no_tokens_no_loss(surrogate: Any) -> None:
+    """A micro-batch of sequences in which nothing was sampled still has a loss to go backward from."""
+    tokens = tokens_of(lengths=(0, 0))
+    value, measured = Loss(surrogate, kl=0.1, entropy=0.1, correction="sequence-mask")(tokens)
+    value.backward()
+    assert value.item() == 0
+    assert combine_metrics([measured])["tokens"] == 0
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_wild_tokens_stay_finite(surrogate: Any, correction: Any) -> None:
+    wild = torch.tensor([500.0, -500.0, 500.0])
+    tokens = replace(tokens_of(lengths=(2, 1)), old=wild, sampled=-wild, reference=wild)
+    value, measured = Loss(surrogate, kl=0.1, correction=correction)(tokens)
+    value.backward()
+    assert value.isfinite()
+    assert tokens.logprobs.grad is not None
+    assert tokens.logprobs.grad.isfinite().all()
+    assert all(map(math.isfinite, combine_metrics([measured]).values()))
+
+
+def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> None:
+    """Where the old model is the model, a clip holds nothing back and a ratio is 1."""
+    gradients = []
+    for surrogate in SURROGATES:
+        tokens = tokens_of(6)
+        Loss(surrogate)(replace(tokens, old=tokens.logprobs.detach()))[0].backward()
+        gradients.append(tokens.logprobs.grad)
+    for gradient in gradients[1:]:
+        np.testing.assert_allclose(gradient, gradients[0], rtol=1e-5)
+
+
+def test_a_clipped_token_has_no_gradient_and_one_of_cispo_has() -> None:
+    tokens = replace(tokens_of(lengths=(1,)), advantages=torch.tensor([1.0]))
+    far = replace(tokens, old=tokens.logprobs.detach() - 1)
+    for surrogate, has in (("clip", False), ("gspo", False), ("cispo", True)):
+        (gradient,) = torch.autograd.grad(Loss(surrogate)(far)[0], tokens.logprobs)  # type: ignore[arg-type]
+        assert bool(gradient) is has
+
+
+def test_no_gradient_reaches_what_was_sampled_before() -> None:
+    tokens = tokens_of(7)
+    others = {name: getattr(tokens, name).clone().requires_grad_() for name in ("old", "sampled")}
+    _, measured = Loss(correction="token-truncate")(replace(tokens, **others))
+    assert not any(each.requires_grad for each in measured.values())
+
+
+# ── divergence ──
+
+
+def test_estimates_of_the_divergence_and_their_gradients() -> None:
+    """Over a whole distribution: the mean of k1 and k3 is the divergence; k2 has its gradient, k1 none, k3 another."""
+    logits = torch.tensor([0.4, -1.0, 0.3], requires_grad=True, dtype=torch.float64)
+    reference = torch.tensor([0.1, 0.2, -0.5], dtype=torch.float64).log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    p = logprobs.exp().detach()
+    true = (logprobs.exp() * (logprobs - reference)).sum()
+    means = {k: (p * divergence(logprobs, reference, k)).sum() for k in ("k1", "k2", "k3")}  # type: ignore[arg-type]
+    assert means["k1"].item() == pytest.approx(true.item())
+    assert means["k3"].item() == pytest.approx(true.item())
+    gradient = {k: torch.autograd.grad(mean, logits, retain_graph=True)[0] for k, mean in means.items()}
+    forward = -(reference.exp() * logprobs).sum()
+    np.testing.assert_allclose(gradient["k1"], 0, atol=1e-12)
+    np.testing.assert_allclose(gradient["k2"], torch.autograd.grad(true, logits, retain_graph=True)[0])
+    np.testing.assert_allclose(gradient["k3"], torch.autograd.grad(forward, logits)[0])
+
+
+def test_what_tokens_pay_in_the_reward() -> None:
+    logprobs, reference = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -1.0], np.float32)
+    np.testing.assert_allclose(penalty(logprobs, reference, "k1", 0.1), [0.05, -0.1], rtol=1e-6)
+    assert penalty(logprobs, reference, "k3", 0.1).dtype == np.float32
+
+
+def test_the_controller_steers_and_is_resumed() -> None:
+    controller = KLController(0.1, target=0.05, horizon=100)
+    controller.update(1.0, chains=50)
+    assert controller.value == pytest.approx(0.1 * 1.1)
+    controller.update(0.0, chains=50)
+    assert controller.value == pytest.approx(0.1 * 1.1 * 0.9)
+    again = KLController(0.1, target=0.05, horizon=100)
+    again.load_state_dict(controller.state_dict())
+    assert again.value == controller.value
+    fixed = KLController(0.1)
+    fixed.update(5.0, chains=1000)
+    assert fixed.value == 0.1
+
+
+# ── refusals ──
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"surrogate": "clipped"},
+            "no loss is named 'clipped'; there are clip, gspo, cispo, plain; did you mean 'clip'",
+        ),
+        ({"kl_estimator": "k4"}, "no estimator of the divergence is named 'k4'"),
+        ({"correction": "token-truncated"}, "did you mean 'token-truncate'"),
+        ({"correction_cap": 1.0}, "a ratio above 1, not 1.0"),
+        ({"correction_cap": float("nan")}, "a ratio above 1, not nan"),
+        ({"kl": -0.1}, "cannot be negative"),
+        ({"clip": (0.2,)}, r"a clip is \(low, high\)"),
+        ({"clip": (1.5, 0.2)}, "low in 0..1"),
+        ({"clip": (0.2, 0.2, 3.0, 4.0)}, r"a clip is \(low, high\)"),
+        ({"clip": (0.2, 0.3, 1.2)}, "above 1 \\+ high"),
+        ({"surrogate": "cispo", "clip": (0.2, 0.2, 3.0)}, "the loss 'cispo' has no dual clip"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Loss(**settings)
+
+
+@pytest.mark.parametrize(("loss", "missing"), [(Loss(kl=0.1), "reference"), (Loss(entropy=0.1), "entropies")])
+def test_what_a_loss_needs_must_come_with_the_tokens(loss: Loss, missing: str) -> None:
+    tokens = tokens_of()
+    with pytest.raises(ConfigError, match=f"no `{missing}` came"):
+        loss(replace(tokens, **{missing: None}))
+
+
+def test_sizes_and_controls_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no aggregation is named 'tokens'.* did you mean 'token'"):
+        aggregation_weights([1], "tokens")  # type: ignore[arg-type]
+    for constant in (None, 0):
+        with pytest.raises(ConfigError, match=f"1 token or more, not by {constant}"):
+            aggregation_weights([1], "constant", constant)
+    with pytest.raises(ConfigError, match="a weight of 0 stays 0"):
+        KLController(0.0, target=0.1)
+    with pytest.raises(ConfigError, match="give positive numbers"):
+        KLController(0.1, target=0.0)
+    with pytest.raises(ConfigError, match="no estimator of the divergence is named 'k9'"):
+        divergence(torch.zeros(1), torch.zeros(1), "k9")  # type: ignore[arg-type]

@@ -1,0 +1,266 @@
+"""Advantages and losses agree with verl's and TRL's own functions where they define the same thing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentfly.algorithm import Algorithm, Episode, Group
+from agentfly.algorithms import GRPO, PPO, RLOO, DrGRPO, ReinforcePP, ReinforcePPBaseline, ReMax
+from agentfly.algorithms.correction import correction_weights
+from agentfly.algorithms.divergence import KLController, divergence
+from agentfly.algorithms.loss import Loss, Tokens, aggregation_weights, combine_metrics
+from tests.algorithms import references
+from tests.algorithms.chains import Array, episode
+from tests.algorithms.fetch import is_there
+from tests.algorithms.references import Ask
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def _asked(name: str) -> Iterator[Ask]:
+    if not is_there(name):
+        pytest.skip(f"{name} is not fetched: python tests/algorithms/fetch.py")
+    with references.reference(name) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def verl() -> Iterator[Ask]:
+    yield from _asked("verl")
+
+
+@pytest.fixture(scope="module")
+def trl() -> Iterator[Ask]:
+    yield from _asked("trl")
+
+
+def batch(seed: int) -> list[Group]:
+    """Groups of chains of one to four turns, each with one reward at its end, and a greedy chain."""
+    random = np.random.default_rng(seed)
+
+    def chain() -> Episode:
+        lengths = random.integers(1, 5, random.integers(1, 5))
+        return episode(lengths, float(random.normal()), values=random.normal(size=lengths.sum()))
+
+    return [Group(tuple(chain() for _ in range(size)), chain()) for size in random.integers(2, 6, 3)]
+
+
+def padded(rows: list[Array]) -> Array:
+    return np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
+
+
+def as_rows(groups: list[Group]) -> dict[str, Array]:
+    """The batch as padded rows: everything after the prompt, the reward on the last token that the model sampled."""
+    episodes = [each for group in groups for each in group.episodes]
+    masks = [each.pieces[0].mask.astype(np.float32) for each in episodes]
+    rewards = [np.zeros_like(mask) for mask in masks]
+    for reward, mask, each in zip(rewards, masks, episodes, strict=True):
+        reward[np.flatnonzero(mask)[-1]] = each.total
+    return {
+        "mask": padded(masks),
+        "rewards": padded(rewards),
+        "values": padded([each.values[0] for each in episodes if each.values is not None]),
+        "groups": np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups]),
+    }
+
+
+ESTIMATORS: list[tuple[str, Algorithm, dict[str, Any]]] = [
+    ("grpo", GRPO(), {}),
+    ("grpo", DrGRPO(), {"norm_adv_by_std_in_grpo": False}),
+    ("rloo", RLOO(), {}),
+    ("reinforce_plus_plus", ReinforcePP(), {"gamma": 1.0}),
+    ("reinforce_plus_plus", ReinforcePP(gamma=0.9), {"gamma": 0.9}),
+    ("reinforce_plus_plus_baseline", ReinforcePPBaseline(), {}),
+    ("gae", PPO(), {"gamma": 1.0, "lam": 1.0}),
+    ("gae", PPO(gamma=0.97, lam=0.9), {"gamma": 0.97, "lam": 0.9}),
+    ("gae", PPO(lam=0.0), {"gamma": 1.0, "lam": 0.0}),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("name", "algorithm", "more"), ESTIMATORS, ids=lambda it: it if isinstance(it, str) else "")
+def test_advantages_are_verls(verl: Ask, name: str, algorithm: Algorithm, more: dict[str, Any], seed: int) -> None:
+    groups = batch(seed)
+    rows = as_rows(groups)
+    more = more | ({"values": rows["values"]} if name == "gae" else {})
+    theirs, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)
+    credits = [credit for group in algorithm.credit(groups) for credit in group]
+    np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
+    if name == "gae":
+        ours = padded([each.returns[0] for each in credits if each.returns is not None])
+        np.testing.assert_allclose(ours, returns * rows["mask"], **CLOSE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_remax_is_verls(verl: Ask, seed: int) -> None:
+    groups = batch(seed)
+    rows = as_rows(groups)
+    greedy = np.array([group.greedy.total for group in groups if group.greedy for _ in group.episodes], np.float32)
+    theirs, _ = verl(
+        references.verl_advantages, "remax", rows["rewards"], rows["mask"], rows["groups"], reward_baselines=greedy
+    )
+    credits = [credit for group in ReMax().credit(groups) for credit in group]
+    np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
+
+
+def tokens_of(seed: int, spread: float = 0.4) -> dict[str, Array]:
+    """Padded rows of random log-probabilities, with holes where tools wrote."""
+    random, shape = np.random.default_rng(seed), (5, 9)
+    mask = (random.random(shape) < 0.7).astype(np.float32)
+    mask[:, 0] = 1
+    logprobs = -random.exponential(size=shape).astype(np.float32)
+    near = {name: logprobs + spread * random.normal(size=shape) for name in ("old", "sampled", "reference")}
+    rows = {"logprobs": logprobs, "mask": mask, "advantages": random.normal(size=shape), **near}
+    rows["entropies"] = random.random(shape)
+    return {name: row.astype(np.float32) for name, row in rows.items()}
+
+
+def as_tokens(rows: dict[str, Array], aggregation: Any, constant: int) -> Tokens:
+    """The tokens that count, in a row."""
+    mask = rows["mask"] > 0
+    shares = aggregation_weights(mask.sum(1).tolist(), aggregation, constant)
+    row = {name: torch.tensor(rows[name][mask]) for name in rows}
+    sequence = np.nonzero(mask)[0]
+    return Tokens(
+        logprobs=row["logprobs"].requires_grad_(),
+        old=row["old"],
+        sampled=row["sampled"],
+        advantages=row["advantages"],
+        weights=torch.tensor(np.array(shares)[sequence], dtype=torch.float32),
+        sequence=torch.tensor(sequence),
+        sequences=len(mask),
+        reference=row["reference"],
+        entropies=row["entropies"],
+    )
+
+
+def assert_loss(loss: Loss, tokens: Tokens, rows: dict[str, Array], theirs: float, gradient: Array) -> dict[str, float]:
+    value, measured = loss(tokens)
+    (ours,) = torch.autograd.grad(value, tokens.logprobs)
+    assert value.item() == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+    np.testing.assert_allclose(ours.numpy(), gradient[rows["mask"] > 0], **CLOSE)
+    return combine_metrics([measured])
+
+
+VERL_AGGREGATION = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+VERL_LOSS = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
+LOSSES = [
+    ("clip", (0.2, 0.2)),
+    ("clip", (0.2, 0.28)),
+    ("clip", (0.2, 0.28, 1.5)),
+    ("gspo", (0.05, 0.1)),
+    ("cispo", (0.3, 0.5)),
+    ("plain", (0.2, 0.2)),
+]
+
+
+@pytest.mark.parametrize("aggregation", VERL_AGGREGATION)
+@pytest.mark.parametrize(("surrogate", "clip"), LOSSES)
+def test_losses_are_verls(verl: Ask, surrogate: Any, clip: Any, aggregation: str) -> None:
+    for seed in range(3):
+        rows = tokens_of(seed)
+        theirs, gradient, cut = verl(
+            references.verl_loss, VERL_LOSS[surrogate], rows, clip, VERL_AGGREGATION[aggregation], 7, None
+        )
+        tokens = as_tokens(rows, aggregation, 7)
+        measured = assert_loss(Loss(surrogate, clip), tokens, rows, theirs, gradient)
+        if surrogate != "plain":
+            assert measured["clip_low"] + measured["clip_high"] == pytest.approx(cut)
+            assert cut > 0  # or nothing of the clip was compared
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
+def test_divergences_are_verls(verl: Ask, ours: Any, theirs: str) -> None:
+    rows = tokens_of(0)
+    estimate = divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), ours)
+    expected = verl(references.verl_divergence, rows["logprobs"], rows["reference"], theirs)
+    np.testing.assert_allclose(estimate.numpy(), expected, **CLOSE)
+
+
+def test_adaptive_control_is_verls(verl: Ask) -> None:
+    steps = [(0.3, 64), (0.001, 128), (0.11, 64), (0.0, 32)]
+    controller = KLController(0.05, target=0.1, horizon=500)
+    for measured, chains in steps:
+        controller.update(measured, chains)
+    assert controller.value == pytest.approx(verl(references.verl_controller, 0.05, 0.1, 500, steps))
+
+
+@pytest.mark.parametrize("cap", [1.15, 1.3])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_corrections_are_verls(verl: Ask, level: str, mode: str, cap: float) -> None:
+    rows = tokens_of(1, spread=0.1)
+    weights, cut = corrected(rows, f"{level}-{mode}", cap)
+    threshold = cap if mode == "truncate" else f"{1 / cap}_{cap}"
+    expected = verl(references.verl_correction, rows["old"] - rows["sampled"], rows["mask"], level, threshold)
+    np.testing.assert_allclose(weights, expected[rows["mask"] > 0], **CLOSE)
+    assert cut.any()
+    assert not cut.all()
+
+
+def test_the_geometric_mask_keeps_what_verls_rejection_keeps(verl: Ask) -> None:
+    """verl has no geometric weights, but rejects sequences by the geometric mean."""
+    rows = tokens_of(1, spread=0.1)
+    weights, cut = corrected(rows, "geometric-mask", 1.03)
+    bounds = f"{1 / 1.03}_1.03"
+    kept = verl(references.verl_rejection, rows["old"] - rows["sampled"], rows["mask"], "seq_mean_k1", bounds)
+    assert ((weights != 0) == (kept[rows["mask"] > 0] > 0)).all()
+    assert cut.any()
+    assert not cut.all()
+
+
+def corrected(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Array, Array]:
+    tokens = as_tokens(rows, "token", 1)
+    weights, cut = correction_weights(tokens.old, tokens.sampled, tokens.sequence, tokens.sequences, correction, cap)
+    return weights.numpy(), cut.numpy()
+
+
+def test_corrected_losses_are_verls(verl: Ask) -> None:
+    rows = tokens_of(2)
+    weights = verl(references.verl_correction, rows["old"] - rows["sampled"], rows["mask"], "sequence", 1.3)
+    theirs, gradient, _ = verl(references.verl_loss, "vanilla", rows, (0.2, 0.2), "token-mean", 1, weights)
+    loss = Loss(correction="sequence-truncate", correction_cap=1.3)
+    assert_loss(loss, as_tokens(rows, "token", 1), rows, theirs, gradient)
+
+
+TRL_LOSSES = [
+    ("grpo", "token", "clip", "sequence"),
+    ("bnpo", "token", "clip", "token"),
+    ("dapo", "token", "clip", "token"),
+    ("dr_grpo", "token", "clip", "constant"),
+    ("grpo", "sequence", "gspo", "sequence"),
+    ("cispo", "token", "cispo", "token"),
+]
+
+
+@pytest.mark.parametrize("clip", [(0.2, 0.2), (0.2, 0.28, 1.5)])
+@pytest.mark.parametrize(("kind", "level", "surrogate", "aggregation"), TRL_LOSSES)
+def test_losses_are_trls(trl: Ask, kind: str, level: str, surrogate: Any, aggregation: str, clip: Any) -> None:
+    """With the divergence and a correction. TRL's CISPO clips from above alone, at a bound of the ratio itself.
+
+    Its GSPO spreads a token's correction over the sequence, ours and verl's do not: one a sequence is the same.
+    """
+    rows = tokens_of(3)
+    rows["advantages"][:] = rows["advantages"][:, :1]  # TRL's are one a sequence
+    tokens = as_tokens(rows, aggregation, 11)
+    theirs_clip = clip
+    if surrogate == "cispo":
+        clip, theirs_clip = (1.0, 0.5), (0.0, 1.5)
+    if surrogate == "gspo":
+        clip = theirs_clip = clip[:2]
+    how: Any = "sequence-truncate" if surrogate == "gspo" else "token-truncate"
+    correction = np.zeros_like(rows["mask"])
+    correction[rows["mask"] > 0], _ = corrected(rows, how, 1.2)
+    asked = rows | {"correction": correction}
+    theirs, gradient = trl(references.trl_loss, kind, level, asked, theirs_clip, 0.04, 0.0, 11)
+    loss = Loss(surrogate, clip, kl=0.04, correction=how, correction_cap=1.2)
+    assert_loss(loss, tokens, rows, theirs, gradient)
+
+
+def test_the_entropy_bonus_is_trls(trl: Ask) -> None:
+    rows = tokens_of(4)
+    theirs, gradient = trl(references.trl_loss, "bnpo", "token", rows, (0.2, 0.2), 0.0, 0.05, 1)
+    assert_loss(Loss(entropy=0.05), as_tokens(rows, "token", 1), rows, theirs, gradient)

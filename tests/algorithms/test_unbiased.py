@@ -1,0 +1,195 @@
+"""Which policy gradients are unbiased, by enumerating every group that a small decision tree can give.
+
+The model decides when to stop, so a baseline that counts the turns a chain happened to take is biased: the natural
+turn-by-turn one (verl issue 7244) is shown to be.
+
+    start ─ stop                       earns 2
+          ├ left ── earns 1 ─ stop     earns 0.5
+          │                 └ on ── earns 0.25 ─ good  earns 4
+          │                                    └ bad   earns −1
+          └ right ─ earns −0.5 ─ stop  earns 1
+                                └ on ── earns 0 ─ good 0.5
+Rewards are sums of powers of two, so single precision keeps them and their means exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentfly.algorithm import Algorithm, Episode
+from agentfly.algorithms import GRPO, PPO, RLOO, DrGRPO, GiGPO, ReinforcePP, ReinforcePPBaseline, ReMax
+from tests.algorithms.chains import Array, advantages, episode
+
+CHOICES = {"start": 3, "left": 2, "left on": 2, "right": 2, "right on": 1}
+LOGITS = {
+    "start": [0.3, -0.2, 0.5],
+    "left": [0.4, -0.7],
+    "left on": [0.1, 0.6],
+    "right": [-0.3, 0.2],
+    "right on": [0.0],
+}
+OFFSETS = dict(zip(CHOICES, np.cumsum([0, *CHOICES.values()]).tolist(), strict=False))
+PARAMETERS = sum(CHOICES.values())
+CHAINS: list[tuple[list[tuple[str, int]], list[float]]] = [
+    ([("start", 0)], [2.0]),
+    ([("start", 1), ("left", 0)], [1.0, 0.5]),
+    ([("start", 1), ("left", 1), ("left on", 0)], [1.0, 0.25, 4.0]),
+    ([("start", 1), ("left", 1), ("left on", 1)], [1.0, 0.25, -1.0]),
+    ([("start", 2), ("right", 0)], [-0.5, 1.0]),
+    ([("start", 2), ("right", 1), ("right on", 0)], [-0.5, 0.0, 0.5]),
+]
+CRITIC = {"start": 0.5, "left": -1.0, "left on": 2.0, "right": 0.25, "right on": 1.5}
+"""Some values, and wrong ones: what a critic says before an action must not matter to the mean."""
+Estimator = Callable[[Sequence[int]], list[list[float]]]
+"""From the chains of a group, by number, to the advantage of each turn of each."""
+
+
+def policy(state: str) -> Array:
+    odds = np.exp(LOGITS[state])
+    return odds / odds.sum()
+
+
+PROBABILITIES = [prod(float(policy(state)[action]) for state, action in path) for path, _ in CHAINS]
+
+
+def score(state: str, action: int) -> Array:
+    """The gradient of the log-probability of an action with respect to all logits."""
+    out = np.zeros(PARAMETERS)
+    at = slice(OFFSETS[state], OFFSETS[state] + CHOICES[state])
+    out[at] = -policy(state)
+    out[at][action] += 1
+    return out
+
+
+def gradient(objective: Callable[[int], float]) -> Array:
+    """The true gradient of the mean of something about the whole chain."""
+    scores = [sum(score(*step) for step in path) for path, _ in CHAINS]
+    return sum(p * objective(n) * scores[n] for n, p in enumerate(PROBABILITIES))
+
+
+TRUE = gradient(lambda n: sum(CHAINS[n][1]))
+
+
+def expected(estimator: Estimator, size: int = 2) -> Array:
+    """The mean of the estimated gradient over all groups of so many chains."""
+    total = np.zeros(PARAMETERS)
+    for group in product(range(len(CHAINS)), repeat=size):
+        probability = prod(PROBABILITIES[n] for n in group)
+        for number, of_turns in zip(group, estimator(group), strict=True):
+            for step, advantage in zip(CHAINS[number][0], of_turns, strict=True):
+                total += probability / size * advantage * score(*step)
+    return total
+
+
+@cache
+def chain(number: int, rule: Any = "broadcast", outcome: bool = False) -> Episode:
+    """One of the chains, two tokens a turn and a segment for each turn; with all rewards at its end, where asked."""
+    path, rewards = CHAINS[number]
+    made = episode([2] * len(path), sum(rewards) if outcome else rewards, segments=range(len(path)), rule=rule)
+    values = np.repeat([CRITIC[state] for state, _ in path], 2)
+    values[1::2] += [action + 1.0 for _, action in path]  # inside a turn a critic may see what was said
+    return replace(made, values=made.spread(values))
+
+
+def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
+    def estimate(group: Sequence[int]) -> list[list[float]]:
+        (rows,) = advantages(algorithm, [chain(n, **of_chain) for n in group], greedy=chain(2, **of_chain))
+        return [(scale * row[::2]).tolist() for row in rows]
+
+    return estimate
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
+def test_leaving_one_out_is_unbiased(size: int, outcome: bool) -> None:
+    np.testing.assert_allclose(expected(by(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
+
+
+def test_the_mean_of_all_is_the_same_but_smaller() -> None:
+    np.testing.assert_allclose(expected(by(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
+
+
+def test_a_greedy_chain_is_an_unbiased_baseline() -> None:
+    np.testing.assert_allclose(expected(by(ReMax()), 1), TRUE, atol=1e-10)
+
+
+def test_a_critic_may_be_wrong_and_the_gradient_is_not() -> None:
+    """With λ = 1. It would be biased if the value of the state after the token were taken."""
+    np.testing.assert_allclose(expected(by(PPO(whiten=False)), 1), TRUE, atol=1e-10)
+    assert np.abs(expected(by(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
+
+
+def natural(group: Sequence[int]) -> list[list[float]]:
+    """Each turn's reward less the others' mean for that turn, summed over the turns that the chain took."""
+    rewards = [CHAINS[n][1] for n in group]
+    out = []
+    for own, mine in enumerate(rewards):
+        others = [each for at, each in enumerate(rewards) if at != own]
+        turn = [r - np.mean([o[k] if k < len(o) else 0.0 for o in others]) for k, r in enumerate(mine)]
+        out.append(np.cumsum(turn[::-1])[::-1].tolist())
+    return out
+
+
+def test_the_natural_baseline_turn_by_turn_is_biased() -> None:
+    assert np.abs(expected(natural) - TRUE).max() > 1e-2
+
+
+@pytest.mark.parametrize("algorithm", [GRPO(), GiGPO(), ReinforcePP(), ReinforcePPBaseline()], ids=lambda a: str(a))
+def test_scaled_by_what_was_sampled_no_multiple_is_the_gradient(algorithm: Algorithm) -> None:
+    """A standard deviation of the group or the batch depends on what the chain did: biased by design."""
+    ours = expected(by(algorithm))
+    best = (ours @ TRUE) / (ours @ ours)
+    assert np.abs(best * ours - TRUE).max() > 1e-2
+
+
+@pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
+@pytest.mark.parametrize("rule", ["broadcast", "last", "uniform", "geometric"])
+def test_the_baseline_changes_no_rules_gradient(rule: str, outcome: bool) -> None:
+    """Whatever a rule credits, comparing with the others from the same turn on leaves its mean as it is."""
+    exact = 1e-10 if rule in ("broadcast", "last") else 1e-6  # ninths and thirds are rounded to single precision
+    compared = expected(by(RLOO(), rule=rule, outcome=outcome))
+    np.testing.assert_allclose(compared, expected(credited(rule, outcome), 1), atol=exact)
+
+
+def credited(rule: str, outcome: bool) -> Estimator:
+    """What the rule credits, without a baseline. Each turn is a segment."""
+
+    def estimate(group: Sequence[int]) -> list[list[float]]:
+        rewards = list(CHAINS[group[0]][1])
+        if outcome:
+            rewards = [0.0] * (len(rewards) - 1) + [sum(rewards)]
+        share = {
+            "broadcast": lambda k, later: 1.0,
+            "last": lambda k, later: float(k == later),
+            "uniform": lambda k, later: 1 / (later + 1),
+            "geometric": lambda k, later: 0.9 ** (later - k),
+        }[rule]
+        turns = range(len(rewards))
+        return [[sum(share(k, later) * rewards[later] for later in turns if later >= k) for k in turns]]
+
+    return estimate
+
+
+def test_a_reward_shared_out_evenly_is_the_gradient_of_reward_by_segment() -> None:
+    by_segment = gradient(lambda n: sum(CHAINS[n][1]) / len(CHAINS[n][0]))
+    np.testing.assert_allclose(expected(by(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
+
+    def shared_after_comparing(group: Sequence[int]) -> list[list[float]]:
+        """The order that is biased: how many segments share the baseline is the chain's own doing."""
+        totals, turns = [sum(CHAINS[n][1]) for n in group], [len(CHAINS[n][0]) for n in group]
+        return [[(totals[at] - totals[1 - at]) / turns[at]] * turns[at] for at in range(2)]
+
+    assert np.abs(expected(shared_after_comparing) - by_segment).max() > 1e-2
+
+
+@pytest.mark.parametrize("rule", ["last", "uniform", "geometric"])
+def test_only_broadcast_is_the_gradient_of_the_reward(rule: str) -> None:
+    assert np.abs(expected(by(RLOO(), rule=rule)) - TRUE).max() > 1e-2

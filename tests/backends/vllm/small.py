@@ -1,0 +1,75 @@
+"""A small model in a folder of its own, with heads as wide as vLLM wants them on a CPU, and what tests ask of vLLM."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentfly.backends.vllm import VLLMBackend
+from agentfly.encoding.tokenizer import load_tokenizer
+
+VOCABULARY = 300
+CONFIG = LlamaConfig(
+    vocab_size=VOCABULARY, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+
+
+def model_of(seed: int = 0) -> Any:
+    """Random weights, large enough that the next token is no coin toss."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def saved(model: Any, folder: Path) -> str:
+    """A folder with the model and a tokenizer of bytes."""
+    model.save_pretrained(folder)
+    load_tokenizer("bytes").backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def backend_of(folder: str, **settings: Any) -> VLLMBackend:
+    return VLLMBackend(folder, **{"dtype": "float32", "kv_memory": 1 << 26, **settings})
+
+
+def descendants() -> set[int]:
+    """The processes below this one that are vLLM's."""
+    parents: dict[int, int] = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    below, found = [os.getpid()], set()
+    while below:
+        parent = below.pop()
+        children = [pid for pid, its in parents.items() if its == parent]
+        found |= {pid for pid in children if "VLLM" in named(pid)}
+        below += children
+    return found
+
+
+def named(pid: int) -> str:
+    """A process's command line; empty where it is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+async def until(true: Any, seconds: float = 60) -> None:
+    """Wait until something is true."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.05)

@@ -1,0 +1,297 @@
+"""vLLM on a CPU against plain transformers: the same tokens, the same log-probabilities, and weights that change."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
+
+import torch
+
+from agentfly.backends.transformers import OnUpdate
+from agentfly.backends.vllm import VLLMBackend
+from agentfly.errors import BackendFault, ConfigError, ModelBroken
+from agentfly.types import Finish, Image
+from tests.backends.transformers.tiny import asked, greedy, scored
+from tests.backends.vllm.small import VOCABULARY, backend_of, model_of, saved, until
+
+pytestmark = pytest.mark.vllm
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_of()
+
+
+@pytest.fixture(scope="module")
+def backend(model: Any, tmp_path_factory: Any) -> Iterator[VLLMBackend]:
+    backend = backend_of(saved(model, tmp_path_factory.mktemp("model")))
+    yield backend
+    asyncio.run(backend.close())
+
+
+@pytest.fixture
+async def updated(backend: VLLMBackend, model: Any) -> AsyncIterator[VLLMBackend]:
+    """The backend for a test that changes its weights."""
+    yield backend
+    backend._on_update = OnUpdate.CONTINUE
+    await backend.update_weights(model.named_parameters(), 0)
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=0)
+
+
+# ── tokens ──
+
+
+async def test_greedy_turns_are_those_of_transformers_whatever_is_batched(model: Any, backend: VLLMBackend) -> None:
+    rows = prompts([4, 33, 17, 60, 9], seed=2)
+    got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
+    for row, each in zip(rows, got, strict=True):
+        assert list(each.token_ids) == greedy(model, row, 12)
+        assert each.finish is Finish.LENGTH
+        close(each.logprobs, scored(model, asked(row), each))
+        assert each.raw_logprobs == each.logprobs
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+    model: Any, backend: VLLMBackend, temperature: float
+) -> None:
+    requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
+    for request, got in zip(requests, await asyncio.gather(*map(backend.generate, requests)), strict=True):
+        close(got.logprobs, scored(model, request, got, temperature))
+        assert (got.raw_logprobs is None) == (temperature != 1)
+
+
+@pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
+async def test_filters_leave_the_rest_as_likely_as_transformers_says(
+    model: Any, backend: VLLMBackend, rest: dict[str, Any]
+) -> None:
+    from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    warp = LogitsProcessorList([makers[name](value) for name, value in rest.items()])
+    row = prompts([8])[0]
+    with torch.inference_mode():
+        wanted = warp(torch.tensor([row]), model(torch.tensor([row])).logits[:, -1] / 0.7).log_softmax(-1)[0]
+    draws = await asyncio.gather(
+        *(backend.generate(asked(row, 1, seed=at, temperature=0.7, **rest)) for at in range(50))
+    )
+    for each in draws:
+        assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
+
+
+async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backend: VLLMBackend) -> None:
+    rows = prompts([9, 25, 40, 6], seed=3)
+    alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
+    together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
+    assert [each.token_ids for each in reversed(together)] == [each.token_ids for each in alone]
+    assert (await backend.generate(asked(rows[0], 20, seed=-3))).token_ids != alone[0].token_ids
+
+
+async def test_what_ends_a_turn_is_part_of_it_and_nothing_sampled_is_cut(backend: VLLMBackend) -> None:
+    row = prompts([12])[0]
+    free = list((await backend.generate(asked(row, 40, seed=3))).token_ids)
+    stop = free[5]
+    got = await backend.generate(asked(row, 40, seed=3, stop_ids=frozenset({stop})))
+    assert (list(got.token_ids), got.finish) == (free[: free.index(stop) + 1], Finish.STOP)
+
+    from agentfly.encoding.tokenizer import load_tokenizer
+
+    decode = load_tokenizer("bytes").backend_tokenizer.decode
+    letters = [at for at, each in enumerate(free) if decode([each]).isascii() and decode([each]).strip()]
+    first = letters[0]
+    got = await backend.generate(asked(row, 40, seed=3, stop=(decode([free[first]]),)))
+    assert (list(got.token_ids), got.finish) == (free[: first + 1], Finish.STOP)
+    assert len(got.logprobs) == first + 1
+
+
+async def test_the_model_s_own_end_of_text_ends_nothing_unless_asked(model: Any, backend: VLLMBackend) -> None:
+    rows = torch.randint(3, VOCABULARY, (4000, 3), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        (ending, *_) = rows[model(rows).logits[:, -1].argmax(-1) == 2].tolist()
+    got = await backend.generate(asked(ending, 8, temperature=0))
+    assert (got.token_ids[0], len(got.token_ids), got.finish) == (2, 8, Finish.LENGTH)
+
+
+async def test_a_turn_is_heard_as_it_is_sampled_and_a_listener_that_raises_ends_it(backend: VLLMBackend) -> None:
+    heard: list[list[int]] = []
+    got = await backend.generate(asked(prompts([10])[0], 30, seed=1, on_tokens=lambda ids: heard.append(list(ids))))
+    assert [each for ids in heard for each in ids] == list(got.token_ids)
+    assert len(heard) > 3
+
+    def refuse(_: Any) -> None:
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError, match="no more"):
+        await backend.generate(asked(prompts([10])[0], 400, on_tokens=refuse))
+    await until(lambda: not backend._engine._llm.get_num_unfinished_requests())  # type: ignore[union-attr]
+
+
+async def test_a_cancelled_turn_leaves_the_engine(backend: VLLMBackend) -> None:
+    llm = backend._engine._llm
+    assert llm is not None
+    begun = asyncio.Event()
+    turns = [
+        asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set()))) for _ in range(8)
+    ]
+    await begun.wait()
+    assert llm.get_num_unfinished_requests() == 8
+    for turn in turns:
+        turn.cancel()
+    await asyncio.gather(*turns, return_exceptions=True)
+    assert all(turn.cancelled() for turn in turns)
+    await until(lambda: not llm.get_num_unfinished_requests())
+    assert not backend._engine._turns
+
+
+async def test_what_cannot_be_sampled_is_refused_before_it_costs(backend: VLLMBackend) -> None:
+    for prompt, said in ([[], "empty prompt"], [[VOCABULARY], "the token 300, the model knows 0 to 299"],
+                         [[5] * 512, "has 512 tokens, the context 512"], [["a"], "token ids, not of str"]):  # fmt: skip
+        with pytest.raises(BackendFault, match=said):
+            await backend.generate(asked(prompt))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"vLLM samples at 0\.01 and above"):
+        await backend.generate(asked([5], temperature=0.001))
+    request = asked([5])
+    object.__setattr__(request, "images", (Image(b"", "image/png"),))
+    with pytest.raises(ConfigError, match="text only"):
+        await backend.generate(request)
+    assert len((await backend.generate(asked([5] * 510, 400))).token_ids) == 2
+
+
+# ── weights ──
+
+
+async def test_no_token_is_computed_on_a_past_of_other_weights(model: Any, updated: VLLMBackend) -> None:
+    other, request = model_of(seed=9), asked(prompts([300])[0], 10, seed=1, chain="0/0")
+    before = await updated.generate(request)
+    await updated.update_weights(other.named_parameters(), 1)
+    got = await updated.generate(request)
+    assert set(got.weight_versions) == {updated.weight_version} == {1}
+    close(got.logprobs, scored(other, request, got))
+    assert got.token_ids != before.token_ids
+    assert set(before.weight_versions) == {0}
+
+
+async def test_weights_that_are_left_out_stay_as_they_are(model: Any, updated: VLLMBackend) -> None:
+    mixed, other, request = model_of(), model_of(seed=9), asked(prompts([20])[0], 10, seed=1)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    with torch.no_grad():
+        mixed.get_parameter(name).copy_(other.get_parameter(name))
+    await updated.update_weights([(name, other.get_parameter(name))], 4)
+    got = await updated.generate(request)
+    close(got.logprobs, scored(mixed, request, got))
+    await updated.update_weights((), 5)
+    got = await updated.generate(request)
+    assert set(got.weight_versions) == {5}
+    close(got.logprobs, scored(mixed, request, got))
+
+
+async def test_weights_that_do_not_fit_are_refused_and_all_stays_as_it_was(model: Any, backend: VLLMBackend) -> None:
+    def broken() -> Iterator[tuple[str, Any]]:
+        yield from list(model.named_parameters())[:2]
+        raise ValueError("the disk is gone")
+
+    norm = "model.norm.weight"
+    for weights, said in (
+        ([("nonsense", torch.zeros(1))], "the model has no weight 'nonsense'"),
+        ([(norm, torch.zeros(1))], r"has the shape \(1,\), not \(128,\)"),
+        ([(norm, 3)], "is a int, not a tensor"),
+        ([(norm, torch.zeros(128))] * 2, "came twice"),
+        ([("model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(1))], "say lora="),
+        (broken(), "the disk is gone"),
+        (7, "not iterable"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            await backend.update_weights(weights, 9)  # type: ignore[arg-type]
+    assert backend.weight_version == 0
+    request = asked(prompts([20])[0], 6, seed=1)
+    got = await backend.generate(request)
+    close(got.logprobs, scored(model, request, got))
+
+
+@pytest.mark.parametrize("then", ["continue", "finish", "abort"])
+async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str, updated: VLLMBackend) -> None:
+    other, halfway = model_of(seed=9), asyncio.Event()
+    updated._on_update = OnUpdate(then)
+    seen: list[int] = []
+
+    def watch(ids: Any) -> None:
+        seen.extend(ids)
+        if len(seen) >= 20:
+            halfway.set()
+
+    request = asked(prompts([10])[0], 400, seed=1, on_tokens=watch)
+    running = asyncio.create_task(updated.generate(request))
+    await halfway.wait()
+    await updated.update_weights(other.named_parameters(), 1)
+    got = await running
+    versions = list(got.weight_versions)
+    assert list(got.token_ids) == seen
+    match then:
+        case "finish":
+            assert (set(versions), len(versions)) == ({0}, 400)
+        case "abort":
+            assert (set(versions), got.finish) == ({0}, Finish.ABORTED)
+            assert 20 <= len(versions) < 400
+        case "continue":
+            assert set(versions) == {0, 1}
+            assert versions == sorted(versions)
+            late = versions.index(1)
+            close(got.logprobs[late:], scored(other, request, got)[late:])
+
+
+async def test_numbers_that_are_none_stop_the_run_and_better_weights_cure_it(model: Any, updated: VLLMBackend) -> None:
+    await updated.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
+    with pytest.raises(ModelBroken, match=r"not finite \(weights of version 3\)"):
+        await updated.generate(asked([5] * 10))
+    await updated.update_weights(model.named_parameters(), 4)
+    assert set((await updated.generate(asked([5] * 10))).weight_versions) == {4}
+
+
+async def test_an_update_that_is_cancelled_is_seen_through(updated: VLLMBackend) -> None:
+    other, request = model_of(seed=9), asked(prompts([20])[0], 6, seed=1)
+    update = asyncio.create_task(updated.update_weights(other.named_parameters(), 1))
+    await asyncio.sleep(0)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    await until(lambda: updated.weight_version == 1)
+    got = await updated.generate(request)
+    close(got.logprobs, scored(other, request, got))
+
+
+async def test_sleeping_needs_a_gpu(backend: VLLMBackend) -> None:
+    with pytest.raises(ConfigError, match="say sleeps=True"):
+        await backend.sleep()
+    with pytest.raises(ConfigError, match="cannot sleep on a CPU"):
+        backend_of("anything", sleeps=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": {"logprobs_mode": "raw_logits"}}, "is the backend's own"),
+        ({"engine": {"max_model_len": 3}}, "say context_length="),
+        ({"engine": {"enforce_eagre": 1}}, "did you mean 'enforce_eager'"),
+        ({"on_update": "never"}, "one of continue, finish, abort"),
+        ({"dtype": "int3"}, "dtype is one of"),
+        ({"lora": "/nowhere"}, r"no adapter_config\.json"),
+        ({"lora": {"rank": 3}}, "r, lora_alpha, target_modules"),
+        ({"lora": {"r": 4096, "lora_alpha": 1, "target_modules": []}}, "a rank up to 512"),
+        ({"engine": {"tensor_parallel_size": "many"}}, "vLLM does not take"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=said):
+        backend_of(saved(model_of(), tmp_path), **settings)

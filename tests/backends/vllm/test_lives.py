@@ -1,0 +1,171 @@
+"""Engines that are adapted, killed, started anew and closed: what was in use is not lost, and nothing is left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
+
+import torch
+
+from agentfly.backends.vllm import VLLMBackend
+from agentfly.backends.vllm.handover import MEMORY
+from agentfly.errors import BackendFault
+from tests.backends.transformers.tiny import asked, scored
+from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
+
+pytestmark = pytest.mark.vllm
+peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+
+
+def adapted(seed: int) -> Any:
+    """A model with an adapter that does something."""
+    model = peft.get_peft_model(model_of(), LORA)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2)
+    return model.eval()
+
+
+def trained(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: Any) -> Iterator[VLLMBackend]:
+    backend = backend_of(saved(model_of(), tmp_path_factory.mktemp("model")), lora=LORA)
+    yield backend
+    asyncio.run(backend.close())
+
+
+REQUEST = asked([7, 8, 9] * 50, 12, seed=1)
+
+
+async def test_an_adapter_is_applied_without_merging_and_changes_with_no_stale_past(backend: VLLMBackend) -> None:
+    got = await backend.generate(REQUEST)
+    close(got, scored(model_of(), REQUEST, got))
+    for version in (1, 2):
+        model = adapted(version)
+        await backend.update_weights(trained(model), version)
+        got = await backend.generate(REQUEST)
+        assert set(got.weight_versions) == {version}
+        close(got, scored(model, REQUEST, got))
+        with model.disable_adapter():
+            assert (torch.tensor(got.logprobs) - scored(model, REQUEST, got)).abs().max() > 1e-3
+
+
+async def test_a_base_that_changes_under_an_adapter_keeps_it(backend: VLLMBackend) -> None:
+    model = adapted(2)
+    await backend.update_weights(trained(model), 2)
+    base = [(name, each * 1.1) for name, each in model.named_parameters() if not each.requires_grad]
+    with torch.no_grad():
+        for name, each in base:
+            model.get_parameter(name).copy_(each)
+    await backend.update_weights(base, 3)
+    got = await backend.generate(REQUEST)
+    close(got, scored(model, REQUEST, got))
+    await backend.update_weights(model_of().named_parameters(), 4)
+
+
+async def test_a_killed_engine_costs_its_turns_and_the_next_has_the_last_weights(backend: VLLMBackend) -> None:
+    model = adapted(5)
+    await backend.update_weights(trained(model), 5)
+    begun = asyncio.Event()
+    running = asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
+    await begun.wait()
+    (core,) = [pid for pid in descendants() if "EngineCore" in named(pid)]
+    os.kill(core, signal.SIGKILL)
+    with pytest.raises(BackendFault, match="engine died"):
+        await running
+    first, second = await asyncio.gather(backend.generate(REQUEST), backend.generate(REQUEST))
+    assert first.token_ids == second.token_ids
+    assert set(first.weight_versions) == {5}
+    close(first, scored(model, REQUEST, first))
+
+
+async def test_an_engine_that_dies_again_and_again_is_given_up(
+    backend: VLLMBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    async def failing() -> Any:
+        starts.append(1)
+        raise BackendFault("no memory left")
+
+    monkeypatch.setattr(backend._engine, "_start", failing)
+    (worker,) = [pid for pid in descendants() if "Worker" in named(pid)]
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(BackendFault, match=r"engine died|no memory left"):
+        await backend.generate(asked([5, 6], 500))
+    for _ in range(5):
+        with pytest.raises(BackendFault, match=r"no memory left|ended 4 times in a row"):
+            await backend.generate(REQUEST)
+    assert len(starts) == 3
+
+
+async def test_close_leaves_nothing(backend: VLLMBackend) -> None:
+    place = backend._engine._handover._room
+    assert place is not None
+    assert place.is_dir()
+    await asyncio.gather(backend.close(), backend.close())
+    await backend.close()
+    assert not place.exists()
+    assert not descendants()
+    with pytest.raises(BackendFault, match="the engine is closed"):
+        await backend.generate(REQUEST)
+    with pytest.raises(BackendFault, match="the engine is closed"):
+        await backend.update_weights((), 9)
+
+
+PROGRAM = """
+import asyncio, os, sys
+from agentfly.backend import Request
+from agentfly.backends import open_backend
+from agentfly.types import Sampling
+
+async def main():
+    backend = open_backend("async_vllm", model=sys.argv[1], dtype="float32", kv_memory=1 << 26)
+    await backend.update_weights((), 1)
+    print("begun", flush=True)
+    await backend.generate(Request([5, 6], Sampling(max_tokens=500), on_tokens=print))
+    if sys.argv[2] == "end":
+        return
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "end"])
+def test_a_process_that_is_killed_or_forgets_to_close_leaves_nothing(how: str, tmp_path: Path) -> None:
+    program, before = tmp_path / "program.py", set(MEMORY.glob("agentfly-weights-*"))
+    program.write_text(textwrap.dedent(PROGRAM))
+    folder = saved(model_of(), tmp_path / "model")
+    with subprocess.Popen([sys.executable, program, folder, how], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("begun"):
+                break
+        theirs, place = descendants(), set(MEMORY.glob("agentfly-weights-*")) - before
+        assert (len(theirs), len(place)) == (2, 1)
+        if how == "kill":
+            process.kill()
+        process.wait(120)
+    asyncio.run(until(lambda: not any("VLLM" in named(pid) for pid in theirs)))
+    asyncio.run(until(lambda: not any(each.exists() for each in place)))

@@ -1,0 +1,129 @@
+"""`agentfly sft`, as it is typed."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from agentfly.cli import app
+from agentfly.errors import AgentFlyError, ConfigError
+from agentfly.models.lookup import demonstrations, draw
+from agentfly.models.tiny_tokenizer import tiny_tokenizer
+
+torch = pytest.importorskip("torch", reason="a model learns with torch")
+
+RECIPE = """
+import random
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.models.lookup import Lookup, draw
+
+@reward
+def correct(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+def agent(**model):
+    return HFAgent(**{"model_name_or_path": MODEL, **model}, tools=[Lookup.lookup], reward=correct)
+
+drawn = random.Random(0)
+tasks = [draw(drawn) for _ in range(12)]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of some thousand parameters that knows nothing."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer(text for each in demonstrations(200) for text in each.texts)
+    tokenizer.save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def recipe(folder: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE.replace("MODEL", repr(str(folder))))
+    return path
+
+
+def typed(*words: object) -> Any:
+    result = CliRunner().invoke(app, ["sft", *map(str, words)])
+    if isinstance(result.exception, AgentFlyError):
+        raise result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def losses(shown: str) -> list[float]:
+    return [float(line.partition("loss ")[2].partition(",")[0]) for line in shown.splitlines() if "held out," in line]
+
+
+def test_an_expert_is_imitated_and_plain_transformers_loads_the_model(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "learned"
+    shown = typed(recipe, "--expert", 12, "--steps", 20, "--learning-rate", 0.01, "--held-out", 0.25, "--out", out)
+    assert shown.exit_code == 0
+    assert "9 demonstrations to imitate, 3 held out" in shown.stdout
+    assert "steps: 20 of 20, loss " in shown.stdout
+    before, after = losses(shown.stdout)
+    assert after < before - 1
+    assert f"written to {out}" in shown.stdout.replace("\n", "")
+    AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+    more = typed(recipe, "--expert", 4, "--steps", 1, "--held-out", 0.5, "--model", out, "--out", tmp_path / "more")
+    assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
+
+
+def test_conversations_of_a_file_are_imitated(recipe: Path, tmp_path: Path) -> None:
+    row, demos = draw(random.Random(1)), tmp_path / "demos.jsonl"
+    call = {"id": "a", "function": {"name": "lookup", "arguments": {"who": row["who"], "what": row["relation"]}}}
+    talk = [
+        {"role": "user", "content": row["question"]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "name": "lookup", "content": "Fotem"},
+        {"role": "assistant", "content": "red"},
+    ]
+    demos.write_text(json.dumps({"messages": talk}) + "\n")
+    shown = typed(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
+    assert "1 demonstrations to imitate, 0 held out" in shown.stdout
+    assert (tmp_path / "learned" / "model.safetensors").exists()
+
+
+def test_what_the_expert_did_badly_is_told(recipe: Path, tmp_path: Path) -> None:
+    spoiled = tmp_path / "spoiled.py"
+    spoiled.write_text(recipe.read_text() + "tasks[0]['answer'] = 'nothing'\n")
+    shown = typed(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
+    assert "1 of 3 demonstrations dropped: 1 × reward 0" in shown.stdout
+    with pytest.raises(ConfigError, match="none of the expert's 1 chains earned 1: nothing to imitate"):
+        typed(spoiled, "--expert", 1, "--steps", 1, "--out", tmp_path / "more")
+
+
+def test_mistakes_are_told(recipe: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    for words, told in (
+        ([recipe, "--out", tmp_path / "x"], "give --demos with a file of conversations, or --expert"),
+        ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
+        ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
+        ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
+        ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
+        ([recipe, "--expert", 2, "--held-out", 1, "--out", tmp_path / "x"], "a share from 0 to below 1"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            typed(*words)
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,164 @@
+"""Each alarm rings for what it is there for, once, names the chains, and is silent otherwise."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentfly.outcome import CallStatus
+from agentfly.runs import Alarm, Limits, Watch, chain_metrics
+from agentfly.trajectory import Trajectory
+from tests.runs.chains import call, chain
+
+HEALTHY = {
+    "reward/mean": 0.5,
+    "group/zero_variance": 0.2,
+    "policy/entropy": 1.0,
+    "policy/kl": 0.02,
+    "chain/sampled_tokens": 100.0,
+    "chain/turns": 3.0,
+    "calls/error_rate": 0.02,
+    "calls/invalid_rate": 0.1,
+}
+DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    # what is too much, and what is not quite
+    "zero_variance": ({"group/zero_variance": 0.9}, {"group/zero_variance": 0.7}),
+    "entropy_collapse": ({"policy/entropy": 0.1}, {"policy/entropy": 0.3}),
+    "length_drift": ({"chain/sampled_tokens": 400.0}, {"chain/sampled_tokens": 200.0}),
+    "turn_drift": ({"chain/turns": 1.0}, {"chain/turns": 1.5}),
+    "tool_errors": ({"calls/error_rate": 0.6}, {"calls/error_rate": 0.2}),
+    "kl_blow_up": ({"policy/kl": 0.7}, {"policy/kl": 0.3}),
+    "not_finite": ({"policy/grad_norm": math.nan}, {"policy/grad_norm": 1e30}),
+}
+
+
+def look(history: Sequence[Mapping[str, float]], chains: Sequence[Trajectory] = ()) -> list[Alarm]:
+    watch = Watch()
+    return [alarm for step, metrics in enumerate(history, 1) for alarm in watch.look(step, metrics, chains)]
+
+
+def steps(count: int, **changed: float) -> list[dict[str, float]]:
+    return [{**HEALTHY, **changed} for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", DRIFTS)
+def test_an_alarm_rings_once_for_too_much_and_not_for_less(kind: str) -> None:
+    bad, good = DRIFTS[kind]
+    rung = look([*steps(6), *steps(12, **bad)])
+    assert [alarm.kind for alarm in rung] == [kind]
+    assert 7 <= rung[0].step <= 10
+    assert look([*steps(6), *steps(12, **good)]) == []
+
+
+@pytest.mark.parametrize("kind", DRIFTS)
+def test_it_rings_again_only_after_all_was_well(kind: str) -> None:
+    bad, _ = DRIFTS[kind]
+    again = look([*steps(6), *steps(5, **bad), *steps(5), *steps(5, **bad)])
+    assert [alarm.kind for alarm in again] == [kind, kind]
+    between = Limits().zero_variance * 0.9
+    shaking = [*steps(5, **{"group/zero_variance": 0.9}), *steps(5, **{"group/zero_variance": between})] * 3
+    assert [alarm.kind for alarm in look(shaking)] == ["zero_variance"]
+
+
+@pytest.mark.parametrize("kind", DRIFTS)
+def test_one_odd_step_is_no_drift_and_a_step_without_the_figure_changes_nothing(kind: str) -> None:
+    bad, _ = DRIFTS[kind]
+    if kind not in ("kl_blow_up", "not_finite"):  # of these one step is enough
+        odd = {name: (HEALTHY[name] * 3 + value) / 4 for name, value in bad.items()}
+        assert look([*steps(6), *steps(1, **odd), *steps(6)]) == []
+    missing = {name: value for name, value in HEALTHY.items() if name not in bad}
+    rung = [alarm.kind for alarm in look([*steps(6), *steps(4, **bad), missing, *steps(4, **bad)])]
+    assert rung == [kind] or kind == "not_finite"
+
+
+def test_tool_errors_ring_for_a_surge_of_calls_that_cannot_be_run() -> None:
+    rung = look([*steps(6), *steps(6, **{"calls/invalid_rate": 0.5})])
+    assert [alarm.kind for alarm in rung] == ["tool_errors"]
+    assert "of tool calls fail, 12% did at first" in rung[0].message
+    assert look(steps(12, **{"calls/invalid_rate": 0.9})) == []  # a model that has yet to learn how to call
+
+
+def test_a_jump_of_kl_rings_below_its_limit() -> None:
+    assert look([*steps(10, **{"policy/kl": 0.002}), *steps(1, **{"policy/kl": 0.2})])[0].kind == "kl_blow_up"
+    assert look([*steps(10, **{"policy/kl": 0.0002}), *steps(1, **{"policy/kl": 0.02})]) == []  # a jump to nothing much
+
+
+# ── the reward's components ──
+
+
+def components(right: float, form: float) -> dict[str, float]:
+    return {"reward/mean": right + form, "score/right": right, "score/form": form}
+
+
+def test_a_component_that_is_given_up_while_the_reward_rises_rings() -> None:
+    shares = {"reward_share/right": 0.6, "reward_share/form": 0.4}
+    gamed = [{**HEALTHY, **components(0.8 - i * 0.05, 0.1 + i * 0.1), **shares} for i in range(12)]
+    rung = look(gamed, [chain("0/0", 1.0, metrics={"right": 1.0}), chain("0/1", 1.0, metrics={"right": 0.0})])
+    assert [alarm.kind for alarm in rung] == ["reward_dominance"]
+    assert "'right' falls" in rung[0].message
+    assert rung[0].chains == ("0/1", "0/0")
+    both = [{**HEALTHY, **components(0.1 + i * 0.05, 0.1 + i * 0.05), **shares} for i in range(12)]
+    assert look(both) == []
+    worse = [{**HEALTHY, **components(0.8 - i * 0.05, 0.5), **shares} for i in range(12)]
+    assert look(worse) == []  # all of it falls: bad, but nothing is being gamed
+
+
+def test_a_component_that_explains_all_of_the_reward_rings() -> None:
+    rung = look(steps(5, **components(0.5, 0.1), **{"reward_share/right": 0.001, "reward_share/form": 0.999}))
+    assert [alarm.kind for alarm in rung] == ["reward_dominance"]
+    assert "'form' explains 100%" in rung[0].message
+    assert look(steps(5, **components(0.5, 0.1), **{"reward_share/right": 0.05, "reward_share/form": 0.95})) == []
+
+
+# ── the chains they name ──
+
+
+def test_alarms_name_the_chains_that_show_it() -> None:
+    chains = [
+        chain("0/0", 1.0, tokens=50, logprob=-0.1),
+        chain("0/1", 1.0, tokens=5, logprob=-2.0, turns=4, calls=[call("add", CallStatus.ERROR)]),
+        chain("1/0", 1.0, tokens=20, logprob=-0.5, turns=2),
+        chain("1/1", 0.0, tokens=0),
+    ]
+    named = {kind: look([*steps(6), *steps(5, **bad)], chains)[0].chains for kind, (bad, _) in DRIFTS.items()}
+    assert named["zero_variance"] == ("0/0",)  # its whole group earned the same
+    assert named["entropy_collapse"] == ("0/0", "1/0", "0/1")  # surest first; one that wrote nothing was not sure
+    assert named["length_drift"] == ("0/0", "1/0", "0/1", "1/1")
+    assert named["turn_drift"][:2] == ("0/0", "1/1")  # turns became fewer
+    assert named["tool_errors"] == ("0/1",)
+    assert named["kl_blow_up"][0] == "0/1"
+
+
+def test_alarms_of_real_figures() -> None:
+    same = [chain(f"{group}/{i}", 1.0) for group in range(5) for i in range(2)]
+    rung = look([chain_metrics(same)] * 4, same)
+    assert [(alarm.kind, alarm.step, len(alarm.chains)) for alarm in rung] == [("zero_variance", 3, 4)]
+
+
+def test_after_a_resume_what_rang_does_not_ring_again() -> None:
+    history = [*steps(6), *steps(5, **{"policy/entropy": 0.1})]
+    watch = Watch()
+    assert [watch.look(step, metrics) for step, metrics in enumerate(history)][-3:] != []
+    assert watch.look(99, history[-1]) == ()
+
+
+# ── whatever comes ──
+
+figure = st.sampled_from([*HEALTHY, "reward_share/a", "reward_share/b", "score/a", "score/b"])
+number = st.floats() | st.sampled_from([0.0, -1.0, math.nan, math.inf, 1e-300, 1e300])
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(figure, number), max_size=14))
+def test_no_figures_upset_the_watch(history: list[dict[str, float]]) -> None:
+    for alarm in look(history, [chain("0/0", 1.0), chain("0/1", None, tokens=0)]):
+        assert alarm.message
+        assert 1 <= alarm.step <= len(history)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9, 1.0])
+def test_a_constant_history_drifts_nowhere(value: float) -> None:
+    rung = look([dict.fromkeys(HEALTHY, value)] * 30)
+    assert not {alarm.kind for alarm in rung} & {"entropy_collapse", "length_drift", "turn_drift"}

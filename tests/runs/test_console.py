@@ -1,0 +1,126 @@
+"""What a person sees of a run, in a terminal and in a log."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentfly.runs import Alarm, EvalFigures, Progress, RunWriter, StepRecord
+from agentfly.runs.sinks.console import ConsoleSink
+from agentfly.runs.sinks.panel import Scene, sparkline
+from agentfly.runs.words import duration
+from tests.runs.chains import step
+
+METRICS = {
+    "reward/success": 0.5,
+    "calls/chain": 1.4,
+    "chain/sampled_tokens": 1182.0,
+    "policy/kl": 0.012,
+    "policy/entropy": 1.31,
+    "policy/clip_fraction": 0.041,
+    "policy/grad_norm": 0.82,
+    "throughput/tokens_per_second": 3412.0,
+}
+ALARM = Alarm("entropy_collapse", "the model [bold]hardly[/bold] varies", ("3/1", "5/2"), 2)
+RECORDS = [
+    StepRecord(0, 10, eval=EvalFigures(0.31, 0.24, 0.39, 64)),
+    step(1, 0.4, metrics=METRICS),
+    step(2, 0.5, metrics=METRICS, eval=EvalFigures(0.52, 0.4, 0.6, 64), lent=12, waiting=3, alarms=(ALARM,)),
+]
+
+
+def drawn(scene: Scene, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(scene)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_panel_shows_everything_and_fits(width: int) -> None:
+    text = drawn(Scene("agentfly · tiny", RECORDS, 10, 100, 400, Progress("generate", 3, 8, 12, 3)), width)
+    assert max(map(len, text.splitlines())) == width
+    for part in (
+        "step 2/10", "7 min left", "reward 0.5", "best 0.5", "held out 0.31 → 0.52 (0.40–0.60)", "success 50%",
+        "turns 2.0", "calls 1.4", "tokens 1,182", "kl 0.012", "entropy 1.31", "clipped 4.1%", "grad norm 0.82",
+        "tokens/s 3,412", "lent/waiting 12/3", "4 s/step", "generate 75%", "update 25%", "generate 3/8",
+        "step 2 entropy collapse: the model [bold]hardly[/bold] varies", "[3/1, 5/2]", "▁█",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+@pytest.mark.parametrize("width", [1, 5, 20, 40])
+def test_the_panel_survives_any_width(width: int) -> None:
+    assert drawn(Scene("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
+
+
+def test_the_panel_before_the_first_step_and_with_odd_figures() -> None:
+    assert "step 0/0" in drawn(Scene("agentfly", [], 0, 0, None), 80)
+    assert "held out 0.31 (0.24–0.39) before training" in drawn(Scene("agentfly", RECORDS[:1], 10, 3, None), 80)
+    unsure = StepRecord(0, 10, eval=EvalFigures(0.31, math.nan, math.nan, 1))
+    assert "nan" not in drawn(Scene("agentfly", [unsure], 10, 3, None), 80)
+    odd = step(1, math.nan, metrics={"policy/kl": math.inf, "policy/entropy": math.nan})
+    assert "kl inf" in drawn(Scene("agentfly", [odd], 10, 3, None), 80)
+
+
+def test_a_log_has_a_line_a_step(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with RunWriter.create(tmp_path, {}) as run:
+        sink = ConsoleSink(run, console)
+        sink.start({"recipe": "recipes/count.py", "model": "tiny", "algorithm": {"name": "grpo"}, "steps": 10})
+        for record in RECORDS:
+            sink.progress(Progress("generate", 1, 8))
+            sink.step(record)
+        sink.close()
+        sink.close()
+    assert isinstance(console.file, io.StringIO)
+    title, before, first, second, held, alarm = console.file.getvalue().splitlines()
+    assert title == f"agentfly · count.py · tiny · grpo · {tmp_path.name} · 10 steps"
+    assert before == "held out before training: reward 0.310 (0.240 to 0.390, 64 tasks)"
+    assert first.startswith("step  1/10  reward 0.400  success 50%  turns 2.0  calls 1.4  tokens 1,182  kl 0.012")
+    assert second.startswith("step  2/10  reward 0.500")
+    assert held == "held out after step 2: reward 0.520 (0.400 to 0.600, 64 tasks)"
+    assert alarm == "ALARM entropy_collapse: the model [bold]hardly[/bold] varies [chains 3/1, 5/2]"
+
+
+def test_a_terminal_shows_the_panel_with_the_steps_before_a_resume(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
+    with RunWriter.create(tmp_path, {}) as run:
+        for record in RECORDS[:2]:
+            run.append(record)
+        sink = ConsoleSink(run, console)
+        sink.start({"steps": 10})
+        try:
+            sink.step(RECORDS[2])
+        finally:
+            sink.close()
+    assert isinstance(console.file, io.StringIO)
+    last = console.file.getvalue().rpartition("╭")[2]
+    assert "step 2/10" in last
+    assert "held out 0.31 → 0.52" in last
+    assert "▁█" in last
+
+
+def test_the_panel_is_left_on_the_screen_with_the_cursor_shown_when_the_run_fails(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True)
+    with RunWriter.create(tmp_path, {}) as run:
+        ConsoleSink(run, console).close()  # never started
+        sink = ConsoleSink(run, console)
+        sink.start({})
+        sink.close()
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_a_sparkline_has_a_column_a_value_until_there_are_too_many() -> None:
+    assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▄"
+    assert sparkline([2.0] * 3, 10) == "▄▄▄"
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"
+    assert len(sparkline(range(1000), 76)) == 76
+    assert sparkline([], 10) == ""
+
+
+def test_times_are_said_as_one_says_them() -> None:
+    assert [duration(s) for s in (0.2, 42, 200, 7500)] == ["0 s", "42 s", "3 min", "2 h 05 min"]

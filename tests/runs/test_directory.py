@@ -1,0 +1,294 @@
+"""A run's folder: what is written is read back, and neither a kill nor a full disk nor a second process spoils it."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentfly.errors import ConfigError, DataError
+from agentfly.runs import Alarm, EvalFigures, RunDirectory, RunWriter, StepRecord
+from tests.runs.chains import chain, step
+
+CONFIG = {"model": "tiny", "steps": 10, "where": Path("here")}
+
+
+def create(path: Path) -> RunWriter:
+    return RunWriter.create(path, CONFIG)
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("agent = None\n")
+    alarm = Alarm("kl_blow_up", "far \udc80 off", ("0/1", "2/3"), 1)
+    records = [
+        StepRecord(0, 10, eval=EvalFigures(0.25, 0.1, 0.4, 16, {"pass@1": 0.25})),
+        step(1, lent=3, waiting=2, alarms=(alarm,)),
+        step(2, eval=EvalFigures(0.5, 0.3, 0.7, 16)),
+    ]
+    with RunWriter.create(tmp_path / "run", CONFIG, recipe) as run:
+        for record in records:
+            run.append(record)
+        assert RunDirectory(run.path).records() == records  # while it is being written
+    assert run.config == {"model": "tiny", "steps": 10, "where": "here"}
+    assert (run.path / "recipe.py").read_text() == recipe.read_text()
+    assert run.alarms() == [alarm]
+
+
+def test_what_is_no_number_is_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        run.append(step(1, metrics={"policy/kl": math.nan, "policy/grad_norm": math.inf}))
+    assert "NaN" not in run.metrics_file.read_text()
+    (record,) = run.records()
+    assert math.isnan(record.metrics["policy/kl"])
+    assert math.isnan(record.metrics["policy/grad_norm"])
+
+
+def test_figures_of_any_kind_and_name_are_kept(tmp_path: Path) -> None:
+    metrics = {"policy/kl": np.float32(0.5), "count": np.int64(3), "eval/own": 1.0, "step": 77.0}
+    record = step(1, metrics=metrics, eval=EvalFigures(np.float32(0.5), 0.0, 1.0, 4, {"turns": np.float64(2)}))
+    with create(tmp_path) as run:
+        run.append(record)
+    (kept,) = run.records()
+    assert (kept.step, kept.metrics["policy/kl"], kept.metrics["count"], kept.metrics["eval/own"]) == (1, 0.5, 3, 1)
+    assert kept.eval == EvalFigures(0.5, 0.0, 1.0, 4, {"turns": 2.0})
+
+
+def test_a_run_stays_where_it_is_when_its_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RunWriter.create("run", {"odd": math.nan, 3: "three"}) as run:
+        monkeypatch.chdir("/")
+        run.append(step(1))
+        assert len(RunDirectory(tmp_path / "run").records()) == 1
+        assert run.config == {"odd": None, "3": "three"}
+
+
+def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> None:
+    first, second = chain("0/0", 1.0), chain("0/1", 0.0, says="No \x00 \u2028 \udc80.")
+    worth = [np.array([0, 0, 0, 0, 0.5, -0.25, 1e-6], np.float32)]
+    with create(tmp_path) as run:
+        assert run.write_trajectories(7, [first, second], {"0/0": worth}) == []
+        run.write_trajectories(7, [second], held_out=True)
+    kept = RunDirectory(tmp_path).trajectories(7)
+    assert [each.trajectory for each in kept] == [first, second]
+    assert kept[0].advantages[0] == pytest.approx(worth[0], abs=1e-6)
+    assert kept[1].advantages == ()
+    assert [each.trajectory for each in run.trajectories(7, held_out=True)] == [second]
+    assert run.trajectories(8) == []
+
+
+def test_a_chain_that_json_cannot_hold_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    odd = chain("0/0", 1.0, metrics={"seen": {1, 2}})
+    untimed = chain("0/1", 1.0, seconds=math.nan)
+    with create(tmp_path) as run:
+        lost = run.write_trajectories(1, [odd, untimed, chain("0/2")], {"0/2": [np.array([math.nan, 1.0])]})
+    assert [line.split(" is")[0] for line in lost] == ["chain 0/0", "chain 0/1"]
+    assert "'seen' holds a set" in lost[0]
+    assert np.isnan(run.trajectories(1)[0].advantages[0]).tolist() == [True, False]
+    assert [each.trajectory.id for each in run.trajectories(1)] == ["0/2"]
+
+
+# ── resuming ──
+
+
+def test_resuming_drops_what_came_later(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        for number in range(1, 6):
+            held = EvalFigures(0.5, 0.4, 0.6, 8) if number % 2 else None
+            run.append(step(number, eval=held, alarms=(Alarm("kl_blow_up", "far", (), number),)))
+            run.write_trajectories(number, [chain("0/0")])
+            run.write_trajectories(number, [chain("0/0")], held_out=True)
+        before = run.records()[:3]
+    (tmp_path / "trajectories" / ".step-000009.jsonl.gz.12.part").write_bytes(b"left by a kill")
+    with RunWriter.resume(tmp_path, 3) as run:
+        assert run.records() == before
+        assert sorted(path.name[:11] for path in (tmp_path / "trajectories").iterdir()) == sorted(
+            f"{kind}-{number:06}" for kind in ("eval", "step") for number in (1, 2, 3)
+        )
+        run.append(step(4))
+    assert [record.step for record in run.records()] == [1, 2, 3, 4]
+
+
+def test_resuming_finishes_what_a_kill_left_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with create(tmp_path) as run:
+        for number in (1, 2, 3):
+            run.append(step(number, alarms=(Alarm("kl_blow_up", "far", (), number),)))
+    with monkeypatch.context() as patch:
+        patch.setattr("agentfly.runs.writer.replace", _stop_at("alarms.jsonl"))
+        with pytest.raises(KeyboardInterrupt):
+            RunWriter.resume(tmp_path, 1)
+    assert len(run.alarms()) == 3
+    with RunWriter.resume(tmp_path, 1) as run:
+        assert [record.step for record in run.records()] == [1]
+        assert [alarm.step for alarm in run.alarms()] == [1]
+
+
+def _stop_at(name: str):  # type: ignore[no-untyped-def]
+    from agentfly.runs.files import replace
+
+    def stopping(path: Path, data: bytes) -> None:
+        if path.name == name:
+            raise KeyboardInterrupt
+        replace(path, data)
+
+    return stopping
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 3, "rew', b'{"step": 3, "steps": 10}', b"\x00\x00\x00"])
+def test_a_torn_last_line_is_no_error_and_is_cut(tmp_path: Path, torn: bytes) -> None:
+    with create(tmp_path) as run:
+        run.append(step(1))
+        run.append(step(2))
+    with run.metrics_file.open("ab") as file:
+        file.write(torn)
+    assert [record.step for record in run.records()] == [1, 2]
+    with RunWriter.resume(tmp_path, 5) as run:
+        run.append(step(3, 0.75))
+    assert [record.metrics["reward/mean"] for record in run.records()] == [0.5, 0.5, 0.75]
+
+
+def test_a_spoiled_line_is_named(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        run.append(step(1))
+    for wrong in (b"nonsense\n", b"[1]\n", b'{"no": "step"}\n'):
+        run.metrics_file.write_bytes(wrong)
+        with pytest.raises(DataError, match="line"):
+            run.records()
+
+
+KILLED = """
+import sys
+from agentfly.runs import RunWriter
+from tests.runs.chains import chain, step
+run = RunWriter.create(sys.argv[1], {})
+print("ready", flush=True)
+for number in range(1, 100_000):
+    run.write_trajectories(number % 5, [chain("0/0", 1.0)])
+    run.append(step(number))
+"""
+
+
+def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        reading = RunDirectory(tmp_path)
+        while len(reading.records()) < 20:
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+    steps = [record.step for record in reading.records()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert all(len(reading.trajectories(number)) == 1 for number in range(5))
+    with RunWriter.resume(tmp_path, 10) as run:
+        assert [record.step for record in run.records()] == list(range(1, 11))
+
+
+# ── one writer ──
+
+
+def test_a_folder_with_a_run_takes_no_second_one(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with pytest.raises(ConfigError, match="has a run already; resume it"):
+        create(tmp_path)
+    with RunWriter.resume(tmp_path, 0):
+        pass
+
+
+def test_two_cannot_write_one_run(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        with pytest.raises(ConfigError, match=f"being written by process {os.getpid()}"):
+            RunWriter.resume(tmp_path, 0)
+        run.append(step(1))
+    RunWriter.resume(tmp_path, 1).close()
+
+
+FORKED = """
+import os, sys
+from agentfly.runs import RunWriter
+run = RunWriter.create(sys.argv[1], {})
+if os.fork() == 0:
+    print("forked", flush=True)
+    sys.stdin.read()
+else:
+    os.wait()
+"""
+
+
+def test_a_forked_child_that_outlives_a_killed_writer_does_not_keep_the_run_locked(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"forked\n"
+        with pytest.raises(ConfigError, match="being written"):
+            RunWriter.resume(tmp_path, 0)
+        process.kill()
+        process.wait()
+        RunWriter.resume(tmp_path, 0).close()
+
+
+def test_a_closed_run_takes_nothing_more(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    run.close()
+    run.close()
+    with pytest.raises(DataError, match="is closed"):
+        run.append(step(1))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="holds no run"):
+            RunDirectory(path)
+        with pytest.raises(DataError, match="holds no run"):
+            RunWriter.resume(path, 0)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="could not be written"):
+        create(tmp_path / "file" / "run")
+
+
+# ── a full disk ──
+
+FULL = """
+import resource, signal, sys
+from agentfly.errors import DataError
+from agentfly.runs import RunDirectory, RunWriter
+from tests.runs.chains import chain, step
+run = RunWriter.create(sys.argv[1], {})
+run.append(step(1))
+run.write_trajectories(1, [chain("0/0", 1.0)])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+room = run.metrics_file.stat().st_size + 20
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # what a full disk does, for one process
+for number in (2, 3):
+    try:
+        run.append(step(number))
+    except DataError as error:
+        print(error)
+try:
+    run.write_trajectories(1, [chain(f"0/{i}", says=str(i ** 99) * 50) for i in range(50)])
+except DataError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_said_and_spoils_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stdout + done.stderr
+    assert all("could not be written" in line and "make room" in line for line in lines)
+    run = RunDirectory(tmp_path)
+    assert run.metrics_file.read_bytes().endswith(b"}\n")
+    assert [record.step for record in run.records()] == [1]
+    assert [each.trajectory.id for each in run.trajectories(1)] == ["0/0"]
+    assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step-000001.jsonl.gz"]

@@ -1,0 +1,101 @@
+"""What chains were like, in numbers."""
+
+import math
+
+import pytest
+
+from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Treatment
+from agentfly.runs import chain_metrics
+from tests.runs.chains import call, chain
+
+
+def test_rewards_and_lengths() -> None:
+    got = chain_metrics(
+        [chain("0/0", 1.0, tokens=3), chain("0/1", 0.0, tokens=5, turns=3), chain("1/0", None, tokens=1)]
+    )
+    assert got["chains"] == 3
+    assert (got["reward/mean"], got["reward/std"], got["reward/min"], got["reward/max"]) == (0.5, 0.5, 0, 1)
+    assert got["reward/success"] == 0.5
+    assert got["reward/unscored"] == pytest.approx(1 / 3)
+    assert (got["chain/sampled_tokens"], got["chain/sampled_tokens_max"], got["chain/prompt_tokens"]) == (3, 5, 4)
+    assert got["chain/turns"] == pytest.approx(5 / 3)
+
+
+def test_success_is_said_of_rewards_of_nought_and_one_only() -> None:
+    assert "reward/success" not in chain_metrics([chain("0/0", 1.0), chain("0/1", 0.5)])
+
+
+def test_calls_are_counted_by_tool_and_by_how_they_went_but_invented_names_make_no_metric() -> None:
+    calls = [call(), call(), call("look", CallStatus.ERROR), call("dreamt", CallStatus.UNKNOWN)]
+    got = chain_metrics([chain("0/0", calls=calls), chain("0/1")])
+    assert (got["calls/chain"], got["calls/error_rate"], got["calls/unknown_rate"]) == (2, 0.25, 0.25)
+    assert {name: value for name, value in got.items() if name.startswith("calls/tool/")} == {
+        "calls/tool/add": 1,
+        "calls/tool/look": 0.5,
+    }
+
+
+def test_ends_failures_and_treatments_are_counted() -> None:
+    failure = Failure(FailureKind.ENVIRONMENT, "it died", 0)
+    cut = chain("0/0", stop=StopReason.MAX_TOKENS, treatment=Treatment.MASK, failures=(failure, failure), attempts=3)
+    got = chain_metrics([cut, chain("0/1")])
+    assert (got["stop/max_tokens"], got["stop/answer"], got["failure/environment"]) == (1, 1, 2)
+    assert (got["treatment/mask"], got["treatment/train"]) == (1, 1)
+    assert (got["chain/truncated"], got["chain/retries"]) == (0.5, 2)
+
+
+def test_a_group_has_no_variance_where_the_chains_that_count_earned_the_same() -> None:
+    same = [chain("0/0", 1.0), chain("0/1", 1.0)]
+    varied = [chain("1/0", 1.0), chain("1/1", 0.0)]
+    masked = [chain("2/0", 1.0), chain("2/1", 0.0, treatment=Treatment.MASK)]
+    zeroed = [chain("3/0", 0.0), chain("3/1", 1.0, treatment=Treatment.ZERO)]
+    alone = [chain("4/0", 1.0)]
+    assert chain_metrics([*same, *varied, *masked, *zeroed, *alone])["group/zero_variance"] == 0.75
+    assert "group/zero_variance" not in chain_metrics(alone)
+
+
+def test_staleness_is_how_many_versions_the_sampler_lags_behind() -> None:
+    got = chain_metrics([chain("0/0", tokens=3, version=5), chain("0/1", tokens=1, version=1)], version=5)
+    assert (got["policy/staleness"], got["policy/staleness_max"]) == (1, 4)
+    assert "policy/staleness" not in chain_metrics([chain("0/0", tokens=0)], version=5)
+
+
+def test_no_chains_at_all_give_figures_and_no_error() -> None:
+    got = chain_metrics([])
+    assert got["chains"] == got["chain/turns"] == got["calls/chain"] == 0
+    assert "reward/mean" not in got
+    assert all(map(math.isfinite, got.values()))
+
+
+# ── what a reward is made of ──
+
+
+def test_components_are_those_figures_that_the_reward_is_a_weighted_sum_of() -> None:
+    figures = [(1, 1, 30), (0, 1, 20), (1, 0, 70), (0, 0, 10), (1, 1, 50), (0, 1, 40)]
+    chains = [
+        chain(f"0/{i}", right + 0.2 * form, metrics={"right": right, "form": form, "length": length})
+        for i, (right, form, length) in enumerate(figures)
+    ]
+    got = chain_metrics(chains)
+    assert (got["score/right"], got["score/length"]) == (0.5, pytest.approx(220 / 6))
+    shares = {name: value for name, value in got.items() if name.startswith("reward_share/")}
+    assert shares.keys() == {"reward_share/right", "reward_share/form"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["reward_share/right"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        lambda i: {"exact": i % 2, "length": i * i},  # the reward is one of its figures
+        lambda i: {"a": i, "b": i * i},  # it is no weighted sum of them
+        lambda i: {"text": "why", "none": None, "list": [1]},
+        lambda i: {"a": math.inf, "b": 1.0},
+        lambda i: {"a": 10**400 * i, "b": 1e300 * i, "c": -1e300, "d": True},
+        lambda i: {"a": 1.0, "b": 2.0},
+        lambda i: {f"m{k}": (i * k) % 7 for k in range(30)},
+    ],
+)
+def test_figures_that_are_no_components_are_not_taken_for_some(metrics: object) -> None:
+    chains = [chain(f"0/{i}", float(i % 2), metrics=metrics(i)) for i in range(8)]  # type: ignore[operator]
+    assert not [name for name in chain_metrics(chains) if name.startswith("reward_share/")]

@@ -1,0 +1,98 @@
+"""The critic: what it is asked before each token, and that it learns."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly[train]'")
+
+from agentfly.errors import ModelBroken, RecordError  # noqa: E402
+from agentfly.training.learner import Learner  # noqa: E402
+from agentfly.training.lora import with_lora  # noqa: E402
+from tests.backends.transformers.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.transformers.tiny import model_of  # noqa: E402
+from tests.training.pieces import piece, sample, samples  # noqa: E402
+
+LENGTHS = (30, 5, 17)
+
+
+def learner_of(model: Any, **settings: Any) -> Learner:
+    return Learner(
+        model,
+        **{"critic": True, "precision": "float32", "learning_rate": 0.0, "critic_learning_rate": 1e-2, **settings},
+    )
+
+
+def test_values_are_zero_at_first_and_only_where_the_model_sampled_after() -> None:
+    learner, given = learner_of(model_of()), samples(*LENGTHS)
+    assert all((each == 0).all() for each in learner.values([each.piece for each in given]))
+    learner.update(given)
+    for value, each in zip(learner.values([each.piece for each in given]), given, strict=True):
+        np.testing.assert_array_equal(value != 0, each.piece.mask)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "gpt2", "opt", "gpt_neo", "bloom", "llama4_text"])
+def test_it_learns_what_chains_earn_whatever_the_model(family: str) -> None:
+    learner, given = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
+    losses = [learner.update(given)["critic/loss"] for _ in range(25)]
+    assert losses[-1] < losses[0] / 4
+    expected = np.concatenate([each.returns[each.piece.mask] for each in given if each.returns is not None])
+    assert losses[0] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
+
+
+def test_a_value_is_of_the_state_before_the_token() -> None:
+    learner, of = learner_of(model_of()), piece(20)
+    learner.update(samples(*LENGTHS))
+    at = int(np.flatnonzero(of.mask)[1])
+    before = learner.values([of])[0]
+    for changed, same in ((at, True), (at - 1, False)):
+        tokens = of.tokens.copy()
+        tokens[changed] = (tokens[changed] + 1) % 300
+        after = learner.values([replace(of, tokens=tokens)])[0]
+        assert (abs(after[at] - before[at]) < 1e-6) == same
+
+
+def test_the_policy_is_not_moved_by_the_critic_nor_the_critic_by_the_policy() -> None:
+    model = model_of()
+    before = [each.detach().clone() for each in model.parameters()]
+    learner = learner_of(model)
+    learner.update(samples(*LENGTHS))
+    assert all(torch.equal(each, was) for each, was in zip(model.parameters(), before, strict=True))
+    other = learner_of(model, learning_rate=1e-2, critic_learning_rate=0.0)
+    other.update(samples(*LENGTHS))
+    assert not any(each.any() for each in other.values([piece(20)]))
+    assert not torch.equal(next(model.parameters()), before[0])
+
+
+@pytest.mark.parametrize("budget", [1, 40])
+def test_micro_batches_add_up(budget: int) -> None:
+    whole, parts = learner_of(model_of()), learner_of(model_of(), micro_batch_tokens=budget)
+    for _ in range(2):
+        one, other = whole.update(samples(*LENGTHS)), parts.update(samples(*LENGTHS))
+        assert one["critic/loss"] == pytest.approx(other["critic/loss"], rel=1e-5)
+        assert one["critic/grad_norm"] == pytest.approx(other["critic/grad_norm"], rel=1e-4)
+
+
+def test_of_a_model_with_adapters_it_shares_what_is_not_trained() -> None:
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+    model = with_lora(model_of(), 4)
+    learner = learner_of(model)
+    assert learner._critic is not None
+    mine = {id(each) for each in learner._critic.trunk.model.parameters()}
+    assert all(
+        (id(each) in mine) != each.requires_grad for name, each in model.named_parameters() if "lm_head" not in name
+    )
+    losses = [learner.update(samples(*LENGTHS))["critic/loss"] for _ in range(25)]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_returns_that_are_missing_or_no_numbers_are_told() -> None:
+    learner = learner_of(model_of())
+    with pytest.raises(RecordError, match="sample 0/0#0 has no returns"):
+        learner.update(samples(5, returns=None))
+    bad = sample(9, 4, returns=np.full(9, np.inf, np.float32))
+    with pytest.raises(ModelBroken, match=r"the critic's loss is inf: look at the samples 4/0#0"):
+        learner.update([bad])
+    assert not learner.values([piece(20)])[0].any()

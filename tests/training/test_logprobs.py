@@ -1,0 +1,136 @@
+"""Log-probabilities in chunks against the plain forward pass: the same numbers and gradients in less memory."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly[train]'")
+
+import numpy as np  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from agentfly.algorithm import Piece  # noqa: E402
+from agentfly.training import logprobs  # noqa: E402
+from agentfly.training.batch import Sequences  # noqa: E402
+from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
+from agentfly.training.policy import Policy  # noqa: E402
+from tests.backends.transformers.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.transformers.tiny import model_of  # noqa: E402
+from tests.training.pieces import piece  # noqa: E402
+
+PIECES = [piece(length, seed=1) for length in (30, 5, 17, 2)]
+
+
+def plain(model: Any, pieces: list[Piece], temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of sampled tokens, sequence by sequence, by the book."""
+    out, entropies = [], []
+    for each in pieces:
+        logits = model(torch.tensor(each.tokens)[None].long()).logits[0, :-1].float() / temperature
+        logs = logits.log_softmax(-1)[torch.tensor(each.mask[1:])]
+        out.append(logs.gather(1, torch.tensor(each.tokens[each.mask]).long()[:, None])[:, 0])
+        entropies.append(-(logs.exp() * logs).sum(-1))
+    return torch.cat(out), torch.cat(entropies)
+
+
+def gradients(model: Any, loss: Tensor) -> Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", [*PACKED, *PLAIN])
+def test_batches_say_what_the_plain_forward_says_of_each_sequence(family: str, recompute: bool) -> None:
+    model = built(family, {**PACKED, **PLAIN}[family])
+    policy = Policy(model, recompute=recompute)
+    assert policy.trunk.packed == (family in PACKED)
+    expected, spread = plain(model, PIECES, 0.7)
+    got = policy(Sequences.of(PIECES), [0.7] * len(PIECES))
+    torch.testing.assert_close(got.logprobs, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.entropies, spread, atol=1e-5, rtol=1e-5)
+    pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
+    wanted = gradients(model, (pull[0] * expected + pull[1] * spread).sum())
+    mine = gradients(model, (pull[0] * got.logprobs + pull[1] * got.entropies).sum())
+    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(("scale", "softcap", "biased"), [(1.0, None, False), (0.5, None, True), (2.0, 3.0, True)])
+def test_the_gradient_is_the_one_that_differences_say(scale: float, softcap: float | None, biased: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(shape, dtype=torch.double) for shape in ((5, 4), (7, 4), (7,)))
+    tokens, heat = torch.randint(0, 7, (5,)), torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.double)
+    logprobs.LOGITS["cpu"], before = 14, logprobs.LOGITS["cpu"]  # two rows at a time
+
+    def scored(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        head = Head(weight, bias if biased else None, scale, softcap)
+        return torch.stack(score(hidden, head, tokens, heat))
+
+    try:
+        inputs = [each.requires_grad_() for each in (hidden, weight, bias)]
+        assert torch.autograd.gradcheck(scored, inputs)
+        head = Head(weight, bias if biased else None, scale, softcap)
+        expected = torch.stack(score_logits(head.logits(hidden), tokens, heat))
+        torch.testing.assert_close(scored(*inputs), expected)
+    finally:
+        logprobs.LOGITS["cpu"] = before
+
+
+def test_a_temperature_is_respected_sequence_by_sequence() -> None:
+    model = model_of()
+    got = Policy(model)(Sequences.of(PIECES), [0.5, 1.0, 2.0, 0.0]).logprobs.split(
+        [int(each.mask.sum()) for each in PIECES]
+    )
+    for each, mine, heat in zip(PIECES, got, (0.5, 1.0, 2.0, 1.0), strict=True):
+        torch.testing.assert_close(mine, plain(model, [each], heat)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_with_adapters_is_scored_with_them() -> None:
+    peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+    model = peft.get_peft_model(model_of(), peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    got, expected = Policy(model)(Sequences.of(PIECES), [1.0] * 4).logprobs, plain(model, PIECES, 1.0)[0]
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    wanted, mine = gradients(model, expected.sum()), gradients(model, got.sum())
+    torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_logits_made_in_a_way_of_their_own_are_scored_all_the_same() -> None:
+    model = model_of()
+    model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
+    policy = Policy(model)
+    got, expected = policy(Sequences.of(PIECES), [1.0] * 4), plain(model, PIECES, 1.0)
+    torch.testing.assert_close(got.logprobs, expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.entropies, expected[1], atol=1e-5, rtol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Sees every tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return out
+
+
+def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, width, words = 200, 8, 500
+    hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
+    asked, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)
+
+    def largest() -> int:
+        with Largest() as seen:
+            out = score(hidden, Head(weight), asked, heat)
+            (out.logprobs.sum() + out.entropies.sum()).backward()
+        return seen.numbers
+
+    assert largest() == tokens * words
+    monkeypatch.setitem(logprobs.LOGITS, "cpu", 20 * words)
+    assert largest() == 20 * words

@@ -1,0 +1,166 @@
+"""Warm start: a small model imitates, and then does what it was shown."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="a model learns with torch")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from agentfly import reward  # noqa: E402
+from agentfly.agents import HFAgent  # noqa: E402
+from agentfly.algorithm import Piece  # noqa: E402
+from agentfly.algorithms.loss import Loss  # noqa: E402
+from agentfly.backends.scripted import ScriptedBackend  # noqa: E402
+from agentfly.errors import ConfigError, DataError  # noqa: E402
+from agentfly.models.lookup import Lookup, demonstrations, draw  # noqa: E402
+from agentfly.models.tiny_tokenizer import tiny_tokenizer  # noqa: E402
+from agentfly.training.demonstrations import demonstrate  # noqa: E402
+from agentfly.training.evaluation import evaluate  # noqa: E402
+from agentfly.training.learner import Learner  # noqa: E402
+from agentfly.training.warm_start import Imitated, fit, imitate, pieces_of  # noqa: E402
+from agentfly.trajectory import Trajectory  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@reward
+def correct(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    drawn = random.Random(3)
+    return [draw(drawn) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of thirty thousand parameters that knows nothing, with the tokenizer and template of `tiny`."""
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer(text for each in demonstrations(300) for text in each.texts)
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def learner_of(folder: Path, **settings: Any) -> Learner:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    settings = {"loss": Loss("plain"), "learning_rate": 1e-2, "precision": "float32", **settings}
+    return Learner(model, **settings)
+
+
+async def shown(folder: Path, count: int) -> list[Trajectory]:
+    agent = HFAgent(str(folder), tools=[Lookup.lookup], reward=correct, backend=ScriptedBackend("unheard"))
+    found = await demonstrate(agent, rows(count))
+    await agent.close()
+    assert not found.dropped
+    return list(found.kept)
+
+
+async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(folder: Path, tmp_path: Path) -> None:
+    chains = await shown(folder, 3)
+    learner = learner_of(folder, schedule="linear", total_steps=90)
+    seen: list[Imitated] = []
+    steps = imitate(
+        learner, chains[:2], steps=90, batch_size=2, held_out=chains[:2], look_every=30, watcher=seen.append
+    )
+    assert steps == seen
+    assert [each.step for each in steps if each.held_out is not None] == [30, 60, 90]
+    assert steps[-1].held_out is not None
+    assert steps[-1].held_out.accuracy == 1.0
+    assert steps[-1].loss < 0.1 < 2 < steps[0].loss
+    learner.save(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    settings = {"kv_memory": 1 << 24, "dtype": "float32"}
+    agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], reward=correct, backend_config=settings)
+    found = await evaluate(agent, rows(2), sampling={"temperature": 0.0, "max_tokens": 60}, max_turns=4)
+    assert (found.reward.mean, found.calls) == (1.0, 2.0)
+    (said,) = await agent.run(rows(1), sampling={"temperature": 0.0, "max_tokens": 60})
+    await agent.close()
+    assert said.segments[0].tokens.tolist() == chains[0].segments[0].tokens.tolist()
+
+
+async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(folder: Path) -> None:
+    chains = await shown(folder, 3)
+    learner = learner_of(folder)
+    pieces = pieces_of(learner.model, chains)
+    total, right, tokens = 0.0, 0, 0
+    for chain in chains:
+        (segment,) = chain.segments
+        ids, mask = torch.tensor(segment.tokens).long()[None], torch.tensor(segment.mask)
+        with torch.no_grad():
+            logits = learner.model(ids).logits[0, :-1].float()
+        kept, wanted = logits[mask[1:]], ids[0, 1:][mask[1:]]
+        total += float(torch.nn.functional.cross_entropy(kept, wanted, reduction="sum"))
+        right += int((kept.argmax(-1) == wanted).sum())
+        tokens += len(wanted)
+    measured = fit(learner.model, pieces)
+    assert measured.tokens == tokens == sum(chain.sampled_tokens for chain in chains)
+    assert measured.loss == pytest.approx(total / tokens, rel=1e-5)
+    assert measured.accuracy == pytest.approx(right / tokens)
+    (first,) = imitate(learner, chains, steps=1, batch_size=3)
+    assert first.loss == pytest.approx(measured.loss, rel=1e-5)
+
+
+async def test_one_step_is_that_of_plain_supervised_learning(folder: Path) -> None:
+    """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored."""
+    chains = await shown(folder, 1)
+    learner, plain = learner_of(folder, learning_rate=1e-3, max_grad_norm=1e9), learner_of(folder).model
+    imitate(learner, chains, steps=1, batch_size=1)
+    (segment,) = chains[0].segments
+    labels = torch.where(torch.tensor(segment.mask), torch.tensor(segment.tokens).long(), -100)
+    plain(torch.tensor(segment.tokens).long()[None], labels=labels[None]).loss.backward()
+    optimizer = torch.optim.AdamW(plain.parameters(), 1e-3, weight_decay=0.0)
+    optimizer.step()
+    for (name, mine), theirs in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
+        moved = (theirs.grad.abs() > 1e-4) if theirs.grad is not None else torch.zeros_like(theirs, dtype=torch.bool)
+        assert torch.allclose(mine[moved], theirs[moved], atol=2e-5), name
+
+
+async def test_the_same_seed_gives_the_same_weights(folder: Path) -> None:
+    chains = await shown(folder, 4)
+    made = []
+    for seed in (0, 0, 1):
+        learner = learner_of(folder)
+        imitate(learner, chains, steps=3, batch_size=2, seed=seed)
+        made.append(torch.cat([each.detach().flatten() for each in learner.model.parameters()]))
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+async def test_every_demonstration_is_seen_before_one_is_seen_again(folder: Path) -> None:
+    chains = await shown(folder, 4)
+    learner, batches = learner_of(folder), []
+
+    def update(samples: Any) -> dict[str, float]:
+        batches.append([id(sample) for sample in samples])
+        return {"policy/loss": 0.0}
+
+    learner.update = update  # type: ignore[method-assign]
+    imitate(learner, chains, steps=4, batch_size=2)
+    assert len({*batches[0], *batches[1]}) == len({*batches[2], *batches[3]}) == 4
+
+
+async def test_what_cannot_be_imitated_is_refused(folder: Path) -> None:
+    chains = await shown(folder, 1)
+    with pytest.raises(ConfigError, match="plain loss, and this learner has 'clip'"):
+        imitate(learner_of(folder, loss=Loss()), chains, steps=1)
+    with pytest.raises(DataError, match="nothing to imitate"):
+        imitate(learner_of(folder), [], steps=1)
+    with pytest.raises(ConfigError, match="steps must be at least 1"):
+        imitate(learner_of(folder), chains, steps=0)
+    learner = learner_of(folder)
+    learner.model.config.max_position_embeddings = 20
+    with pytest.raises(DataError, match=r"a demonstration has \d+ tokens, and the model can tell the places of 20"):
+        imitate(learner, chains, steps=1)
+    assert all(isinstance(piece, Piece) for piece in pieces_of(learner_of(folder).model, chains))
