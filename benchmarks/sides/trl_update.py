@@ -1,4 +1,4 @@
-"""TRL: `GRPOTrainer.training_step` over micro-batches and the optimizer's step, with nothing replaced but the rollout."""
+"""TRL: `GRPOTrainer.training_step` over micro-batches and the optimizer's step; nothing is replaced but the rollout."""
 
 import tempfile
 from typing import Any

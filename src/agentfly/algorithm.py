@@ -61,7 +61,8 @@ class Piece:
 
     @classmethod
     def of(cls, segment: Segment) -> Piece:
-        turns = np.repeat([span.turn for span in segment.spans], [len(span) for span in segment.spans])
+        spans = segment.spans
+        turns = np.repeat([span.turn for span in spans], [len(span) for span in spans])
         return cls(segment.tokens, segment.mask, segment.logprobs, turns.astype(np.int32), segment.weight_versions)
 
 

@@ -63,7 +63,7 @@ def run(
     agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="A tool by name, or as module:name. May be repeated.")] = None,
     template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
-    backend: Annotated[str | None, typer.Option(help="transformers (the default), client or scripted.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm, client or scripted.")] = None,
     base_url: Annotated[str | None, typer.Option(help="The server of --backend client.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Goes before the question.")] = None,
     max_turns: Annotated[int | None, typer.Option(help="Replies of the model in a chain.")] = None,
@@ -202,6 +202,23 @@ def sft(
     if data is not None:
         chosen = chosen.overridden(None, data, None, {}, {})
     imitating.taught(chosen, lesson)
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A local folder, a hub name, or one of `agentfly models`.")],
+    flags: Annotated[list[str] | None, typer.Argument(help="After --: further flags of `vllm serve`.")] = None,
+    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else what is quick here.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help="Have vLLM read tool calls, say hermes's.")] = None,
+    updatable: Annotated[bool, typer.Option("--updatable", help="Whoever reaches it may change the weights.")] = False,
+) -> None:
+    """Serve a model with vLLM, for `backend="client"`, until Ctrl-C."""
+    from agentfly.commands import serving
+
+    served = serving.Served(model, host, port, dtype, tool_parser, updatable, serving.flags_of(flags or ()))
+    raise typer.Exit(serving.serve(served))
 
 
 @app.command()

@@ -5,6 +5,7 @@
     │   └── DataError       a row, message or file cannot be read; names the place
     ├── TemplateError       this chat template cannot do what the rollout needs, found before the first token
     ├── ModelBroken         the model computes what is no number: training went wrong; names the layer, ends the run
+    ├── WeightsAdrift       what samples does not have the weights that were trained; ends the run
     ├── RecordError         a trajectory would stop being true (a wrong append, a value JSON cannot keep)
     └── Fault               something outside the model's words broke while a chain ran; the failure policy decides
         ├── EnvironmentFault    the world died or hung: a fresh one may do
@@ -39,6 +40,10 @@ class RecordError(AgentFlyError):
 
 class ModelBroken(AgentFlyError):
     """The model computes what is no number."""
+
+
+class WeightsAdrift(AgentFlyError):
+    """The backend does not sample from the weights that the learner has."""
 
 
 class Fault(AgentFlyError):

@@ -90,13 +90,16 @@ def expected(estimator: Estimator, size: int = 2) -> Array:
 
 
 @cache
-def chain(number: int, rule: Any = "broadcast", outcome: bool = False) -> Episode:
-    """One of the chains, two tokens a turn and a segment for each turn; with all rewards at its end, where asked."""
+def chain(number: int, rule: Any = "broadcast", outcome: bool = False, late: bool = False) -> Episode:
+    """One of the chains, two tokens a turn and a segment for each turn.
+
+    `outcome`: all rewards at its end. `late`: with the values of the states after the tokens.
+    """
     path, rewards = CHAINS[number]
     made = episode([2] * len(path), sum(rewards) if outcome else rewards, segments=range(len(path)), rule=rule)
     values = np.repeat([CRITIC[state] for state, _ in path], 2)
     values[1::2] += [action + 1.0 for _, action in path]  # inside a turn a critic may see what was said
-    return replace(made, values=made.spread(values))
+    return replace(made, values=made.spread(np.append(values[1:], 0.0) if late else values))
 
 
 def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
@@ -122,8 +125,9 @@ def test_a_greedy_chain_is_an_unbiased_baseline() -> None:
 
 
 def test_a_critic_may_be_wrong_and_the_gradient_is_not() -> None:
-    """With λ = 1. It would be biased if the value of the state after the token were taken."""
+    """With λ = 1, and the value of the state before the token: the one after it has seen what was chosen."""
     np.testing.assert_allclose(expected(by(PPO(whiten=False)), 1), TRUE, atol=1e-10)
+    assert np.abs(expected(by(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
     assert np.abs(expected(by(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
 
 

@@ -144,6 +144,11 @@ def test_after_a_resume_what_rang_does_not_ring_again() -> None:
     assert watch.look(99, history[-1]) == ()
 
 
+def test_a_long_run_is_held_against_its_first_steps() -> None:
+    long = [*steps(6), *steps(1000, **{"policy/entropy": 0.5}), *steps(5, **{"policy/entropy": 0.15})]
+    assert [(alarm.kind, alarm.step) for alarm in look(long)] == [("entropy_collapse", 1009)]
+
+
 # ── whatever comes ──
 
 figure = st.sampled_from([*HEALTHY, "reward_share/a", "reward_share/b", "score/a", "score/b"])

@@ -83,6 +83,15 @@ def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> Non
     assert run.trajectories(8) == []
 
 
+def test_whoever_is_reading_chains_while_they_are_written_anew_reads_the_old_ones(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        run.write_trajectories(1, [chain("0/0")])
+        before = run.trajectory_file(1).read_bytes()
+        with run.trajectory_file(1).open("rb") as reading:
+            run.write_trajectories(1, [chain("0/1")])
+            assert reading.read() == before
+
+
 def test_a_chain_that_json_cannot_hold_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     odd = chain("0/0", 1.0, metrics={"seen": {1, 2}})
     untimed = chain("0/1", 1.0, seconds=math.nan)

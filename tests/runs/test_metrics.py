@@ -88,7 +88,7 @@ def test_components_are_those_figures_that_the_reward_is_a_weighted_sum_of() -> 
     "metrics",
     [
         lambda i: {"exact": i % 2, "length": i * i},  # the reward is one of its figures
-        lambda i: {"a": i, "b": i * i},  # it is no weighted sum of them
+        lambda i: {"a": i, "b": i**3},  # it is no weighted sum of them
         lambda i: {"text": "why", "none": None, "list": [1]},
         lambda i: {"a": math.inf, "b": 1.0},
         lambda i: {"a": 10**400 * i, "b": 1e300 * i, "c": -1e300, "d": True},

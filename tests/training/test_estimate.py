@@ -61,4 +61,4 @@ def test_too_little_to_tell() -> None:
     alone = Estimate.of([2.5])
     assert (alone.mean, math.isnan(alone.low)) == (2.5, True)
     assert alone.to_json() == [2.5, None, None]
-    assert str(Estimate.of([1.0, 2.0])).startswith("1.500 [")
+    assert str(Estimate.of([1.0, 2.0])).startswith("1.500 (0.520 – ")

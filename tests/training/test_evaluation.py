@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentfly import Environment, Task, reward, tool
+from agentfly import Environment, reward, tool
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedTurn
 from agentfly.environment import Pool
@@ -65,13 +65,11 @@ async def test_the_table_and_the_json_say_it_all() -> None:
 
     agent = byte_agent(solver, reward=said_yes)
     found = await evaluate(agent, ROWS, chains=2, greedy=True, by=["level"])
-    console = Console(width=200, record=True, quiet=True)
-    console.print(found)
-    console.quiet = False
+    console = Console(width=80)
     with console.capture() as shown:
         console.print(found)
-    for word in ("pass@2", "greedy", "level 10", "0.500", "unscored", "answer 9"):
-        assert word in shown.get()
+    for line in ("pass@2 0.667 0.208 – 0.939", "greedy 0.333", "level tasks reward", "10 1 0.500", "ends: answer 9"):
+        assert line in " ".join(shown.get().split())
     whole = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert whole["pass_at"]["2"][0] == pytest.approx(2 / 3)
     assert whole["by"]["level"]["10"]["reward"][0] == 0.5
@@ -168,10 +166,6 @@ class Shared(Environment):
     """One instance for the chains of a task, and one in all."""
 
     pool = Pool(scope="group", max_instances=1)  # type: ignore[arg-type]
-    resets = 0
-
-    async def reset(self, task: Task) -> None:
-        type(self).resets += 1
 
     @tool
     async def look(self) -> str:
@@ -186,10 +180,9 @@ async def test_a_group_gives_its_world_back_also_when_some_of_its_chains_were_ru
     whole = await evaluate(agent, ROWS, chains=3, log=log)
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2]) + lines[5])
-    Shared.resets = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await evaluate(agent, ROWS, chains=3, log=log) == whole
-    assert Shared.resets == 3 or Shared.resets == 2
+    assert sum(each.lent for each in agent.manager.figures()) == 0
     await agent.close()
 
 

@@ -206,7 +206,7 @@ def test_a_worth_that_is_no_number_is_told_and_moves_nothing(epochs: int) -> Non
     model = model_of()
     learner, before = learner_of(model, epochs=epochs), flat(model)
     bad = replace(sample(9, 7), advantages=np.full(9, np.nan, np.float32))
-    with pytest.raises(ModelBroken, match=r"update 1: the loss is nan: look at the samples .*7/0#0"):
+    with pytest.raises(ModelBroken, match=r"update 1: the loss is nan: look at the samples 7/0#0; its step had"):
         learner.update([*samples(5, 6), bad])
     assert torch.equal(flat(model), before)
     assert all(each.grad is None for each in model.parameters())
@@ -259,12 +259,13 @@ def test_a_model_that_would_lose_its_steps_is_refused() -> None:
 
 
 def test_bfloat16_products_train_float32_weights() -> None:
-    if dtype_of(None, torch.device("cpu")) is not torch.bfloat16:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if dtype_of(None, device) is not torch.bfloat16:
         with pytest.raises(ConfigError, match="this CPU is slower in it"):
             learner_of(model_of(), precision="bfloat16")
         pytest.skip("this CPU does not multiply bfloat16 well, or dies of it")
-    model, given = model_of(), samples(*LENGTHS)
-    rough, exact = gradient(model_of(), given, precision="bfloat16"), gradient(model, given)
+    model, given = model_of().to(device), samples(*LENGTHS)
+    rough, exact = gradient(model_of().to(device), given, precision="bfloat16"), gradient(model, given)
     assert torch.nn.functional.cosine_similarity(rough, exact, dim=0) > 0.98
     assert {each.dtype for each in model.parameters()} == {torch.float32}
 
@@ -312,7 +313,7 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_model_without_them(
     for was, is_, now in zip(base, learner.reference(pieces, 1.0), learner.score(pieces, 1.0), strict=True):
         np.testing.assert_allclose(was, is_, atol=1e-6)
         assert np.abs(was - now).max() > 1e-3
-    assert not hasattr(learner._reference, "trunk")
+    assert learner._reference is None  # no copy of the model
 
 
 def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
@@ -331,14 +332,13 @@ def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
 
 
 def test_adapters_do_not_depend_on_what_was_drawn_before() -> None:
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+    models = [model_of(), model_of()]
     torch.manual_seed(5)
-    first = adapted()
-    torch.manual_seed(6)
     before = torch.random.get_rng_state()
-    model = model_of()
-    del model
-    assert torch.equal(flat(first), flat(adapted()))
-    assert before is not None
+    first, second = (with_lora(model, 4) for model in models)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(flat(first), flat(second))
     with pytest.raises(ConfigError, match="has adapters already"):
         with_lora(first, 4)
 
@@ -377,7 +377,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path, critic: bool) 
         np.testing.assert_array_equal(resumed.values(pieces)[0], learner.values(pieces)[0])
 
 
-def test_what_another_model_saved_is_refused() -> None:
+def test_what_another_model_saved_is_refused(tmp_path: Path) -> None:
     learner = learner_of(model_of())
     learner.update(samples(9))
     tensors, values = learner.state_dict()
@@ -385,3 +385,6 @@ def test_what_another_model_saved_is_refused() -> None:
         learner_of(built("gpt2", {})).load_state_dict(tensors, values)
     with pytest.raises(DataError, match="nothing was saved of the critic's weight"):
         learner_of(model_of(), critic=True).load_state_dict(tensors, values)
+    built("gpt2", {}).save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"another one than is trained: look at its weight model\.embed_tokens"):
+        learner.load(tmp_path)

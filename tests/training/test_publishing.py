@@ -13,9 +13,10 @@ from torch import Tensor  # noqa: E402
 
 from agentfly.backend import Backend, Request  # noqa: E402
 from agentfly.backends.transformers import TransformersBackend  # noqa: E402
+from agentfly.errors import WeightsAdrift  # noqa: E402
 from agentfly.training.learner import Learner  # noqa: E402
 from agentfly.training.lora import Merged, with_lora  # noqa: E402
-from agentfly.training.publishing import Canary, WeightsAdrift, deliverable, publish  # noqa: E402
+from agentfly.training.publishing import Canary, deliverable, publish  # noqa: E402
 from agentfly.types import Completion  # noqa: E402
 from tests.backends.transformers.tiny import backend_of, model_of  # noqa: E402
 from tests.training.pieces import samples  # noqa: E402

@@ -15,7 +15,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentfly.algorithms.divergence import LARGEST_LOG
 from agentfly.algorithms.surrogates import sequence_mean, sequence_sum
 
 Correction = Literal[
@@ -33,7 +32,7 @@ def correction_weights(
         apart = sequence_sum(apart, sequence, sequences)[sequence]
     elif level == "geometric":
         apart = sequence_mean(apart, sequence, sequences)
-    ratio = apart.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
+    ratio = apart.exp()  # if infinite, the cap makes it finite
     if mode == "truncate":
         return ratio.clamp(max=cap), ratio > cap
     outside = (ratio < 1 / cap) | (ratio > cap)

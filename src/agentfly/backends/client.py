@@ -19,16 +19,21 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import httpx
 
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import wire
-from agentfly.errors import BackendFault, ConfigError
+from agentfly.backends.gate import Gate
+from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.types import Completion, Finish
+
+if TYPE_CHECKING:  # it needs torch, which a client does without until it hands over weights
+    from agentfly.backends.handover import Handover
 
 T = TypeVar("T")
 Read = Callable[[httpx.Response], Awaitable[T]]
@@ -52,6 +57,7 @@ class ClientBackend(Backend):
         exact: bool = True,
         context_length: int | None = None,
         weight_version: int = 0,
+        handover: str | None = None,
         timeout: float = 3600.0,
         max_connections: int = 256,
         retries: int = 4,
@@ -64,7 +70,8 @@ class ClientBackend(Backend):
         `api_key`: None takes OPENAI_API_KEY, and sends none where that is not set.
         `exact`: ask a server that speaks messages for ids and log-probabilities too.
         `context_length`: None asks the server, where we speak tokens.
-        `weight_version`: what every token is stamped with; a served model is not ours to train.
+        `weight_version`: what every token is stamped with until `update_weights` says otherwise.
+        `handover`: a folder for weights on their way, which the server must see too; None takes this machine's memory.
         `timeout`: seconds without a byte of an answer.
         `backoff`: seconds before the first retry, doubled each time; a server's Retry-After goes before it.
         `requests_per_minute`: None does not limit.
@@ -90,6 +97,11 @@ class ClientBackend(Backend):
         self._doors: dict[asyncio.AbstractEventLoop, _Door] = {}
         self._dialect = wire.Dialect.EXTENDED
         self._asked_context = False
+        self._place = None if handover is None else Path(handover).expanduser()
+        self._handover: Handover | None = None
+        self._gate = Gate()
+        self._torn = ""
+        """Why the server's weights are those of no version; empty while they are of one."""
         self._idless = False
         """The server was asked for ids and gave none: it is not asked again, and may stream."""
         self._reached = False
@@ -105,13 +117,59 @@ class ClientBackend(Backend):
         self._version = version
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one turn."""
-        if self.speaks is Speaks.TOKENS:
-            return await self._complete(request)
-        return await self._chat(request)
+        """Sample one turn. One that is asked for during an update waits for it."""
+        async with self._gate.turn():
+            if self._torn:
+                raise BackendFault(self._torn)
+            return await (self._complete(request) if self.speaks is Speaks.TOKENS else self._chat(request))
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Have vLLM's server load weights, by their names in the checkpoint, when the turns under way have ended.
+
+        The server must have been started by `agentfly serve --updatable`, and be asked by nobody else meanwhile.
+        """
+        from agentfly.backends.handover import Handover, discard
+
+        async with self._gate.update():
+            if self._handover is None:
+                self._handover = Handover(self.model, None, None, self._place)
+            handed = await asyncio.to_thread(self._handover.write, weights)
+            try:
+                if handed.model is not None:
+                    await self._reload(str(handed.model), version)
+            except BaseException:
+                discard(handed)
+                raise
+            self._handover.keep(handed)
+            self._version, self._torn = version, ""
+
+    async def _reload(self, folder: str, version: int) -> None:
+        """The server's own way: nothing computed with other weights is used after it."""
+        await self._order("/pause?mode=wait&clear_cache=true")
+        try:
+            await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        except BaseException as error:
+            self._torn = f"the server did not take the weights of version {version}: {describe(error)}; update again"
+            raise
+        finally:
+            await self._order("/resume")
+
+    async def _order(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """Tell the server what only one that may be updated knows."""
+        url = f"{self.base_url.removesuffix('/v1')}{path}"
+        try:
+            answer = await (await self._door()).client.post(url, json=body or {})
+        except httpx.TransportError as error:
+            raise BackendFault(f"{url} cannot be reached: {wire.reason(error)}") from error
+        if answer.status_code in (404, 405):
+            raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
+        if not answer.is_success:
+            raise BackendFault(f"{url} answered {answer.status_code}: {answer.text.strip()[:500]}")
 
     async def close(self) -> None:
         """Close the connections of every event loop that still runs; one that ended has closed its own."""
+        if self._handover is not None:
+            self._handover.close()
         here = asyncio.get_running_loop()
         while self._doors:
             loop, door = self._doors.popitem()
@@ -233,7 +291,7 @@ class ClientBackend(Backend):
             trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back
             raise trouble(
                 f"cannot reach {self.base_url}: {wire.reason(error)}; check that the server is running "
-                f"(`vllm serve {self.model}` starts one) and that base_url= is its address, with /v1"
+                f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from error
         except httpx.TimeoutException as error:
             raise BackendFault(

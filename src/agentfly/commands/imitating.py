@@ -13,8 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from agentfly.agent import BaseAgent
-from agentfly.algorithms.loss import Loss
-from agentfly.backends.transformers.loading import device_of, load_model
 from agentfly.commands.progress import Steps
 from agentfly.commands.running import Run
 from agentfly.encoding.tokenizer import load_tokenizer
@@ -22,7 +20,7 @@ from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.training.demonstrations import demonstrate, read_demonstrations
 from agentfly.training.learner import Learner
-from agentfly.training.warm_start import Imitated, fit, imitate, pieces_of
+from agentfly.training.warm_start import Imitated, fit, imitate, imitator, pieces_of
 from agentfly.trajectory import Trajectory
 
 
@@ -63,7 +61,9 @@ def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated
 
     learned, unseen = _split(asyncio.run(_gathered(run, lesson, say)), lesson)
     say(f"{len(learned)} demonstrations to imitate, {len(unseen)} held out")
-    learner = _learner(run.agent, lesson)
+    learner = imitator(
+        run.agent.model_name_or_path, steps=lesson.steps, learning_rate=lesson.learning_rate, seed=lesson.seed
+    )
     if unseen:
         before = fit(learner.model, pieces_of(learner.model, unseen))
         say(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
@@ -107,19 +107,12 @@ def _split(chains: Sequence[Trajectory], lesson: Lesson) -> tuple[list[Trajector
     return mixed[count:], mixed[:count]
 
 
-def _learner(agent: BaseAgent, lesson: Lesson) -> Learner:
-    import torch
-
-    model = load_model(resolve(agent.model_name_or_path), device_of(None), torch.float32)
-    return Learner(
-        model, loss=Loss("plain"), learning_rate=lesson.learning_rate, schedule="linear", total_steps=lesson.steps,
-        warmup_steps=lesson.steps // 20, seed=lesson.seed,
-    )  # fmt: skip
-
-
 def _write(agent: BaseAgent, learner: Learner, out: Path) -> None:
     """Beside its place first, so that a kill leaves no folder that looks like a model."""
+    from transformers.utils import logging
+
     draft = out.with_name(f".{out.name}.draft")
+    logging.disable_progress_bar()  # it would be drawn into ours
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)

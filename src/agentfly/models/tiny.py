@@ -13,7 +13,8 @@ from typing import Any
 from agentfly.errors import ConfigError
 
 SEED = 0
-STEPS = 400
+STEPS = 1000
+"""Enough to copy names nearly always; what to look up is left to be learned from rewards."""
 BATCH = 8
 _SORTED = 8
 """Batches whose examples are sorted by length among them."""
@@ -36,7 +37,9 @@ def version() -> str:
     return recipe.hexdigest()[:8]
 
 
-def build(folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
+def build(
+    folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED, heads: int = 5, layers: int = 3
+) -> None:
     """Make the tokenizer and the model, let it imitate the demonstrations, write both."""
     try:
         import torch
@@ -51,7 +54,7 @@ def build(folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED) 
     tokenizer = tiny_tokenizer(text for each in shown for text in (*_FRAME, *each.texts))
     with _apart():
         torch.default_generator.manual_seed(seed)
-        model = _model(tokenizer)
+        model = _model(tokenizer, heads, layers)
         _imitate(model, examples(tokenizer, shown), Random(seed))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -71,14 +74,14 @@ def _apart() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _model(tokenizer: Any) -> Any:
+def _model(tokenizer: Any, heads: int, layers: int) -> Any:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=160, intermediate_size=448, num_hidden_layers=3, num_attention_heads=5,
-        num_key_value_heads=5, max_position_embeddings=tokenizer.model_max_length, tie_word_embeddings=True,
-        initializer_range=SPREAD, **ends,
+        vocab_size=len(tokenizer), hidden_size=32 * heads, intermediate_size=16 * (28 * heads // 5),
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=True,
+        max_position_embeddings=tokenizer.model_max_length, initializer_range=SPREAD, **ends,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(do_sample=True, **ends)

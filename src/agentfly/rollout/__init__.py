@@ -4,7 +4,7 @@ from agentfly.rollout.chain import Chain, ChainAgent, Settings
 from agentfly.rollout.folding import Folding, KeepImages, KeepObservations, Steps, Summarise
 from agentfly.rollout.policy import Control, FailurePolicy, Limits, Reaction
 from agentfly.rollout.result import RunResult
-from agentfly.rollout.scheduling import rollout, run_chain
+from agentfly.rollout.scheduling import Job, rollout, run_chain, run_jobs
 
 __all__ = [
     "Chain",
@@ -12,6 +12,7 @@ __all__ = [
     "Control",
     "FailurePolicy",
     "Folding",
+    "Job",
     "KeepImages",
     "KeepObservations",
     "Limits",
@@ -22,4 +23,5 @@ __all__ = [
     "Summarise",
     "rollout",
     "run_chain",
+    "run_jobs",
 ]

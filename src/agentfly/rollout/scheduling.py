@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
@@ -40,28 +42,53 @@ async def rollout(
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
     if max_concurrent_chains is None and len(tasks) * num_chains > MOST_AT_ONCE:
         raise ConfigError(f"{len(tasks) * num_chains} chains are too many to run at once; give max_concurrent_chains")
+    given = settings or Settings()
+    jobs = [Job(task, group, chain, given) for group, task in enumerate(tasks) for chain in range(num_chains)]
+    async with aclosing(run_jobs(agent, jobs, max_concurrent_chains=max_concurrent_chains, manager=manager)) as chains:
+        async for trajectory in chains:
+            yield trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A chain to run."""
+
+    task: Task
+    group: int
+    chain: int
+    settings: Settings
+
+
+async def run_jobs(
+    agent: ChainAgent,
+    jobs: Sequence[Job],
+    *,
+    max_concurrent_chains: int | None = None,
+    manager: ResourceManager | None = None,
+) -> AsyncGenerator[Trajectory, None]:
+    """Run just these chains, each with its own settings, and yield each trajectory as it is finished."""
+    tasks = list({job.group: job.task for job in jobs}.values())
     _refuse_what_cannot_start(agent, tasks)
-    jobs = ((task, group, chain) for group, task in enumerate(tasks) for chain in range(num_chains))
     lender = manager or ResourceManager()
     if tasks and (plan := _plan(agent, tasks[0])):
         await lender.warm_up(plan)
-    groups = Groups(lender, num_chains)
+    groups = Groups(lender, Counter(job.group for job in jobs))
     done: asyncio.Queue[Trajectory | Exception] = asyncio.Queue()
-    settings = _watched(settings or Settings(), done.put_nowait)
+    waiting = iter(jobs)
 
     async def work() -> None:
-        for task, group, chain in jobs:
+        for job in waiting:
+            settings = _watched(job.settings, done.put_nowait)
             try:
-                done.put_nowait(await run_chain(agent, task, group, chain, settings, groups))
+                done.put_nowait(await run_chain(agent, job.task, job.group, job.chain, settings, groups))
             except Exception as error:
                 done.put_nowait(error)
                 return
 
-    total = len(tasks) * num_chains
     with _rare_collections:
-        workers = [asyncio.create_task(work()) for _ in range(min(total, max_concurrent_chains or total))]
+        workers = [asyncio.create_task(work()) for _ in range(min(len(jobs), max_concurrent_chains or len(jobs)))]
         try:
-            for _ in range(total):
+            for _ in jobs:
                 finished = await done.get()
                 if isinstance(finished, Exception):
                     raise finished
@@ -139,14 +166,15 @@ def _plan(agent: ChainAgent, task: Task) -> Sequence[type[Environment]]:
 class Groups:
     """What the chains of each task share, given back when the last chain of the task has ended."""
 
-    def __init__(self, manager: ResourceManager, num_chains: int) -> None:
-        self.manager, self._num_chains = manager, num_chains
+    def __init__(self, manager: ResourceManager, chains: Mapping[int, int]) -> None:
+        """`chains`: how many of each group there will be."""
+        self.manager, self._chains = manager, chains
         self._open: dict[int, tuple[Group, int]] = {}
 
     def enter(self, number: int) -> Group:
         """The group of a chain that begins."""
         if number not in self._open:
-            self._open[number] = (self.manager.group(), self._num_chains)
+            self._open[number] = (self.manager.group(), self._chains[number])
         return self._open[number][0]
 
     def leave(self, number: int) -> None:

@@ -19,6 +19,8 @@ from agentfly.trajectory import Trajectory
 
 CLEAR = 0.8
 """The pressure below which an alarm is over."""
+KEPT = 300
+"""Steps that a watch remembers: the first ones, and the last."""
 NAMED = 4
 """Most chains that an alarm names."""
 
@@ -73,8 +75,12 @@ class Watch:
         self._raised: set[str] = set()
 
     def look(self, step: int, metrics: Metrics, trajectories: Sequence[Trajectory] = ()) -> tuple[Alarm, ...]:
-        """The alarms that this step raises."""
+        """The alarms that this step raises; one that was not measured, such as step 0, raises none."""
+        if not metrics:
+            return ()
         self._history.append(metrics)
+        if len(self._history) > KEPT:
+            del self._history[2 * self._limits.first]  # behind the steps that say what is usual
         alarms = []
         for kind, find in _KINDS.items():
             finding = find(self._history, self._limits)

@@ -19,7 +19,7 @@ from agentfly.runs.curve import draw
 from agentfly.runs.directory import RunDirectory, Stored
 from agentfly.runs.files import replace
 from agentfly.runs.record import PHASES, StepRecord
-from agentfly.runs.words import ALL_FIGURES, duration, written
+from agentfly.runs.words import ALL_FIGURES, CONTROL, duration, written
 from agentfly.segment import Author
 from agentfly.trajectory import COLOURS, Trajectory
 
@@ -35,14 +35,13 @@ CHAINS = 12
 ENDS = 5
 """Steps at the beginning and the end that the figures are means of."""
 _AUTHORS = {colour: author.value for author, colour in COLOURS.items()}
-_CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
     """Write the page into the run's folder. With `decode`, chains are shown token for token, else as messages."""
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    text = page.render(_facts(directory, decode)).translate(_CONTROL)
+    text = page.render(_facts(directory, decode)).translate(CONTROL)
     replace(directory.report, text.encode("utf-8", "backslashreplace"))
 
 

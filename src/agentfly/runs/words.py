@@ -19,6 +19,8 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("same reward", "group/zero_variance", "%"),
 )
 """What is shown of a step: its word, the metric, and how to write it."""
+CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""Characters that a terminal obeys and a page cannot show, each with what stands for it."""
 ALL_FIGURES = (
     ("reward", "reward/mean", ".3f"),
     *FIGURES,

@@ -62,7 +62,7 @@ class RunWriter(RunDirectory):
     def append(self, record: StepRecord) -> None:
         """Add a step. Its own line comes last: a step that has one has all of it."""
         self._check()
-        if alarms := record.alarms:
+        if record.alarms:
             lines = [
                 {"step": record.step, "kind": a.kind, "message": a.message, "chains": a.chains} for a in record.alarms
             ]
@@ -87,12 +87,12 @@ class RunWriter(RunDirectory):
         self._check()
         lines, lost = [], []
         for each in trajectories:
-            worth = [np.round(np.asarray(a, np.float64), 6).tolist() for a in (advantages or {}).get(each.id, ())]
+            worth = [_rounded(segment) for segment in (advantages or {}).get(each.id, ())]
             try:
-                lines.append(to_line({"trajectory": each.to_json(), "advantages": finite(worth)}))
+                lines.append(to_line({"trajectory": each.to_json(), "advantages": worth}))
             except (RecordError, ValueError) as error:
                 lost.append(f"chain {each.id} is not kept: {error}")
-        replace(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 5, mtime=0))
+        replace(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
         return lost
 
     def truncate_after(self, step: int) -> None:
@@ -125,6 +125,12 @@ class RunWriter(RunDirectory):
     def _check(self) -> None:
         if self._lock.closed:
             raise DataError(f"the run in {self.path} is closed; resume it to write on")
+
+
+def _rounded(advantages: Floats) -> list[float | None]:
+    """To six digits after the point: more tell nothing, and take twice the room."""
+    out: list[float | None] = np.round(np.asarray(advantages, np.float64), 6).tolist()
+    return out if np.isfinite(advantages).all() else finite(out)
 
 
 _HELD: weakref.WeakSet[IO[str]] = weakref.WeakSet()

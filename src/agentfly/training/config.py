@@ -147,7 +147,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
-        for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "correction_cap", "kl_target"):
+        for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "kl_target"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")
@@ -160,6 +160,8 @@ class TrainConfig:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be 2+")
         if self.warmup_steps >= self.steps:
             raise ConfigError(f"warmup_steps={self.warmup_steps} leaves none of steps={self.steps} at full rate")
+        if self.correction_cap <= 1:
+            raise ConfigError(f"correction_cap is a ratio above 1, not {self.correction_cap}")
         if not 2 <= len(self.clip) <= 3 or min(self.clip) <= 0:
             raise ConfigError(f"clip is (low, high) or (low, high, dual), all above 0, not {self.clip}")
         if self.aggregation == "constant" and self.longest_chain is None:
@@ -239,8 +241,8 @@ def _no_such_field(name: str) -> str:
 
 def _reached(head: str, held: Any, inner: str, value: Any) -> Any:
     """A field with something inside of it changed."""
-    if isinstance(held, str) and head == "backend":
-        held = {"backend": held}
+    if isinstance(held, str) and head in ("algorithm", "backend"):
+        held = {"backend": held} if head == "backend" else algorithm_of(held)
     if isinstance(held, Mapping):
         return {**held, inner: value}
     if not dataclasses.is_dataclass(held) or isinstance(held, type):

@@ -50,10 +50,16 @@ class Estimate:
         half = _Z * math.sqrt(mean * (1 - mean) / count + _Z**2 / (4 * count**2)) / (1 + _Z**2 / count)
         return cls(mean, max(0.0, min(middle - half, mean)), min(1.0, max(middle + half, mean)))
 
+    @property
+    def shown(self) -> str:
+        return "–" if math.isnan(self.mean) else f"{self.mean:.3f}"
+
+    @property
+    def interval(self) -> str:
+        return "" if math.isnan(self.low) else f"{self.low:.3f} – {self.high:.3f}"
+
     def __str__(self) -> str:
-        if math.isnan(self.mean):
-            return "–"
-        return f"{self.mean:.3f}" if math.isnan(self.low) else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.shown} ({self.interval})" if self.interval else self.shown
 
     def to_json(self) -> list[float | None]:
         """Mean, low and high; what is no number is null."""

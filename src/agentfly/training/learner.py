@@ -27,8 +27,8 @@ from torch import Tensor
 
 from agentfly.algorithm import Piece
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, combine_metrics
-from agentfly.backends.transformers.loading import dtype_of
-from agentfly.errors import ConfigError, ModelBroken, RecordError
+from agentfly.backends.transformers.loading import dtype_of, load_model, without_bars
+from agentfly.errors import ConfigError, DataError, ModelBroken, RecordError
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample, Sequences, micro_batches, mini_batches, shown
 from agentfly.training.critic import Critic, below
@@ -80,7 +80,7 @@ class Learner:
         rate = Rate(learning_rate, warmup_steps, schedule, total_steps)
         descent = partial(Descent, weight_decay=weight_decay, max_norm=max_grad_norm)
         self._descent = descent(weights.items(), rate)
-        self.rounds = _rounds(precision, self.device)
+        self.rounds = _rounds(precision, model)
         """Whether it computes in less than float32."""
         self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.rounds)
         adapted = has_adapters(model)
@@ -151,7 +151,8 @@ class Learner:
         self._seconds.clear()
         order, steps = Random(f"{self._seed}/{self._updates}"), []
         for _ in range(self._epochs):
-            order.shuffle(spoken)
+            if self._mini_batches > 1:
+                order.shuffle(spoken)
             steps += [self._step(batch, in_one) for batch in mini_batches(spoken, self._mini_batches)]
         figures = _summed_up(steps) | {"policy/learning_rate": self._descent.rate.at(self._updates)}
         self._updates += 1
@@ -200,7 +201,7 @@ class Learner:
                 scores, is_first=is_first, with_reference=with_reference, with_entropy=self.loss.entropy != 0
             )
             loss, measured = self.loss(tokens)
-        micro.refuse_broken(loss, scores.logprobs, "the loss")
+        micro.refuse_broken(loss, tokens.logprobs * tokens.advantages, "the loss")
         with self._clock("backward"):
             loss.backward()
         return measured
@@ -208,9 +209,9 @@ class Learner:
     def _descend_values(self, critic: Critic, micro: MicroBatch, tokens: int) -> float:
         """The same for the critic: half the square of what it missed, as a mean over the tokens of the mini-batch."""
         with self._clock("forward"), self._autocast():
-            values = critic(micro.sequences)
-        loss = (values - micro.gathered("returns")).square().sum() / (2 * tokens)
-        micro.refuse_broken(loss, values, "the critic's loss")
+            missed = critic(micro.sequences) - micro.gathered("returns")
+        loss = missed.square().sum() / (2 * tokens)
+        micro.refuse_broken(loss, missed, "the critic's loss")
         with self._clock("backward"):
             loss.backward()
         return loss.item()
@@ -238,7 +239,8 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write what plain transformers loads: the whole model, or the adapters alone."""
-        self.model.save_pretrained(folder)
+        with without_bars():
+            self.model.save_pretrained(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -246,8 +248,10 @@ class Learner:
         if has_adapters(self.model):
             load_adapters(self.model, folder)
             return
-        saved = dict(type(self.model).from_pretrained(folder, dtype=torch.float32).named_parameters())
+        saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
         for name, weight in self.trained.items():
+            if name not in saved or saved[name].shape != weight.shape:
+                raise DataError(f"the model in {folder} is another one than is trained: look at its weight {name}")
             weight.copy_(saved[name])
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -264,13 +268,13 @@ class Learner:
         self._updates = values["updates"]
 
 
-def _rounds(precision: Precision, device: torch.device) -> bool:
-    quick = dtype_of(None, device) is torch.bfloat16
+def _rounds(precision: Precision, model: Any) -> bool:
+    quick = dtype_of(None, next(model.parameters()).device) is torch.bfloat16
     if precision == "bfloat16" and not quick:
         raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or dies of it")
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    return quick and precision != "float32"
+    return (quick and precision != "float32") or any(each.dtype != torch.float32 for each in model.parameters())
 
 
 def _frozen(model: Any) -> Any:

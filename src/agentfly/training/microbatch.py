@@ -47,10 +47,10 @@ class MicroBatch:
                 raise RecordError(f"sample {sample.name} has no {field}, which this learner needs")
         return self._moved([getattr(sample, field)[sample.piece.mask] for sample in self.samples])
 
-    def refuse_broken(self, loss: Tensor, said: Tensor, what: str) -> None:
-        """Raise where the loss is no number, and name the samples that made it one."""
+    def refuse_broken(self, loss: Tensor, terms: Tensor, what: str) -> None:
+        """Raise where the loss is no number, and name the samples with terms that are none."""
         if not loss.isfinite():
-            bad = self._sequence[~said.isfinite()].unique().tolist()
+            bad = self._sequence[~terms.isfinite()].unique().tolist()
             wrong = [self.samples[at] for at in bad] or self.samples
             raise ModelBroken(f"{what} is {loss.item()}: look at {names(wrong)}")
 

@@ -17,16 +17,12 @@ import torch
 from agentfly.algorithm import Piece
 from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends.transformers import TransformersBackend
-from agentfly.errors import AgentFlyError
+from agentfly.errors import WeightsAdrift
 from agentfly.segment import Floats
 from agentfly.training.learner import Learner
 from agentfly.types import Completion, Sampling
 
 _LOG = logging.getLogger(__name__)
-
-
-class WeightsAdrift(AgentFlyError):
-    """The backend does not sample from the weights that the learner has."""
 
 
 async def publish(learner: Learner, backend: Backend, version: int, canary: Canary | None = None) -> float | None:
@@ -68,7 +64,8 @@ class Canary:
         """`prompts`: how many, each of `length` words and as many to sample. `tolerance`: how far apart the two may be
         on average; None takes what the coarser of the two precisions makes of equal weights."""
         self._learner, self._backend, self._length = learner, backend, length
-        draw, words = Random(0), learner.model.get_input_embeddings().weight.shape[0]
+        # Of the first words only: the last rows of the embeddings may be padding, which a server refuses.
+        draw, words = Random(0), min(learner.model.get_input_embeddings().weight.shape[0], 1000)
         self._prompts = [[draw.randrange(words) for _ in range(length)] for _ in range(prompts)]
         self._tolerance = _tolerance(learner, backend) if tolerance is None else tolerance
         self._before: list[tuple[Completion, Floats]] = []
@@ -130,6 +127,6 @@ def _apart(one: Sequence[Sequence[float] | Floats], other: Sequence[Floats]) -> 
 
 
 def _tolerance(learner: Learner, backend: Backend) -> float:
-    """Rounding alone: measured about 1e-6 in float32, and up to 0.02 in bfloat16."""
+    """Several times what rounding alone was measured to do: about 1e-6 in float32, up to 0.03 in bfloat16."""
     exact = isinstance(backend, TransformersBackend) and next(iter(backend.weights.values())).dtype == torch.float32
-    return 1e-3 if exact and not learner.rounds else 0.05
+    return 1e-3 if exact and not learner.rounds else 0.1

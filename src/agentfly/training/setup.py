@@ -122,6 +122,4 @@ def _refuse_what_does_not_fit(config: TrainConfig, path: str) -> None:
         ("sampling.max_tokens", config.sampling.max_tokens),
     ):
         if asked is not None and asked > positions:
-            raise ConfigError(
-                f"{name}={asked} is more than the {positions} tokens that {config.model!r} can tell apart"
-            )
+            raise ConfigError(f"{name}={asked}, but {config.model!r} knows {positions} places for tokens")

@@ -15,7 +15,8 @@ from agentfly.algorithm import Group
 from agentfly.algorithms.divergence import KLController
 from agentfly.errors import ConfigError
 from agentfly.rollout.events import ChainEnded, Event
-from agentfly.runs import EvalFigures, Progress, RunWriter, Sinks, StepRecord, Watch, chain_metrics
+from agentfly.runs import Alarm, EvalFigures, Progress, RunWriter, Sinks, StepRecord, Watch, chain_metrics
+from agentfly.runs.curve import write_curve
 from agentfly.runs.report import write_report
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import Checkpoints, State
@@ -79,6 +80,7 @@ class Trainer:
         """The reward of the best evaluation, and the step it followed."""
         self.step = 0
         self._seconds: dict[str, float] = {}
+        self._unkept: list[Alarm] = []
         self._open = AsyncExitStack()
 
     def credited(self, groups: Sequence[Group]) -> list[Sample]:
@@ -104,7 +106,9 @@ class Trainer:
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if kind is None:
-                write_report(self._writer)
+                template = self.agent.template
+                write_curve(self._writer)
+                write_report(self._writer, None if template is None else template.codec.decode)
         finally:
             await self._open.__aexit__(kind, error, trace)
 
@@ -122,7 +126,7 @@ class Trainer:
 
     def begin_step(self) -> None:
         self.step += 1
-        self._seconds = {}
+        self._seconds, self._unkept = {}, []
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -141,11 +145,10 @@ class Trainer:
         due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
         with self.clock("other"):
             held_out = await self._evaluated() if due else None
-            self._writer.write_trajectories(self.step, collected.trajectories, _worth(samples))
-        record = self._record(collected, figures, held_out)
+            self._keep(collected.trajectories, _worth(samples))
+        self._tell(self._record(collected, figures, held_out))
         if last or self.step % self.config.save_every == 0:
             self._save()
-        self._tell(record)
 
     def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
         rollout = self._seconds.pop("rollout")
@@ -159,10 +162,17 @@ class Trainer:
             "selection/flat_groups": float(collected.selection.flat),
             "throughput/tokens_per_second": sum(each.sampled_tokens for each in collected.trajectories) / rollout,
         }
-        alarms = self._watch.look(self.step, metrics, collected.trajectories)
+        alarms = (*self._watch.look(self.step, metrics, collected.trajectories), *self._unkept)
         return StepRecord(
             self.step, self.config.steps, metrics, phases, held_out, collected.lent, collected.waiting, alarms
         )
+
+    def _keep(
+        self, chains: Sequence[Trajectory], worth: Mapping[str, Any] | None = None, held_out: bool = False
+    ) -> None:
+        """Write chains into the run; one that cannot be written is an alarm."""
+        lost = self._writer.write_trajectories(self.step, chains, worth, held_out=held_out)
+        self._unkept += [Alarm("unkept", said, step=self.step) for said in lost]
 
     def _steer(self, strayed: float, chains: int) -> None:
         """Let the price of straying follow its target."""
@@ -186,7 +196,7 @@ class Trainer:
             max_turns=self.config.max_turns, observer=keep, **options,
         )  # fmt: skip
         ended.sort(key=lambda each: (each.group, each.chain))
-        self._writer.write_trajectories(self.step, ended, held_out=True)
+        self._keep(ended, held_out=True)
         if self._best is None or evaluation.reward.mean > self._best[0]:
             self._best = (evaluation.reward.mean, self.step)
         return evaluation.figures

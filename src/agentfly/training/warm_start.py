@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from agentfly.algorithm import Piece
-from agentfly.backends.transformers.loading import positions_of
+from agentfly.algorithms.loss import Loss
+from agentfly.backends.transformers.loading import device_of, load_model, positions_of
 from agentfly.errors import ConfigError, DataError
+from agentfly.models import resolve
 from agentfly.training.batch import Sample, Sequences, micro_batches
 from agentfly.training.learner import Learner
 from agentfly.training.trunk import Trunk
@@ -45,6 +47,16 @@ class Imitated:
     """On the demonstrations of the step, before it was taken."""
     held_out: Fit | None = None
     """On demonstrations that are not learned from; None where there are none, or it was not time to look."""
+
+
+def imitator(model: str, *, steps: int, learning_rate: float = 1e-5, seed: int = 0) -> Learner:
+    """A learner of the model of this name or folder, for `steps` steps: the rate rises for a twentieth of them, then
+    falls to 0."""
+    loaded = load_model(resolve(model), device_of(None), torch.float32)
+    return Learner(
+        loaded, loss=Loss("plain"), learning_rate=learning_rate, schedule="linear", total_steps=steps,
+        warmup_steps=steps // 20, seed=seed,
+    )  # fmt: skip
 
 
 def imitate(

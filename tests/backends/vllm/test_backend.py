@@ -16,7 +16,7 @@ from agentfly.backends.vllm import VLLMBackend
 from agentfly.errors import BackendFault, ConfigError, ModelBroken
 from agentfly.types import Finish, Image
 from tests.backends.transformers.tiny import asked, greedy, scored
-from tests.backends.vllm.small import VOCABULARY, backend_of, model_of, saved, until
+from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
 
 pytestmark = pytest.mark.vllm
 
@@ -162,8 +162,10 @@ async def test_what_cannot_be_sampled_is_refused_before_it_costs(backend: VLLMBa
             await backend.generate(asked(prompt))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"vLLM samples at 0\.01 and above"):
         await backend.generate(asked([5], temperature=0.001))
+    with pytest.raises(ConfigError, match="vLLM refuses this sampling: temperature must be in"):
+        await backend.generate(asked([5], temperature=3.0))
     request = asked([5])
-    object.__setattr__(request, "images", (Image(b"", "image/png"),))
+    object.__setattr__(request, "images", (Image("data:,"),))
     with pytest.raises(ConfigError, match="text only"):
         await backend.generate(request)
     assert len((await backend.generate(asked([5] * 510, 400))).token_ids) == 2
@@ -295,3 +297,36 @@ async def test_sleeping_needs_a_gpu(backend: VLLMBackend) -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=said):
         backend_of(saved(model_of(), tmp_path), **settings)
+
+
+async def test_close_leaves_nothing_and_tells_who_waits(backend: VLLMBackend) -> None:
+    begun = asyncio.Event()
+    running = asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
+    await begun.wait()
+    assert len(descendants()) == 2
+    backend._on_update = OnUpdate.FINISH
+    update = asyncio.create_task(backend.update_weights(model_of().named_parameters(), 7))
+    await asyncio.sleep(0.1)
+    await backend.close()
+    for each in (running, update):
+        with pytest.raises(BackendFault, match="the engine is closed"):
+            await each
+    assert not descendants()
+
+
+async def test_sleep_gives_the_gpu_back_and_nothing_is_lost(tmp_path: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("sleeping needs a GPU, and torch sees none")
+    backend = backend_of(saved(model_of(), tmp_path), sleeps=True)
+    request = asked(prompts([20])[0], 12, temperature=0)
+    before = await backend.generate(request)
+    for keep in (True, False):
+        awake = torch.cuda.mem_get_info()[0]
+        await backend.sleep(keep_weights=keep)
+        assert torch.cuda.mem_get_info()[0] > awake
+        with pytest.raises(ConfigError, match="wake_up"):
+            await backend.update_weights((), 1)
+        waiting = asyncio.create_task(backend.generate(request))
+        await backend.wake_up()
+        assert (await waiting).token_ids == before.token_ids
+    await backend.close()

@@ -1,4 +1,4 @@
-"""Engines that are adapted, killed, started anew and closed: what was in use is not lost, and nothing is left behind."""
+"""Engines that are adapted, killed, started anew and closed: what was in use is not lost, nothing is left behind."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 
 import torch
 
+from agentfly.backends.handover import MEMORY
 from agentfly.backends.vllm import VLLMBackend
-from agentfly.backends.vllm.handover import MEMORY
 from agentfly.errors import BackendFault
 from tests.backends.transformers.tiny import asked, scored
 from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until

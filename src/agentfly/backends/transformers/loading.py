@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,21 +20,30 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """A causal language model, ready to sample."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # it takes a second, and would be drawn over by what is shown live
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        with without_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
         ) from error
+    return model.to(device).eval()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Transformers draws no progress bars: they would be drawn over what is shown live."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         if shown:
             logging.enable_progress_bar()
-    return model.to(device).eval()
 
 
 def device_of(asked: str | None) -> torch.device:

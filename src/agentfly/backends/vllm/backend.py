@@ -16,12 +16,12 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from agentfly.backend import Backend, Request
+from agentfly.backends.handover import Handover, lora_of
 from agentfly.backends.prompt import checked
 from agentfly.backends.transformers.engine import OnUpdate
 from agentfly.backends.transformers.loading import dtype_of, memory_of
 from agentfly.backends.transformers.sampling import is_plain
 from agentfly.backends.vllm.engine import Engine
-from agentfly.backends.vllm.handover import Handover, lora_of
 from agentfly.errors import BackendFault, ConfigError, ModelBroken
 from agentfly.models import resolve
 from agentfly.types import Completion, Finish, Sampling
@@ -161,13 +161,13 @@ def _params(request: Request, room: int) -> SamplingParams:
             logprobs=0,
             output_kind=RequestOutputKind.DELTA if request.on_tokens else RequestOutputKind.FINAL_ONLY,
         )
-    except ValueError as error:
+    except Exception as error:  # vLLM's own kind of it, in versions that have one
         raise ConfigError(f"vLLM refuses this sampling: {error}") from error
 
 
 def _quiet(at: torch.device) -> dict[str, Any]:
     """What a run wants of vLLM unless it says otherwise. On a CPU, compiling takes longer than it saves."""
-    return {"disable_log_stats": True, **({"enforce_eager": True} if at.type == "cpu" else {})}
+    return {"disable_log_stats": True, "use_tqdm_on_load": False, "enforce_eager": at.type == "cpu"}
 
 
 def _refused(engine: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:

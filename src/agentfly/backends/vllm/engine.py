@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
@@ -22,9 +23,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from agentfly.backends.handover import Handed, Handover, discard
 from agentfly.backends.orphans import MARK
 from agentfly.backends.transformers.engine import CLOSED, OnUpdate
-from agentfly.backends.vllm.handover import Handed, Handover, discard
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 
 RESTARTS = 3
@@ -136,7 +137,12 @@ class Engine:
             raise BackendFault(CLOSED)
 
         async def run() -> T:
-            return await what(*args)
+            try:
+                return await what(*args)
+            except asyncio.CancelledError as error:
+                if not self._closed:
+                    raise
+                raise BackendFault(CLOSED) from error  # whoever asked was not cancelled: the engine was
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
@@ -247,9 +253,11 @@ class Engine:
             if self._level:
                 raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
             handed = await asyncio.to_thread(self._handover.write, weights)
-            await llm.pause_generation(mode=_PAUSES[then], clear_cache=True)
             try:
+                await llm.pause_generation(mode=_PAUSES[then], clear_cache=True)
                 await self._take(llm, handed, version)
+                self.version = version
+                await llm.resume_generation()
             except Exception as error:
                 discard(handed)
                 why = f"vLLM did not take the weights of version {version}: {describe(error)}"
@@ -257,8 +265,6 @@ class Engine:
                 self._shut_down()  # its weights may be of no version; the next turn has those of the last one
                 raise BackendFault(why) from error
             self._handover.keep(handed)
-            self.version = version
-            await llm.resume_generation()
 
     async def _take(self, llm: AsyncLLM, handed: Handed, version: int) -> None:
         if handed.model is not None:
@@ -281,7 +287,7 @@ class Engine:
             llm = await self._mended()
             if self._level == 2:
                 await llm.wake_up(["weights"])
-                await llm.collective_rpc("reload_weights", kwargs={"weights_path": self._handover.model})
+                await self._take(llm, Handed(Path(self._handover.model), self._handover.adapter), self.version)
                 await llm.wake_up(["kv_cache"])
             elif self._level:
                 await llm.wake_up()

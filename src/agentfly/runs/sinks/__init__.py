@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from agentfly.errors import ConfigError, describe
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.record import Progress, StepRecord
+from agentfly.runs.sinks.console import ConsoleSink
+from agentfly.runs.sinks.tensorboard import TensorBoardSink
+from agentfly.runs.sinks.wandb import WandbSink
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,27 +100,9 @@ def _open(name: str, directory: RunDirectory) -> Sink:
     return opened(directory)
 
 
-def _console(directory: RunDirectory) -> Sink:
-    from agentfly.runs.sinks.console import ConsoleSink
-
-    return ConsoleSink(directory)
-
-
-def _tensorboard(directory: RunDirectory) -> Sink:
-    from agentfly.runs.sinks.tensorboard import TensorBoardSink
-
-    return TensorBoardSink(directory)
-
-
-def _wandb(directory: RunDirectory) -> Sink:
-    from agentfly.runs.sinks.wandb import WandbSink
-
-    return WandbSink(directory)
-
-
 _KINDS: dict[str, tuple[str, Callable[[RunDirectory], Sink]]] = {
-    "console": ("rich", _console),
-    "tensorboard": ("tensorboardX", _tensorboard),
-    "wandb": ("wandb", _wandb),
+    "console": ("rich", ConsoleSink),
+    "tensorboard": ("tensorboardX", TensorBoardSink),
+    "wandb": ("wandb", WandbSink),
 }
-"""What each sink needs, and what opens it. They are imported when asked for."""
+"""What each sink needs, imported when it starts, and what opens it."""

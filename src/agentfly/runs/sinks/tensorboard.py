@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from tensorboardX import SummaryWriter
+from typing import TYPE_CHECKING, Any
 
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.record import Progress, StepRecord
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 
 class TensorBoardSink:
@@ -19,6 +20,8 @@ class TensorBoardSink:
         self._writer: SummaryWriter | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
+        from tensorboardX import SummaryWriter  # imports torch where there is one
+
         done = [record.step for record in self._directory.records()]
         # What an earlier process wrote past the step that is resumed from is to be hidden.
         purge = done[-1] + 1 if done else None

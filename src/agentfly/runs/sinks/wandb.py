@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
-
-import wandb
+from typing import TYPE_CHECKING, Any
 
 from agentfly.errors import ConfigError, describe
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import replace
 from agentfly.runs.record import Progress, StepRecord
+
+if TYPE_CHECKING:
+    import wandb
 
 
 class WandbSink:
@@ -22,6 +23,8 @@ class WandbSink:
         self._run: wandb.Run | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
+        import wandb
+
         path = self._directory.path
         kept = path / "wandb.id"
         name = kept.read_text() if kept.is_file() else uuid.uuid4().hex[:8]

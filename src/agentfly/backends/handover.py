@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agentfly.errors import ConfigError, describe
+from agentfly.models import resolve
 from agentfly.resources.keeper import keeper
 
 SHARD = 1 << 30
@@ -53,12 +55,16 @@ class Handover:
 
     def write(self, weights: Iterable[tuple[str, Any]]) -> Handed:
         """Write the weights down. What is wrong with them is raised, and nothing is kept of them."""
+        given = _read(weights)
+        first = next(given, None)
+        if first is None:
+            return Handed(None, None)
         room = self._open()
         self._made += 1
         model, adapter = room / f"model-{self._made}", room / f"adapter-{self._made}"
         try:
             base, lora = _Shards(model), {}
-            for name, value in _read(weights):
+            for name, value in chain([first], given):
                 if ".lora_" in name:
                     lora[_adapter_name(name)] = _held(value)
                 elif self._fits(plain := _plain_name(name), value):
@@ -97,7 +103,7 @@ class Handover:
 
     def _fits_memory(self) -> bool:
         """Whether memory holds the model twice: the weights in use, and those that come."""
-        size = sum(file.stat().st_size for file in folder_of(self._original).glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in _files(self._original))
         return shutil.disk_usage(MEMORY).free > 2 * size
 
     def _fits(self, name: str, value: torch.Tensor) -> bool:
@@ -168,6 +174,7 @@ def discard(handed: Handed) -> None:
 
 def folder_of(model: str) -> Path:
     """Where a model lies that vLLM has loaded: its own folder, or the one that the hub's client keeps."""
+    model = resolve(model)
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -213,7 +220,13 @@ def _held(value: torch.Tensor) -> torch.Tensor:
 
 
 def _files(model: str) -> list[Path]:
-    return sorted(folder_of(model).glob("*.safetensors"))
+    """The files of a checkpoint: those that its index names, or all."""
+    folder = folder_of(model)
+    with contextlib.suppress(OSError):
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        return sorted({folder / each for each in index["weight_map"].values()})
+    single = folder / "model.safetensors"
+    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:

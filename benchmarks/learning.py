@@ -1,0 +1,134 @@
+"""Does it learn, and what does that depend on? The lookup agent under each algorithm, and without what matters.
+
+Each run is `recipes/lookup.py` with a seed of its own and, from that seed, a warm start of its own: nothing is shared
+between seeds but the held-out tasks. One thread, so that runs can be made side by side.
+
+    python -m benchmarks.learning [STUDY …] [--seeds 0 1 2] [--out FOLDER] [--quick]
+
+Runs that are in the folder already are not made again, so a study can be stopped and gone on with.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.table import print_table
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "lookup.py"
+STUDIES: dict[str, dict[str, list[str]]] = {
+    "algorithms": {
+        "GRPO": [],
+        "RLOO": ["algorithm=rloo"],
+        "REINFORCE++": ["algorithm=reinforce_pp"],
+        "PPO": ["algorithm=ppo", "critic_learning_rate=1e-3"],
+    },
+    "turns": {"at most 4 turns": [], "at most 8 turns": ["max_turns=8"]},
+    "size": {"1.0 M parameters": [], "0.2 M parameters": ["model=small"]},
+    "masking": {"own tokens only": [], "observations too": ["unmasked"]},
+}
+"""What is compared with what: fields that are changed. `small` and `unmasked` are ours, see below."""
+STEPS = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("studies", nargs="*", metavar="STUDY", default=[*STUDIES], help=f"of {', '.join(STUDIES)}")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    steps, seeds = (2, [0]) if options.quick else (STEPS, options.seeds)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.out or Path(scratch)
+        for study in options.studies:
+            made = {
+                name: [_run(folder, changes, seed, steps) for seed in seeds] for name, changes in STUDIES[study].items()
+            }
+            _show(study, made, steps)
+
+
+def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
+    """The folder of a run, made unless it is there."""
+    import torch
+
+    from agentfly.commands.training import trained
+
+    torch.set_num_threads(1)
+    place = folder / "-".join([*(change.replace("=", "_") for change in changes), f"seed_{seed}"])
+    if (place / "report.html").exists():
+        return place
+    shutil.rmtree(place, ignore_errors=True)
+    model = _warm_start(folder, seed, small="model=small" in changes, quick=steps < STEPS)
+    fields = [change for change in changes if change not in ("model=small", "unmasked")]
+    begun = time.process_time()
+    with _unmasked() if "unmasked" in changes else _as_it_is():
+        settings = [f"model={model}", f"seed={seed}", f"steps={steps}", f"save_every={steps}", 'sinks=["console"]']
+        trained(RECIPE, [*fields, *settings], place)
+    (place / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
+    return place
+
+
+def _warm_start(folder: Path, seed: int, *, small: bool, quick: bool) -> Path:
+    """The tiny model as `agentfly models` makes it, from another seed."""
+    from agentfly.models import tiny
+
+    place = folder / f"warm-start-{'small-' if small else ''}{seed}"
+    if not (place / "config.json").exists():
+        draft = place.with_suffix(".draft")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        size = {"heads": 3, "layers": 2} if small else {}
+        tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)
+        draft.rename(place)
+    return place
+
+
+@contextmanager
+def _unmasked() -> Iterator[None]:
+    """Train on what the tool answered as if the model had said it. No setting does that, for good reason."""
+    from agentfly.algorithm import Piece
+    from agentfly.segment import Author, Segment
+
+    exact: Callable[[Segment], Piece] = Piece.of
+
+    def everything(segment: Segment) -> Piece:
+        piece = exact(segment)
+        tool = np.repeat([span.author is Author.TOOL for span in segment.spans], [len(s) for s in segment.spans])
+        return Piece(piece.tokens, piece.mask | tool, piece.logprobs, piece.turns, piece.versions)
+
+    Piece.of = staticmethod(everything)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Piece.of = exact  # type: ignore[method-assign]
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+def _show(study: str, made: dict[str, list[Path]], steps: int) -> None:
+    from agentfly.runs import RunDirectory
+
+    rows: list[list[Any]] = []
+    for name, places in made.items():
+        for place in places:
+            evals = {r.step: r.eval for r in RunDirectory(place).records() if r.eval is not None}
+            curve = [f"{evals[step].reward:.2f}" for step in sorted(evals)]
+            greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[steps].metrics['greedy']:.2f}"
+            rows.append([name, place.name.rpartition("_")[2], *curve, greedy, (place / "cpu-seconds").read_text()])
+    print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s"], rows)
+
+
+if __name__ == "__main__":
+    main()

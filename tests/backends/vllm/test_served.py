@@ -1,0 +1,211 @@
+"""A real vLLM server, as `agentfly serve` starts it, asked over HTTP; and a whole agent on vLLM, both ways."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
+
+import torch
+
+from agentfly import models
+from agentfly.agents import HFAgent
+from agentfly.backends.client import ClientBackend
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.types import Finish
+from tests.backends.transformers.tiny import asked, greedy, scored
+from tests.backends.vllm.small import VOCABULARY, descendants, model_of, named, saved, until
+
+pytestmark = pytest.mark.vllm
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def started(model: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
+    """`agentfly serve` on a free port, once it says that it serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "agentfly.cli", "serve", model, "--port", port, "--dtype", "float32", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if f"is served at http://127.0.0.1:{port}/v1" in line:
+            assert 'backend="client"' in next(process.stdout)
+            return process, f"http://127.0.0.1:{port}/v1"
+    process.wait()
+    raise AssertionError(f"it ended with {process.returncode}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> str:
+    return saved(model_of(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: str) -> Iterator[str]:
+    """The address of a server that is ended by Ctrl-C, and then leaves no process."""
+    process, url = started(folder, "--updatable", "--", "--kv-cache-memory-bytes", str(1 << 26))
+    theirs = descendants()
+    assert len(theirs) == 2
+    yield url
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+    assert not any("VLLM" in named(pid) for pid in theirs)
+
+
+@pytest.fixture
+async def client(server: str, folder: str) -> AsyncIterator[ClientBackend]:
+    backend = ClientBackend(folder, server, speaks="tokens")
+    yield backend
+    await backend.close()
+
+
+async def test_tokens_in_tokens_and_log_probabilities_out(client: ClientBackend) -> None:
+    model, rows = model_of(), prompts([4, 33, 17], seed=2)
+    for row, got in zip(
+        rows, await asyncio.gather(*(client.generate(asked(row, 12, temperature=0)) for row in rows)), strict=True
+    ):
+        assert list(got.token_ids) == greedy(model, row, 12)
+    request = asked(rows[1], 12, seed=3, temperature=0.7)
+    got = await client.generate(request)
+    close(got, scored(model, request, got, 0.7))
+    assert client.context_length == 512
+    assert (await client.generate(request)).token_ids == got.token_ids
+
+
+async def test_what_ends_a_turn_is_part_of_it(client: ClientBackend) -> None:
+    row = prompts([12])[0]
+    free = list((await client.generate(asked(row, 40, seed=3))).token_ids)
+    got = await client.generate(asked(row, 40, seed=3, stop_ids=frozenset({free[5]})))
+    assert (list(got.token_ids), got.finish) == (free[: free.index(free[5]) + 1], Finish.STOP)
+
+
+async def test_a_turn_that_is_cancelled_leaves_the_server(client: ClientBackend, server: str) -> None:
+    import httpx
+
+    begun = asyncio.Event()
+    turn = asyncio.create_task(client.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
+    await begun.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+
+    async def running() -> float:
+        async with httpx.AsyncClient() as asking:
+            said = (await asking.get(server.removesuffix("v1") + "metrics")).text
+        (line,) = [each for each in said.splitlines() if each.startswith("vllm:num_requests_running{")]
+        return float(line.split()[-1])
+
+    async with asyncio.timeout(60):
+        while await running():
+            await asyncio.sleep(0.1)
+
+
+async def test_weights_change_when_turns_have_ended_and_no_past_is_stale(client: ClientBackend) -> None:
+    model, other = model_of(), model_of(seed=9)
+    request, begun = asked(prompts([300])[0], 12, seed=1), asyncio.Event()
+    await client.generate(request)
+    running = asyncio.create_task(client.generate(asked([5, 6], 200, seed=1, on_tokens=lambda _: begun.set())))
+    await begun.wait()
+    update = asyncio.create_task(client.update_weights(other.named_parameters(), 1))
+    await asyncio.sleep(0.02)
+    waiting = asyncio.create_task(client.generate(request))
+    await update
+    before, got = await running, await waiting
+    assert (set(before.weight_versions), set(got.weight_versions)) == ({0}, {1})
+    close(before, scored(model, asked([5, 6]), before))
+    close(got, scored(other, request, got))
+    with pytest.raises(ConfigError, match="the model has no weight 'nonsense'"):
+        await client.update_weights([("nonsense", torch.zeros(1))], 2)
+    await client.update_weights(model.named_parameters(), 2)
+    assert set((await client.generate(request)).weight_versions) == {2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere/at-all"], "no model 'nowhere/at-all'"),
+        (["{folder}", "--dtype", "int3"], "dtype is one of"),
+        (["{folder}", "--", "--port", "3"], "goes before the --"),
+        (["{folder}", "--host", "192.0.2.1"], "cannot be had"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_line(arguments: list[str], said: str, folder: str) -> None:
+    command = [sys.executable, "-m", "agentfly.cli", "serve", *(each.format(folder=folder) for each in arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert ended.returncode == 2
+    assert said in ended.stderr.splitlines()[-1]
+
+
+# ── an agent ──
+
+
+async def used(agent: HFAgent) -> None:
+    """Ask questions that the tiny model calls its tool for."""
+    from agentfly.models.lookup import draw
+
+    drawn = random.Random(11)
+    rows = [draw(drawn, held_out=True) for _ in range(12)]
+    result = await agent.run(rows, max_turns=4, sampling={"temperature": 1.0, "max_tokens": 40}, seed=0)
+    answers = [each for chain in result.trajectories for each in chain.messages if each.role == "tool"]
+    assert len(answers) >= 6
+    for chain in result.trajectories:
+        assert not chain.failures
+        assert chain.sampled_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    if models.fault(models.PREPARED["tiny"]):
+        pytest.skip("the tiny model takes a minute to make: agentfly models prepare tiny")
+    return Path(models.resolve("tiny"))
+
+
+async def test_an_agent_uses_its_tool_on_vllm_in_process(tiny: Path) -> None:
+    from agentfly.models.lookup import Lookup
+
+    settings = {"dtype": "float32", "kv_memory": 1 << 27}
+    agent = HFAgent("tiny", tools=[Lookup.lookup], backend="vllm", backend_config=settings)
+    await used(agent)
+    await agent.close()
+
+
+async def test_an_agent_uses_its_tool_through_the_server_which_dies_with_its_parent(tiny: Path) -> None:
+    from agentfly.models.lookup import Lookup
+
+    others = descendants()
+    process, url = started("tiny", "--", "--kv-cache-memory-bytes", str(1 << 27))
+    theirs = descendants() - others
+    assert len(theirs) == 2
+    settings = {"base_url": url, "speaks": "tokens"}
+    agent = HFAgent("tiny", tools=[Lookup.lookup], backend="client", backend_config=settings)
+    await used(agent)
+    with pytest.raises(ConfigError, match="agentfly serve MODEL --updatable"):
+        await agent.backend.update_weights([("model.norm.weight", torch.zeros(160))], 1)
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    await until(lambda: not any("VLLM" in named(pid) for pid in theirs))
+    with pytest.raises(BackendFault, match="cannot reach"):
+        await agent.backend.generate(asked([5, 6], 4))
+    await agent.close()

@@ -1,0 +1,29 @@
+"""How far a command is."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agentfly.commands.progress import Steps
+
+
+@pytest.mark.parametrize(("total", "lines"), [(3, 3), (10, 10), (95, 10)])
+def test_elsewhere_than_in_a_terminal_there_is_a_line_for_every_tenth(total: int, lines: int) -> None:
+    shown = io.StringIO()
+    with Steps(Console(file=shown), "chains", total) as steps:
+        for number in range(total):
+            steps.advance(f"reward {number}")
+    told = shown.getvalue().splitlines()
+    assert len(told) == lines
+    assert told[-1] == f"chains: {total} of {total}, reward {total - 1}"
+
+
+def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
+    shown = io.StringIO()
+    with Steps(Console(file=shown, force_terminal=True, width=80, _environ={"TERM": "xterm"}), "chains", 2) as steps:
+        steps.advance("reward 1")
+        steps.advance("reward 0.5")
+    assert "2/2" in shown.getvalue()
+    assert "reward 0.5" in shown.getvalue()
+    assert shown.getvalue().endswith("\x1b[2K")

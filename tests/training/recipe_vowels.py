@@ -1,0 +1,39 @@
+"""A recipe for tests: a model that knows nothing learns to say many vowels, over two turns.
+
+Cheap, and rewarded from the first chain on: what it says first is answered, then it says something again.
+"""
+
+import os
+import time
+from typing import Any
+
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.training import TrainConfig
+
+
+@reward
+def vowels(trajectory: Any) -> float:
+    """The share of vowels in everything the model said."""
+    said = "".join(message.text for message in trajectory.messages if message.role == "assistant")
+    return sum(letter in "aeiou" for letter in said) / max(len(said), 12)
+
+
+def agent(**model: Any) -> HFAgent:
+    time.sleep(float(os.environ.get("VOWELS_PAUSE", "0")))
+    return HFAgent(**model, reward=vowels, on_no_call={"then": "continue", "nudge": "go on", "limit": 3})
+
+
+tasks = [f"say something about {number}" for number in range(40)]
+eval_tasks = [f"say something about {number}" for number in range(40, 48)]
+config = TrainConfig(
+    model=os.environ.get("VOWELS_MODEL", "tiny"),
+    tasks_per_step=3,
+    num_chains=4,
+    max_turns=2,
+    sampling={"max_tokens": 8},
+    learning_rate=2e-2,
+    steps=6,
+    eval_every=2,
+    save_every=1,
+)

@@ -1,0 +1,103 @@
+"""Checkpoints: whole or not there, and the last good one survives everything."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentfly.errors import ConfigError, DataError
+from agentfly.training.checkpoint import Checkpoints, State
+
+
+def state(step: int) -> State:
+    return State(step, {"moment": torch.full((3,), float(step))}, {"feed": step * 10, "best": None})
+
+
+def write_model(folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(b"weights")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Checkpoints:
+    out = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (1, 2):
+        out.save(state(step), write_model)
+    return out
+
+
+def test_what_was_saved_comes_back(kept: Checkpoints) -> None:
+    loaded, model = kept.load()
+    assert (loaded.step, loaded.values) == (2, {"feed": 20, "best": None})
+    assert loaded.tensors["moment"].tolist() == [2.0, 2.0, 2.0]
+    assert (model / "weights.bin").read_bytes() == b"weights"
+
+
+def test_the_newest_are_kept_and_the_best(kept: Checkpoints) -> None:
+    for step in (3, 4, 5):
+        kept.save(state(step), write_model, best=2)
+    assert kept.steps() == [2, 4, 5]
+    kept.save(state(6), write_model, best=6)
+    assert kept.steps() == [5, 6]
+
+
+def test_an_earlier_step_can_be_asked_for(kept: Checkpoints) -> None:
+    assert kept.load(1)[0].step == 1
+    with pytest.raises(ConfigError, match="there are those of 1, 2"):
+        kept.load(7)
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="never got that far"):
+        Checkpoints(tmp_path, 2).load()
+
+
+def test_a_full_disk_is_told_and_harms_nothing(kept: Checkpoints) -> None:
+    def full(folder: Path) -> None:
+        (folder / "weights.bin").write_bytes(b"wei")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match="No space left on device; step 2 is whole"):
+        kept.save(state(3), full)
+    assert kept.steps() == [1, 2]
+    assert kept.load()[0].step == 2
+    assert not list(kept.path(3).parent.glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["model/weights.bin", "trainer.safetensors", "trainer.json", "manifest.json"])
+@pytest.mark.parametrize("harm", ["removed", "cut", "changed"])
+def test_a_damaged_checkpoint_is_told_and_a_whole_one_named(kept: Checkpoints, name: str, harm: str) -> None:
+    path = kept.path(2) / name
+    whole = path.read_bytes()
+    match harm:
+        case "removed":
+            path.unlink()
+        case "cut":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "changed":
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"is damaged .* --from-step 1"):
+        kept.load()
+    assert kept.load(1)[0].step == 1
+
+
+def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: Checkpoints) -> None:
+    draft = kept.path(3).parent / ".step-000003.draft"
+    (draft / "model").mkdir(parents=True)
+    (draft / "model" / "weights.bin").write_bytes(b"half")
+    assert kept.steps() == [1, 2]
+    kept.save(state(3), write_model)
+    assert kept.load()[0].step == 3
+    assert not draft.exists()
+
+
+def test_what_came_later_can_be_forgotten(kept: Checkpoints) -> None:
+    kept.remove_after(1)
+    assert kept.steps() == [1]
+
+
+def test_a_step_that_comes_again_takes_the_place_of_the_first(kept: Checkpoints) -> None:
+    kept.save(State(2, {"moment": torch.zeros(1)}, {"feed": 0}), write_model)
+    assert kept.load()[0].values == {"feed": 0}

@@ -1,0 +1,110 @@
+"""The configuration: what is wrong is refused by name, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from agentfly.algorithms import GRPO, PPO
+from agentfly.errors import ConfigError
+from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.types import Sampling
+
+
+def test_there_are_at_most_forty_fields() -> None:
+    assert len(fields(TrainConfig)) <= 40
+
+
+def test_every_field_says_what_it_is() -> None:
+    config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, clip=[0.2, 0.3])  # type: ignore[arg-type]
+    assert config.algorithm == PPO()
+    assert config.sampling == Sampling(temperature=0.7)
+    assert config.clip == (0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"learning_rat": 1}, "close ones: learning_rate"),
+        ({"learning_rate": "fast"}, "learning_rate='fast'"),
+        ({"learning_rate": 0}, "learning_rate must be above 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 1.5}, "steps=1.5"),
+        ({"loss": "clipp"}, "loss='clipp'"),
+        ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
+        ({"num_chains": 1}, "compares the chains of a task"),
+        ({"warmup_steps": 100}, "leaves none of steps=100"),
+        ({"clip": (0.2,)}, "clip is (low, high)"),
+        ({"algorithm": "gpro"}, "grpo"),
+        ({"algorithm.lam": 0.9}, "algorithm has no 'lam'"),
+        ({"sampling.temprature": 0.9}, "temperature"),
+        ({"sampling": {"temprature": 0.9}}, "Did you mean 'temperature'?"),
+        ({"sampling.temperature": 0.0}, "temperature must be above 0"),
+        ({"run_options": {"max_turn": 3}}, "run_options has 'max_turn'"),
+        ({"run_options": {"seed": 3}}, "run_options has 'seed'"),
+        ({"model.size": 3}, "model='tiny' has nothing inside"),
+        ({"aggregation": "constant"}, "give sampling.max_tokens"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig().overridden(changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kl_estimator": "k1"}, "kl is 0"),
+        ({"kl_in": "reward"}, "kl is 0"),
+        ({"kl_target": 0.1}, "kl is 0"),
+        ({"loss": "plain", "clip": (0.1, 0.1)}, "clips nothing"),
+        ({"loss": "cispo", "clip": (0.1, 0.1, 3.0)}, "no dual clip"),
+        ({"correction_cap": 3.0}, "there is no correction"),
+        ({"critic_learning_rate": 1e-4}, "has no critic"),
+    ],
+)
+def test_a_field_without_effect_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match="would have no effect") as caught:
+        TrainConfig().overridden(changes)
+    assert said in str(caught.value)
+
+
+def test_the_same_fields_are_welcome_where_they_have_an_effect() -> None:
+    config = TrainConfig().overridden(
+        {"kl": 0.1, "kl_estimator": "k2", "kl_target": 0.1, "algorithm": "ppo", "critic_learning_rate": 1e-4}
+    )
+    assert config.critic_learning_rate == 1e-4
+
+
+def test_the_command_line_changes_fields_and_what_is_in_them() -> None:
+    typed = ["algorithm=ppo", "algorithm.lam=0.9", "sampling.temperature=0.8", "lora_rank=None", "clip=[0.2,0.28]",
+             "backend.max_rows=32", "run_options.max_chain_tokens=99"]  # fmt: skip
+    config = TrainConfig().overridden(parse_overrides(typed))
+    assert config.algorithm == PPO(lam=0.9)
+    assert config.sampling.temperature == 0.8
+    assert (config.lora_rank, config.clip) == (None, (0.2, 0.28))
+    assert config.backend == {"backend": "transformers", "max_rows": 32}
+    assert config.run_options == {"max_chain_tokens": 99}
+
+
+def test_a_change_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="write field=value"):
+        parse_overrides(["learning_rate"])
+
+
+def test_the_effective_configuration_is_json() -> None:
+    kept = json.loads(json.dumps(TrainConfig(algorithm=GRPO(), sampling=Sampling(max_tokens=8)).to_json()))
+    assert kept["algorithm"]["name"] == "GRPO"
+    assert kept["sampling"]["max_tokens"] == 8
+    assert set(kept) == {each.name for each in fields(TrainConfig)}
+
+
+def test_reading_a_configuration_imports_no_torch() -> None:
+    code = "import sys; from agentfly.training import TrainConfig; TrainConfig(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -1,0 +1,229 @@
+"""Whole runs with a real model: every algorithm learns, and a run that is killed goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentfly.commands.training import planned, resumed, trained
+from agentfly.errors import ConfigError, DataError
+from agentfly.runs import RunDirectory
+
+RECIPE = Path(__file__).with_name("recipe_vowels.py")
+QUIET = {"sinks": ()}
+NOISE = ("time/", "chain/seconds", "throughput/", "update/seconds", "environments/", "policy/mismatch")
+"""What a step took; and the last digit of what the engine computed, which depends on who was in the batch."""
+
+
+@pytest.fixture(autouse=True)
+def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    torch.set_num_threads(1)
+
+
+def run(folder: Path, *changes: str) -> RunDirectory:
+    trained(RECIPE, ["sinks=[]", *changes], folder)
+    return RunDirectory(folder)
+
+
+def figures(directory: RunDirectory) -> list[dict[str, float]]:
+    """What the steps measured, but for noise."""
+    return [
+        {name: value for name, value in record.flat().items() if not name.startswith(NOISE)}
+        for record in directory.records()
+    ]
+
+
+def rewards(directory: RunDirectory) -> list[float]:
+    return [record.metrics["reward/mean"] for record in directory.records() if record.metrics]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gigpo"]
+)
+def test_every_algorithm_learns(tmp_path: Path, algorithm: str) -> None:
+    extra = ["critic_learning_rate=0.01"] if algorithm == "ppo" else []
+    directory = run(
+        tmp_path / "run",
+        f"algorithm={algorithm}",
+        "steps=15",
+        "num_chains=8",
+        "eval_every=null",
+        "save_every=15",
+        *extra,
+    )
+    seen = rewards(directory)
+    assert np.mean(seen[-3:]) > 1.2 * np.mean(seen[:3])
+    before, after = [record.eval.reward for record in directory.records() if record.eval is not None]
+    assert after > 1.3 * before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["loss=gspo", "clip=[0.0003,0.0004]", "mini_batches=2", "epochs=2"],
+        ["loss=cispo", "aggregation=sequence"],
+        ["loss=plain", "aggregation=constant"],
+        ["kl=0.01", "kl_target=0.1", "entropy=0.001"],
+        ["kl=0.01", "kl_in=reward", "kl_estimator=k1"],
+        ["correction=geometric-mask", "correction_cap=1.5"],
+        ["lora_rank=4", "kl=0.01"],
+        ["recompute=true", "micro_batch_tokens=64", "schedule=cosine", "warmup_steps=1"],
+        ["zero_variance=resample"],
+    ],
+    ids=lambda changes: changes[0],
+)
+def test_every_setting_runs_and_leaves_a_whole_run(tmp_path: Path, changes: list[str]) -> None:
+    directory = run(tmp_path / "run", "steps=2", *changes)
+    first, last = [record for record in directory.records() if record.metrics]
+    assert first.metrics["policy/grad_norm"] != last.metrics["policy/grad_norm"]
+    assert np.isfinite([*first.flat().values(), *last.flat().values()]).all()
+    assert directory.report.is_file()
+    assert directory.curve.is_file()
+
+
+def test_what_a_run_leaves(tmp_path: Path, small_model: Path) -> None:
+    directory = run(tmp_path / "run", "steps=3")
+    assert directory.config["learning_rate"] == 2e-2
+    records = directory.records()
+    assert [record.step for record in records] == [0, 1, 2, 3]
+    assert [record.step for record in records if record.eval is not None] == [0, 2, 3]
+    stored = directory.trajectories(2)
+    assert [each.trajectory.id for each in stored] == [f"{task}/{chain}" for task in range(3) for chain in range(4)]
+    for each in stored:
+        for segment, advantages in zip(each.trajectory.segments, each.advantages, strict=True):
+            assert not advantages[~segment.mask].any()
+            assert set(segment.weight_versions[segment.mask]) == {1}
+    assert len(directory.trajectories(3, held_out=True)) == 8 * 2  # one sampled and one greedy chain a task
+    folder = directory.checkpoints / "step-000003" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    first = AutoModelForCausalLM.from_pretrained(small_model)
+    assert tokenizer.chat_template
+    assert not torch.equal(model.model.embed_tokens.weight, first.model.embed_tokens.weight)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    one, two, other = (run(tmp_path / name, "steps=3", f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert figures(one) == figures(two)
+    assert figures(one) != figures(other)
+
+
+EVERYTHING = [
+    "algorithm=ppo", "kl=0.01", "kl_target=0.05", "mini_batches=2", "epochs=2", "schedule=linear", "warmup_steps=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [[], EVERYTHING, ["lora_rank=4"]], ids=["grpo", "ppo and all", "lora"])
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, changes: list[str]) -> None:
+    """Kill -9, at a moment nobody chose, again and again until the run is through."""
+    changes = ["steps=8", "save_every=2", *changes]
+    whole = run(tmp_path / "whole", *changes)
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "agentfly.cli", "train"]
+    draw, kills = random.Random(len(changes)), 0
+    started = [*command, str(RECIPE), "sinks=[]", *changes, "--run", str(folder)]
+    while not (folder / "report.html").exists():
+        if (folder / "config.json").exists() and list((folder / "checkpoints").glob("step-*")):
+            started = [*command, "--resume", str(folder)]
+        elif folder.exists():
+            subprocess.run(["rm", "-r", folder], check=True)
+        process = subprocess.Popen(started, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if kills < 2 and _in_training(process, folder):
+            time.sleep(draw.random() / 2)
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        assert process.wait(120) in (0, -signal.SIGKILL)
+    assert kills == 2
+    assert figures(RunDirectory(folder)) == figures(whole)
+    weights = [
+        sorted((each / "checkpoints" / "step-000008" / "model").glob("*.safetensors"))[0].read_bytes()
+        for each in (folder, tmp_path / "whole")
+    ]
+    assert weights[0] == weights[1]
+
+
+def _in_training(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Wait until the run has come a step further; False if it ended before."""
+    before = _steps(folder)
+    while process.poll() is None:
+        if _steps(folder) > before:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _steps(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_finished_run_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", "steps=1")
+    resumed(tmp_path / "run", None)
+    assert "is finished" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_run_can_go_on_from_an_earlier_step(tmp_path: Path) -> None:
+    whole = figures(run(tmp_path / "run", "steps=3", "keep=3"))
+    resumed(tmp_path / "run", 1)
+    assert figures(RunDirectory(tmp_path / "run")) == whole
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", "steps=1")
+    with pytest.raises(ConfigError, match="has a run already"):
+        run(tmp_path / "run", "steps=1")
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    run(tmp_path / "run", "steps=2")
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"is damaged .* --from-step 1"):
+        resumed(tmp_path / "run", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("run_options.context_length=100000", "knows 512 places for tokens"),
+        ("sampling.max_tokens=513", "knows 512 places for tokens"),
+        ("model=nowhere", "nowhere"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path / "run", change)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_held_out_task_that_is_trained_on_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.read_text() + "\neval_tasks = tasks[:2]\n")
+    with pytest.raises(ConfigError, match="2 of the held-out tasks are trained on too"):
+        planned(recipe, {})
+
+
+def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FLAT))
+    trained(recipe, ["sinks=[]", "steps=2"], tmp_path / "run")
+    records: list[Any] = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
+    assert [record.metrics["selection/flat_groups"] for record in records] == [3, 3]
+    assert "policy/loss" not in records[0].metrics
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["zero_variance"] is None
+
+
+FLAT = "def vowels(trajectory: Any) -> float:\n    return 1.0\n\n\ndef other(trajectory: Any) -> float:"
