@@ -65,11 +65,9 @@ class Served:
         return [*ours, *self.flags]
 
     def _dtype(self) -> str:
-        import torch
+        from agentfly.backends.transformers.loading import device_of, dtype_of
 
-        from agentfly.backends.transformers.loading import dtype_of
-
-        return str(dtype_of(self.dtype, torch.device("cpu" if _on_cpu() else "cuda"))).removeprefix("torch.")
+        return str(dtype_of(self.dtype, device_of("cpu" if _on_cpu() else None))).removeprefix("torch.")
 
     @property
     def usage(self) -> str:
@@ -164,11 +162,9 @@ def _on_cpu() -> bool:
 
 
 def _memory() -> int:
-    import torch
+    from agentfly.backends.transformers.loading import device_of, memory_of
 
-    from agentfly.backends.transformers.loading import memory_of
-
-    return memory_of(None, torch.device("cpu"))
+    return memory_of(None, device_of("cpu"))
 
 
 def flags_of(extra: Sequence[str]) -> tuple[str, ...]:

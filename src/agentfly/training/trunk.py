@@ -31,7 +31,8 @@ class Trunk:
 
     def __init__(self, model: Any, *, recompute: bool = False) -> None:
         """`recompute`: keep only what goes into each layer, and compute the rest again on the way back."""
-        self.packed = packs(model)
+        on_cpu = next(model.parameters()).device.type == "cpu"  # a GPU would spend its time on starting small kernels
+        self.packed = on_cpu and packs(model)
         self.model = sharing(model, NAME if self.packed else None)
         if recompute:
             _recompute(self.model)

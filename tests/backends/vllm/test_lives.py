@@ -133,14 +133,15 @@ async def test_close_leaves_nothing(backend: VLLMBackend) -> None:
 
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, sys
+import torch
 from agentfly.backend import Request
 from agentfly.backends import open_backend
 from agentfly.types import Sampling
 
 async def main():
     backend = open_backend("async_vllm", model=sys.argv[1], dtype="float32", kv_memory=1 << 26)
-    await backend.update_weights((), 1)
+    await backend.update_weights([("model.norm.weight", torch.ones(128))], 1)
     print("begun", flush=True)
     await backend.generate(Request([5, 6], Sampling(max_tokens=500), on_tokens=print))
     if sys.argv[2] == "end":

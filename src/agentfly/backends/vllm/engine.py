@@ -75,6 +75,8 @@ class Engine:
         self._level = 0
         """How deep it sleeps; 0 is awake."""
         self._closed = False
+        self._closing = threading.RLock()
+        """So that whatever is asked before the end reaches the loop before the end does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agentfly-vllm", daemon=True)
         self._thread.start()
@@ -118,9 +120,9 @@ class Engine:
 
     def stop(self) -> None:
         """Have everything end. Whoever still waits is told."""
-        if not self._closed:
-            self._closed = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+        with self._closing:
+            if not self._closed:
+                self._closed = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def close(self) -> None:
@@ -133,9 +135,6 @@ class Engine:
         return asyncio.wrap_future(self._submit(what, *args))
 
     def _submit(self, what: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
-        if self._closed or not self._thread.is_alive():  # closed, or in a fork, which has no thread
-            raise BackendFault(CLOSED)
-
         async def run() -> T:
             try:
                 return await what(*args)
@@ -144,7 +143,10 @@ class Engine:
                     raise
                 raise BackendFault(CLOSED) from error  # whoever asked was not cancelled: the engine was
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+        with self._closing:
+            if self._closed or not self._thread.is_alive():  # closed, or in a fork, which has no thread
+                raise BackendFault(CLOSED)
+            return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
     # ── in the thread ──
 
@@ -153,7 +155,7 @@ class Engine:
         try:
             self._loop.run_forever()
         finally:
-            self._closed = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was asked last has begun, and can be told
             self._end_turns(CLOSED)
             self._shut_down()
             left = asyncio.all_tasks(self._loop)
@@ -198,6 +200,8 @@ class Engine:
     async def _mended(self) -> AsyncLLM:
         if self._llm is not None and not self._llm.errored:
             return self._llm
+        if self._closed:
+            raise BackendFault(CLOSED)
         self._shut_down()
         if self._starts >= RESTARTS:
             raise BackendFault(f"vLLM's engine ended {self._starts + 1} times in a row; its own words are on stderr")
