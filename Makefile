@@ -33,8 +33,8 @@ test: $(DEV)  ## set up, fetch tokenizers and references, then lint, formatting,
 	@echo "» lint-imports";        said=$$($(BIN)/lint-imports --no-logo) || { echo "$$said"; exit 1; }
 	@echo "» pytest";              $(BIN)/python -m pytest
 
-demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## watch a small agent at work: no download of weights, no GPU
-	@$(BIN)/agentfly run recipes/demo.py
+demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## watch an agent learn: no download of weights, no GPU
+	@$(BIN)/agentfly train recipes/lookup.py
 
 format: $(DEV)  ## rewrite the code the way ruff wants it
 	@$(BIN)/ruff check --fix .
@@ -62,8 +62,8 @@ $(DEV): $(PINS) | $(BIN)/python
 	@touch $(CORE) $(DEV)
 
 $(CORE): $(PINS) | $(BIN)/python
-	@echo "» installing agentfly into $(VENV), about a minute"
-	@start=$$SECONDS; $(PIP) --editable . && echo "  done in $$((SECONDS - start)) s"
+	@echo "» installing agentfly[train] into $(VENV), a minute or two"
+	@start=$$SECONDS; $(PIP) --editable '.[train]' && echo "  done in $$((SECONDS - start)) s"
 	@touch $(CORE)
 
 # torch first, or pip takes a build for GPUs. Then away with what vLLM drags in for sound and pictures: those are built

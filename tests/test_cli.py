@@ -70,7 +70,7 @@ def test_rows_of_a_data_set(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_recipe_shows_chains_that_reach_and_miss() -> None:
-    run = agentfly("run", "recipes/demo.py")
+    run = agentfly("run", "recipes/counter.py")
     assert run.returncode == 0, run.stderr
     assert "■ answer, reward 1" in run.stdout
     assert "■ answer, reward 0" in run.stdout

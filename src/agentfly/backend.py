@@ -16,6 +16,9 @@ from agentfly.errors import ConfigError
 from agentfly.template import Template
 from agentfly.types import Completion, Image, Message, Sampling
 
+CLOSED = "the engine is closed"
+"""What is said to those who still wait for a backend that was closed, and to those who come after."""
+
 
 class Speaks(enum.Enum):
     """What a backend is prompted with."""
@@ -24,6 +27,26 @@ class Speaks(enum.Enum):
     """Our template renders; the prompt is the buffer."""
     MESSAGES = "messages"
     """The server renders. Trainable only where the server returns the ids of what it showed and sampled."""
+
+
+class OnUpdate(enum.Enum):
+    """What becomes of turns that are being sampled when the weights change."""
+
+    CONTINUE = "continue"
+    """They go on with the weights that came, on a past that is computed anew with them."""
+    FINISH = "finish"
+    """The weights change when they have ended; turns that were asked for meanwhile wait."""
+    ABORT = "abort"
+    """They end as they are."""
+
+    @classmethod
+    def of(cls, asked: str | OnUpdate) -> OnUpdate:
+        """The one of that name."""
+        try:
+            return cls(asked)
+        except ValueError:
+            there = ", ".join(each.value for each in cls)
+            raise ConfigError(f"on_update is one of {there}, not {asked!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Messages to tokens: `start` renders a conversation, `extend` what follows a sampled turn, `parse` reads a turn.
+"""Messages to tokens and back: `start` renders a conversation, `extend` what follows a turn, `write` a turn.
 
 The invariant: what was sampled is never encoded again. `extend` renders a stand-in conversation with the template's own
 Jinja, cuts right behind the closing token of the stand-in's assistant turn, and keeps the rest. A control token splits
@@ -20,7 +20,7 @@ from agentfly.encoding.codec import Codec, any_of, free_mark
 from agentfly.encoding.forms import Form, learn
 from agentfly.encoding.rendering import Renderer, special_tokens
 from agentfly.encoding.tokenizer import ChatTokenizer
-from agentfly.errors import TemplateError
+from agentfly.errors import ConfigError, TemplateError
 from agentfly.types import Message, Reply, ToolCall
 
 GUARDED = frozenset({"user", "tool"})
@@ -159,6 +159,27 @@ class Template:
     def read(self, text: str) -> Reply:
         """The reply in the text of one turn."""
         return self.reader(text)
+
+    def write(self, reply: Message) -> list[int]:
+        """The tokens of a reply, up to and with the one that ends the turn: what `parse` reads the reply out of."""
+        asked = [Message("user", "u")]
+        prompt, whole = self.render(asked), self.render([*asked, reply], open_turn=False)
+        if not whole.startswith(prompt):
+            raise TemplateError(
+                f"template {self.name!r} opens a turn with {prompt[-24:]!r}, but a reply that it is given begins "
+                "otherwise: it cannot write a turn of the model's"
+            )
+        text = self.through_close(whole[len(prompt) :])
+        for part in (reply.thinking, reply.text):
+            if "".join(part.split()) not in "".join(text.split()):
+                raise TemplateError(f"template {self.name!r} does not write all of a reply: {part!r:.80} is lost")
+        ids = self.codec.encode(text)
+        if not ids or ids[-1] not in self.stop_ids:  # the turn ends with what opens the next (GLM)
+            answers = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in reply.tool_calls]
+            ids.append(self.follow(answers or asked).close)
+        if not self.stop_ids.isdisjoint(ids[:-1]):
+            raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
+        return ids
 
     def _opened_thinking(self, prompt: Sequence[int]) -> str:
         end = self.codec.decode(list(prompt[-8:])).rstrip()

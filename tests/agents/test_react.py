@@ -108,7 +108,7 @@ async def test_a_chain_of_thoughts_slips_and_an_answer(server: bool) -> None:
     (trajectory,) = result
     assert (trajectory.stop, trajectory.prediction) == (StopReason.ANSWER, "3")
     assert [c.status for c in trajectory.calls] == [CallStatus.UNKNOWN, CallStatus.INVALID, CallStatus.OK]
-    assert result.metrics["hallucination_rate"] == pytest.approx(1 / 3)
+    assert result.metrics["calls/unknown_rate"] == pytest.approx(1 / 3)
     told = [m.text for m in trajectory.messages if m.role == "user"][1:]
     assert "Write either" in told[0]
     assert "there is no tool 'sub'" in told[1]

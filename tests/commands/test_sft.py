@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from agentfly.cli import app
 from agentfly.errors import AgentFlyError, ConfigError
-from agentfly.models.lookup import demonstrations, draw
-from agentfly.models.tiny_tokenizer import tiny_tokenizer
+from agentfly.models.lookup import draw
 
 torch = pytest.importorskip("torch", reason="a model learns with torch")
+torch.set_num_threads(1)
 
 RECIPE = """
 import random
@@ -33,28 +33,10 @@ tasks = [draw(drawn) for _ in range(12)]
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of some thousand parameters that knows nothing."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer(text for each in demonstrations(200) for text in each.texts)
-    tokenizer.save_pretrained(path)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
 @pytest.fixture
-def recipe(folder: Path, tmp_path: Path) -> Path:
+def recipe(small_model: Path, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.py"
-    path.write_text(RECIPE.replace("MODEL", repr(str(folder))))
+    path.write_text(RECIPE.replace("MODEL", repr(str(small_model))))
     return path
 
 

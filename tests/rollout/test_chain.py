@@ -339,7 +339,7 @@ async def test_an_unknown_tool_is_answered_with_what_there_is_and_counted() -> N
     assert (unknown.name, unknown.status, good.status) == ("sub", CallStatus.UNKNOWN, CallStatus.OK)
     assert "there is no tool 'sub'" in result[0].messages[2].text
     assert "add" in result[0].messages[2].text
-    assert result.metrics["hallucination_rate"] == 0.5
+    assert result.metrics["calls/unknown_rate"] == 0.5
 
 
 async def test_a_tool_error_is_told_and_recorded_and_the_chain_survives() -> None:

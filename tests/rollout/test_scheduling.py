@@ -345,7 +345,7 @@ async def test_retries_are_as_many_as_declared_and_the_treatment_is_the_declared
     assert (result[0].stop, result[0].attempts) == (StopReason.ENVIRONMENT_FAULT, 3)
     assert result[0].treatment is Treatment.DROP_GROUP
     assert [f.attempt for f in result[0].failures] == [0, 1, 2]
-    assert result.metrics["retries"] == 2
+    assert result.metrics["chain/retries"] == 2
     assert result.metrics["failure/environment"] == 3
     assert shaky.lives["0"] == 3
 

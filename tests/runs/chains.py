@@ -20,6 +20,7 @@ def chain(
     logprob: float = -0.5,
     version: int = 0,
     turns: int = 1,
+    per_turn: Sequence[float] | None = None,
     question: str = "How many?",
     says: str = "Seven.",
     **fields: Any,
@@ -39,7 +40,7 @@ def chain(
         prediction=says,
         group=group,
         chain=number,
-        score=None if reward is None else Score(reward, None, metrics or {}),
+        score=None if reward is None else Score(reward, None if per_turn is None else tuple(per_turn), metrics or {}),
         **{"stop": StopReason.ANSWER, **fields},
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Treatment
 from agentfly.runs import chain_metrics
+from agentfly.runs.metrics import is_uniform
 from tests.runs.chains import call, chain
 
 
@@ -52,6 +53,28 @@ def test_a_group_has_no_variance_where_the_chains_that_count_earned_the_same() -
     alone = [chain("4/0", 1.0)]
     assert chain_metrics([*same, *varied, *masked, *zeroed, *alone])["group/zero_variance"] == 0.75
     assert "group/zero_variance" not in chain_metrics(alone)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ((0.0, 1.0), (0.0, 1.0), True),
+        ((0.0, 1.0), (1.0, 0.0), False),
+        (None, (0.0, 1.0), True),  # all of it came at the end
+        (None, (1.0, 0.0), False),
+        ((0.0, 1.0), (0.0, 0.0, 1.0), True),
+        ((0.5, 0.5), (0.5, 0.0, 0.5), True),
+        ((1.0, 0.0), (1.0,), False),  # the last turn earned nothing in the one, everything in the other
+    ],
+)
+def test_chains_that_were_rewarded_turn_by_turn_are_compared_so(
+    one: tuple[float, ...] | None, other: tuple[float, ...], same: bool
+) -> None:
+    chains = [
+        chain(f"0/{i}", 1.0, turns=2 if each is None else len(each), per_turn=each)
+        for i, each in enumerate((one, other))
+    ]
+    assert is_uniform(chains) is is_uniform(chains[::-1]) is same
 
 
 def test_staleness_is_how_many_versions_the_sampler_lags_behind() -> None:

@@ -18,7 +18,7 @@ from agentfly.models.lookup import Lookup, draw
 from agentfly.segment import Author
 from agentfly.template import Template
 from agentfly.templates.readers import READERS
-from agentfly.training.demonstrations import demonstrate, read_demonstrations, recorded, spoken, written
+from agentfly.training.demonstrations import demonstrate, read_demonstrations, recorded, spoken
 from agentfly.types import Message, ToolCall
 from tests.fakes import Server, byte_agent, call, said, texts
 from tests.templates.families import CASES, Case, user
@@ -321,12 +321,12 @@ def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
 def test_thinking_is_written_or_refused() -> None:
     thought = Message("assistant", "Yes.", thinking="Hm, well.")
     qwen3 = next(case for case in CALLS if str(case) == "qwen3").template
-    assert qwen3.codec.decode(written(qwen3, thought)) == "<think>\nHm, well.\n</think>\n\nYes.<|im_end|>"
+    assert qwen3.codec.decode(qwen3.write(thought)) == "<think>\nHm, well.\n</think>\n\nYes.<|im_end|>"
     raw = Message("assistant", "<think>Hm, well.</think>Yes.")
-    assert qwen3.parse(written(qwen3, raw)).message.thinking == "Hm, well."
+    assert qwen3.parse(qwen3.write(raw)).message.thinking == "Hm, well."
     qwen2_5 = next(case for case in CALLS if str(case) == "qwen2_5").template
     with pytest.raises(TemplateError, match=r"'Hm, well.' is lost"):
-        written(qwen2_5, thought)
+        qwen2_5.write(thought)
 
 
 def test_a_turn_that_ends_with_what_opens_the_next_is_closed_by_it() -> None:
@@ -339,11 +339,11 @@ def test_a_turn_that_ends_with_what_opens_the_next_is_closed_by_it() -> None:
     tokenizer.backend_tokenizer.add_special_tokens(["<|user|>", "<|assistant|>", "<|tool|>"])
     template = Template(tokenizer, source, close=["<|user|>", "<|tool|>"], reader=READERS["hermes"])
     decode = template.codec.decode
-    assert decode(written(template, Message("assistant", "Hi."))) == "Hi.<|user|>"
-    assert decode(written(template, TURNS["call"])).endswith("</tool_call><|tool|>")
+    assert decode(template.write(Message("assistant", "Hi."))) == "Hi.<|user|>"
+    assert decode(template.write(TURNS["call"])).endswith("</tool_call><|tool|>")
 
 
 def test_a_format_that_opens_thinking_and_never_writes_it_is_refused() -> None:
     case = next(case for case in CASES if case.trl == "deepseekv3")
-    with pytest.raises(TemplateError, match="it cannot write demonstrations"):
-        written(case.template, TURNS["answer"])
+    with pytest.raises(TemplateError, match="it cannot write a turn"):
+        case.template.write(TURNS["answer"])

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="a model learns with torch")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from agentfly import reward  # noqa: E402
 from agentfly.agents import HFAgent  # noqa: E402
@@ -16,8 +16,7 @@ from agentfly.algorithm import Piece  # noqa: E402
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.scripted import ScriptedBackend  # noqa: E402
 from agentfly.errors import ConfigError, DataError  # noqa: E402
-from agentfly.models.lookup import Lookup, demonstrations, draw  # noqa: E402
-from agentfly.models.tiny_tokenizer import tiny_tokenizer  # noqa: E402
+from agentfly.models.lookup import Lookup, draw  # noqa: E402
 from agentfly.training.demonstrations import demonstrate  # noqa: E402
 from agentfly.training.evaluation import evaluate  # noqa: E402
 from agentfly.training.learner import Learner  # noqa: E402
@@ -37,22 +36,6 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [draw(drawn) for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of thirty thousand parameters that knows nothing, with the tokenizer and template of `tiny`."""
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer(text for each in demonstrations(300) for text in each.texts)
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
 def learner_of(folder: Path, **settings: Any) -> Learner:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     settings = {"loss": Loss("plain"), "learning_rate": 1e-2, "precision": "float32", **settings}
@@ -67,9 +50,9 @@ async def shown(folder: Path, count: int) -> list[Trajectory]:
     return list(found.kept)
 
 
-async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(folder: Path, tmp_path: Path) -> None:
-    chains = await shown(folder, 3)
-    learner = learner_of(folder, schedule="linear", total_steps=90)
+async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(small_model: Path, tmp_path: Path) -> None:
+    chains = await shown(small_model, 3)
+    learner = learner_of(small_model, schedule="linear", total_steps=90)
     seen: list[Imitated] = []
     steps = imitate(
         learner, chains[:2], steps=90, batch_size=2, held_out=chains[:2], look_every=30, watcher=seen.append
@@ -80,7 +63,7 @@ async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(folder: Pa
     assert steps[-1].held_out.accuracy == 1.0
     assert steps[-1].loss < 0.1 < 2 < steps[0].loss
     learner.save(tmp_path)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(small_model).save_pretrained(tmp_path)
     settings = {"kv_memory": 1 << 24, "dtype": "float32"}
     agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], reward=correct, backend_config=settings)
     found = await evaluate(agent, rows(2), sampling={"temperature": 0.0, "max_tokens": 60}, max_turns=4)
@@ -90,9 +73,9 @@ async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(folder: Pa
     assert said.segments[0].tokens.tolist() == chains[0].segments[0].tokens.tolist()
 
 
-async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(folder: Path) -> None:
-    chains = await shown(folder, 3)
-    learner = learner_of(folder)
+async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(small_model: Path) -> None:
+    chains = await shown(small_model, 3)
+    learner = learner_of(small_model)
     pieces = pieces_of(learner.model, chains)
     total, right, tokens = 0.0, 0, 0
     for chain in chains:
@@ -112,10 +95,10 @@ async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(fol
     assert first.loss == pytest.approx(measured.loss, rel=1e-5)
 
 
-async def test_one_step_is_that_of_plain_supervised_learning(folder: Path) -> None:
+async def test_one_step_is_that_of_plain_supervised_learning(small_model: Path) -> None:
     """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored."""
-    chains = await shown(folder, 1)
-    learner, plain = learner_of(folder, learning_rate=1e-3, max_grad_norm=1e9), learner_of(folder).model
+    chains = await shown(small_model, 1)
+    learner, plain = learner_of(small_model, learning_rate=1e-3, max_grad_norm=1e9), learner_of(small_model).model
     imitate(learner, chains, steps=1, batch_size=1)
     (segment,) = chains[0].segments
     labels = torch.where(torch.tensor(segment.mask), torch.tensor(segment.tokens).long(), -100)
@@ -127,20 +110,20 @@ async def test_one_step_is_that_of_plain_supervised_learning(folder: Path) -> No
         assert torch.allclose(mine[moved], theirs[moved], atol=2e-5), name
 
 
-async def test_the_same_seed_gives_the_same_weights(folder: Path) -> None:
-    chains = await shown(folder, 4)
+async def test_the_same_seed_gives_the_same_weights(small_model: Path) -> None:
+    chains = await shown(small_model, 4)
     made = []
     for seed in (0, 0, 1):
-        learner = learner_of(folder)
+        learner = learner_of(small_model)
         imitate(learner, chains, steps=3, batch_size=2, seed=seed)
         made.append(torch.cat([each.detach().flatten() for each in learner.model.parameters()]))
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
 
 
-async def test_every_demonstration_is_seen_before_one_is_seen_again(folder: Path) -> None:
-    chains = await shown(folder, 4)
-    learner, batches = learner_of(folder), []
+async def test_every_demonstration_is_seen_before_one_is_seen_again(small_model: Path) -> None:
+    chains = await shown(small_model, 4)
+    learner, batches = learner_of(small_model), []
 
     def update(samples: Any) -> dict[str, float]:
         batches.append([id(sample) for sample in samples])
@@ -151,16 +134,16 @@ async def test_every_demonstration_is_seen_before_one_is_seen_again(folder: Path
     assert len({*batches[0], *batches[1]}) == len({*batches[2], *batches[3]}) == 4
 
 
-async def test_what_cannot_be_imitated_is_refused(folder: Path) -> None:
-    chains = await shown(folder, 1)
+async def test_what_cannot_be_imitated_is_refused(small_model: Path) -> None:
+    chains = await shown(small_model, 1)
     with pytest.raises(ConfigError, match="plain loss, and this learner has 'clip'"):
-        imitate(learner_of(folder, loss=Loss()), chains, steps=1)
+        imitate(learner_of(small_model, loss=Loss()), chains, steps=1)
     with pytest.raises(DataError, match="nothing to imitate"):
-        imitate(learner_of(folder), [], steps=1)
+        imitate(learner_of(small_model), [], steps=1)
     with pytest.raises(ConfigError, match="steps must be at least 1"):
-        imitate(learner_of(folder), chains, steps=0)
-    learner = learner_of(folder)
+        imitate(learner_of(small_model), chains, steps=0)
+    learner = learner_of(small_model)
     learner.model.config.max_position_embeddings = 20
     with pytest.raises(DataError, match=r"a demonstration has \d+ tokens, and the model can tell the places of 20"):
         imitate(learner, chains, steps=1)
-    assert all(isinstance(piece, Piece) for piece in pieces_of(learner_of(folder).model, chains))
+    assert all(isinstance(piece, Piece) for piece in pieces_of(learner_of(small_model).model, chains))

@@ -26,6 +26,7 @@ from agentfly.rollout.events import (
     Rewarded,
     Tokens,
 )
+from agentfly.runs.words import CONTROL
 from agentfly.segment import Author
 from agentfly.trajectory import COLOURS, Trajectory
 from agentfly.types import Message, ToolCall
@@ -36,13 +37,9 @@ HEIGHT = 12
 """Most lines of a chain in its panel."""
 
 
-_CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Characters that a terminal obeys: what a model or a tool writes must not move the cursor or rename the window."""
-
-
 def harmless(text: Text) -> Text:
-    """The same text, with every control character shown as a mark."""
-    text.plain = text.plain.translate(_CONTROL)
+    """The same text, with a mark for what would move the cursor or rename the window: models and tools write it."""
+    text.plain = text.plain.translate(CONTROL)
     return text
 
 
@@ -155,16 +152,16 @@ def summary(result: RunResult) -> Table:
         box=None, header_style="dim", footer_style="bold", show_footer=True, expand=True, padding=(0, 1, 0, 0)
     )
     metrics = result.metrics
-    reward = f"{metrics['reward']:.2f}" if "reward" in metrics else "–"
-    unknown = f"{metrics['hallucination_rate']:.0%} of calls to unknown tools" if metrics["hallucination_rate"] else ""
+    reward = f"{metrics['reward/mean']:.2f}" if "reward/mean" in metrics else "–"
+    unknown = f"{metrics['calls/unknown_rate']:.0%} of calls to unknown tools" if metrics["calls/unknown_rate"] else ""
     table.add_column("chain", str(len(result)), min_width=5)
     table.add_column("question", "chains", ratio=1, no_wrap=True, overflow="ellipsis")
     table.add_column("answer", unknown, ratio=1, no_wrap=True, overflow="ellipsis")
     table.add_column("end", min_width=8, no_wrap=True)
     for title, total in (
-        ("turns", f"{metrics['turns']:.1f}"),
-        ("calls", f"{metrics['calls']:.1f}"),
-        ("tokens", f"{metrics['sampled_tokens']:.0f}"),
+        ("turns", f"{metrics['chain/turns']:.1f}"),
+        ("calls", f"{metrics['calls/chain']:.1f}"),
+        ("tokens", f"{metrics['chain/sampled_tokens']:.0f}"),
         ("reward", reward),
     ):
         table.add_column(title, total, justify="right", min_width=len(title))

@@ -109,10 +109,7 @@ def _split(chains: Sequence[Trajectory], lesson: Lesson) -> tuple[list[Trajector
 
 def _write(agent: BaseAgent, learner: Learner, out: Path) -> None:
     """Beside its place first, so that a kill leaves no folder that looks like a model."""
-    from transformers.utils import logging
-
     draft = out.with_name(f".{out.name}.draft")
-    logging.disable_progress_bar()  # it would be drawn into ours
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)

@@ -27,6 +27,7 @@ from agentfly.rollout.events import Event, Observer
 from agentfly.rollout.options import tasks_of
 from agentfly.scoring import REWARDS
 from agentfly.tooling import TOOLS
+from agentfly.training.config import TrainConfig
 from agentfly.training.data import read_tasks, select
 from agentfly.types import Sampling, Task
 
@@ -92,6 +93,8 @@ MODEL = ("model_name_or_path", "backend", "backend_config", "template")
 def recipe(path: Path, flags: Mapping[str, Any], named: Sequence[str] = ("tasks",), *, unheard: bool = False) -> Run:
     """The run that a recipe file describes: `agent`, and perhaps `tasks` (rows or a file) and `options`.
 
+    A recipe for training says with its `config` which model, unless flags do, and how the agent is run.
+
     `named`: what the tasks may be called, the first that is there counts. `unheard`: the agent's model will not be
     asked for a word, so a recipe whose `agent` is a function is given a backend that loads none.
     """
@@ -100,11 +103,14 @@ def recipe(path: Path, flags: Mapping[str, Any], named: Sequence[str] = ("tasks"
     module = load(path, "recipe")
     if unheard and takes(module, "backend"):
         flags = {**flags, "backend": ScriptedBackend("unheard")}
+    config = getattr(module, "config", None)
+    if isinstance(config, TrainConfig):
+        flags = {**config.agent_settings, **flags}
     agent = make_agent(module, **flags)
     tasks = next((getattr(module, name) for name in named if hasattr(module, name)), ())
     if isinstance(tasks, str | Path):
         tasks = read_tasks(path.parent / tasks)
-    options = getattr(module, "options", {})
+    options = getattr(module, "options", config.agent_options if isinstance(config, TrainConfig) else {})
     if not isinstance(options, Mapping):
         raise ConfigError(f"`options` in {path} is a {type(options).__name__}; it must be a dict, {{'max_turns': 4}}")
     return Run(agent, tuple(tasks_of(tasks)) if tasks else (), dict(options))

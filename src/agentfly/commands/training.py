@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from agentfly.commands.loading import load, make_agent
+from agentfly.commands.running import refuse_without_torch
 from agentfly.errors import ConfigError, DataError
 from agentfly.rollout.options import tasks_of
 from agentfly.runs import RunDirectory
@@ -22,16 +23,18 @@ from agentfly.types import Task
 
 def trained(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
     """Train what a recipe describes, with some fields changed, in a folder of its own."""
+    refuse_without_torch("train")
     from agentfly.training.setup import new_run
 
     overrides = parse_overrides(changes)
     plan = planned(recipe, overrides)
     place = folder or _free(Path("runs"), recipe.stem)
-    _train(new_run(plan, place, {"recipe": str(recipe.resolve()), "overrides": overrides}))
+    _train(new_run(plan, place, {"recipe": str(recipe.resolve()), "overrides": overrides}), place)
 
 
 def resumed(folder: Path, from_step: int | None) -> None:
     """Go on with a run where it was stopped, by whatever."""
+    refuse_without_torch("train")
     from agentfly.training.setup import resumed_run
 
     run = RunDirectory(folder)
@@ -43,7 +46,7 @@ def resumed(folder: Path, from_step: int | None) -> None:
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
-    _train(resumed_run(plan, folder, from_step))
+    _train(resumed_run(plan, folder, from_step), folder)
 
 
 def planned(recipe: Path, overrides: Mapping[str, Any]) -> Any:
@@ -65,10 +68,16 @@ def _tasks(recipe: Path, given: Any) -> list[Task]:
     return tasks_of(given) if given else []
 
 
-def _train(trainer: Any) -> None:
-    from agentfly.training.loop import train
+def _train(trainer: Any, folder: Path) -> None:
+    from agentfly.training import loop
 
-    asyncio.run(train(trainer))
+    console = Console()
+    try:
+        asyncio.run(loop.run(trainer))
+    except KeyboardInterrupt:
+        console.print(f"stopped; go on with: agentfly train --resume {folder}", highlight=False, markup=False)
+        raise SystemExit(130) from None
+    console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)
 
 
 def _recipe(folder: Path, original: Path) -> Path:

@@ -40,19 +40,4 @@ class RunResult:
     @property
     def metrics(self) -> dict[str, float]:
         """What the run was like: rewards, ends, failures, calls and rates."""
-        metrics = chain_metrics(self.trajectories)
-        return metrics | {short: metrics[name] for short, name in _SHORT.items() if name in metrics}
-
-
-_SHORT = {
-    "turns": "chain/turns",
-    "sampled_tokens": "chain/sampled_tokens",
-    "segments": "chain/segments",
-    "calls": "calls/chain",
-    "retries": "chain/retries",
-    "hallucination_rate": "calls/unknown_rate",
-    "invalid_call_rate": "calls/invalid_rate",
-    "tool_error_rate": "calls/error_rate",
-    "reward": "reward/mean",
-}
-"""What is asked for most, under a short name too."""
+        return chain_metrics(self.trajectories)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -39,9 +40,24 @@ def groups(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 
 def is_uniform(group: Iterable[Trajectory]) -> bool:
-    """Whether all chains that count earned the same, so that a comparison among them teaches nothing."""
-    counted = [t for t in group if t.treatment in (Treatment.TRAIN, Treatment.ZERO)]
-    return len({0.0 if t.treatment is Treatment.ZERO else t.reward for t in counted}) <= 1
+    """Whether all chains that count earned the same from each turn on: comparing them teaches nothing.
+
+    A chain that ended sooner stands with what its last turn earned, as in the algorithms that compare.
+    """
+    earned = [_earned(t) for t in group if t.treatment in (Treatment.TRAIN, Treatment.ZERO)]
+    longest = max(map(len, earned), default=0)
+    return len({each + each[-1:] * (longest - len(each)) for each in earned}) <= 1
+
+
+def _earned(trajectory: Trajectory) -> tuple[float, ...]:
+    """What a chain earned from each turn on; a single number where that is the same; none where nobody knows."""
+    score = trajectory.score
+    if trajectory.treatment is Treatment.ZERO:
+        return (0.0,)
+    if score is None or score.per_turn is None:
+        return () if score is None else (score.total,)
+    unpaid = max(len(trajectory.turns), 1) - len(score.per_turn)
+    return tuple(accumulate((*score.per_turn, *[0.0] * unpaid)[::-1]))[::-1]
 
 
 def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class RunWriter(RunDirectory):
                 folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             lock = undo.enter_context(_locked(path))
-            if (path / "config.json").exists():
+            if (path / "config.json").exists() and _has_begun(RunDirectory(path)):
                 raise ConfigError(f"{path} has a run already; resume it, or give another folder")
             if source is not None:
                 replace(path / "recipe.py", source)
@@ -143,6 +143,11 @@ def _release_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _has_begun(run: RunDirectory) -> bool:
+    """Whether anything would be lost."""
+    return any(each.exists() for each in (run.metrics_file, run.evals_file)) or any(run.checkpoints.glob("step-*"))
 
 
 def _locked(path: Path) -> IO[str]:

@@ -125,9 +125,9 @@ def _seed(seed: int, step: int, number: int) -> int:
 
 
 def _split(chains: Sequence[Trajectory], wall: float) -> dict[str, float]:
-    """The wall clock shared out as the chains spent their own time: sampling, in tools, and neither."""
+    """The wall clock shared out as the chains spent their own time: sampling, in tools, and waiting for their turn."""
     generate = sum(turn.generate_seconds for chain in chains for turn in chain.turns)
     tools = sum(turn.tool_seconds for chain in chains for turn in chain.turns)
     whole = max(sum(chain.seconds for chain in chains), generate + tools, 1e-9)
     shares = {"generate": generate / whole, "tools": tools / whole}
-    return {**{name: share * wall for name, share in shares.items()}, "other": wall * (1 - sum(shares.values()))}
+    return {**{name: share * wall for name, share in shares.items()}, "waiting": wall * (1 - sum(shares.values()))}

@@ -127,6 +127,17 @@ class TrainConfig:
         limits = [self.run_options.get("max_chain_tokens"), None if most is None else most * self.max_turns]
         return min((each for each in limits if each is not None), default=None)
 
+    @property
+    def agent_settings(self) -> dict[str, Any]:
+        """What the agent is told about its model, where it runs without a learner."""
+        named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
+        return {"model_name_or_path": self.model, **named, **({"template": self.template} if self.template else {})}
+
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """How the agent is run: options of `agent.run`."""
+        return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling}
+
     def overridden(self, changes: Mapping[str, Any]) -> TrainConfig:
         """The same with some fields changed; `sampling.temperature` reaches into a field."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}

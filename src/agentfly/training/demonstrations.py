@@ -200,7 +200,7 @@ def spoken(agent: BaseAgent, said: Message) -> Completion:
     """A reply as if the model had sampled it; refused where the agent would read something else out of it."""
     _refuse_unknown_tools(agent, said)
     template = template_of(agent)
-    ids = written(template, said)
+    ids = template.write(said)
     read = agent.parse(template.text(ids, template.start([Message("user", "u")])))
     wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (said, read.message))
     if said.tool_calls and (wanted != got or read.problems):
@@ -218,25 +218,3 @@ def _refuse_unknown_tools(agent: BaseAgent, said: Message) -> None:
         if call.name not in agent.toolbox.names:
             there = ", ".join(agent.toolbox.names) or "none"
             raise DataError(f"it calls {call.name!r}, which is no tool of the agent's; there are {there}")
-
-
-def written(template: Template, said: Message) -> list[int]:
-    """The tokens of a reply as the chat template writes it, up to and with the one that ends the turn."""
-    asked = [Message("user", "u")]
-    prompt, whole = template.render(asked), template.render([*asked, said], open_turn=False)
-    if not whole.startswith(prompt):
-        raise TemplateError(
-            f"template {template.name!r} opens a turn with {prompt[-24:]!r}, but a reply that it is given begins "
-            "otherwise: it cannot write demonstrations"
-        )
-    text = template.through_close(whole[len(prompt) :])
-    for part in (said.thinking, said.text):
-        if "".join(part.split()) not in "".join(text.split()):
-            raise TemplateError(f"template {template.name!r} does not write all of a reply: {part!r:.80} is lost")
-    ids = template.codec.encode(text)
-    if not ids or ids[-1] not in template.stop_ids:  # the turn ends with what opens the next (GLM)
-        follows = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in said.tool_calls]
-        ids.append(template.follow(follows or asked).close)
-    if not template.stop_ids.isdisjoint(ids[:-1]):
-        raise ConfigError(f"a reply holds a token that ends turns before its end: {said.text!r:.120}")
-    return ids

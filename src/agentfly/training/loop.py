@@ -8,7 +8,7 @@ from agentfly.training.publishing import publish
 from agentfly.training.trainer import Trainer
 
 
-async def train(trainer: Trainer) -> None:
+async def run(trainer: Trainer) -> None:
     """Rollout, credit, update, publish, until all steps are done; then the report.
 
     Chains of step n are sampled with the weights of version n - 1. Everything that a step leaves is written before the

@@ -25,11 +25,11 @@ from agentfly.training.lora import with_lora
 from agentfly.training.trainer import Plan, Trainer
 
 
-def new_run(plan: Plan, folder: Path, about: Mapping[str, Any]) -> Trainer:
+def new_run(plan: Plan, folder: Path, about: Mapping[str, Any] | None = None) -> Trainer:
     """A run that begins, in a folder that has none; `about` is kept in it beside the configuration."""
     learner, agent = _made(plan)
     with ExitStack() as undo:
-        writer = undo.enter_context(RunWriter.create(folder, {**plan.config.to_json(), **about}, plan.recipe))
+        writer = undo.enter_context(RunWriter.create(folder, {**plan.config.to_json(), **(about or {})}, plan.recipe))
         trainer = _assembled(plan, learner, agent, writer)
         undo.pop_all()
     return trainer
@@ -39,11 +39,11 @@ def resumed_run(plan: Plan, folder: Path, from_step: int | None = None) -> Train
     """A run that goes on after its newest checkpoint, or after that of a step."""
     checkpoints = Checkpoints(folder / "checkpoints", plan.config.keep)
     state, model = checkpoints.load(from_step)
-    learner, agent = _made(plan)
-    learner.load(model)
     with ExitStack() as undo:
         writer = undo.enter_context(RunWriter.resume(folder, state.step))
         checkpoints.remove_after(state.step)
+        learner, agent = _made(plan)
+        learner.load(model)
         trainer = _assembled(plan, learner, agent, writer)
         trainer.resume(state)
         undo.pop_all()

@@ -98,7 +98,8 @@ class Trainer:
             for record in self._writer.records():
                 self._watch.look(record.step, record.metrics)
             await publish(self.learner, self.agent.backend, self.step, self.canary)
-            if self.step == 0:
+            if self.step == 0 and self._plan.eval_tasks:
+                self._sinks.progress(Progress("evaluate"))
                 self._tell(StepRecord(0, self.config.steps, eval=await self._evaluated()))
             self._open = stack.pop_all()
         return self
@@ -126,7 +127,7 @@ class Trainer:
 
     def begin_step(self) -> None:
         self.step += 1
-        self._seconds, self._unkept = {}, []
+        self._unkept = []
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -143,17 +144,20 @@ class Trainer:
         self._steer(figures.get("policy/kl", 0.0), len(collected.trajectories))
         last = self.step == self.config.steps
         due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
-        with self.clock("other"):
+        with self.clock("evaluate"):
             held_out = await self._evaluated() if due else None
+        with self.clock("other"):
             self._keep(collected.trajectories, _worth(samples))
         self._tell(self._record(collected, figures, held_out))
         if last or self.step % self.config.save_every == 0:
-            self._save()
+            with self.clock("other"):
+                self._save()
 
     def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
         rollout = self._seconds.pop("rollout")
         phases = Counter(self._seconds)
         phases.update(collected.seconds)
+        self._seconds = {}  # what follows, the writing of a checkpoint, is time of the next step
         metrics = {
             **chain_metrics(collected.trajectories, version=self.step - 1),
             **figures,
@@ -183,7 +187,6 @@ class Trainer:
     async def _evaluated(self) -> EvalFigures | None:
         if not self._plan.eval_tasks:
             return None
-        self._sinks.progress(Progress("evaluate"))
         ended: list[Trajectory] = []
 
         def keep(event: Event) -> None:

@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentfly.backends.transformers.attention import attended, register
 from agentfly.backends.transformers.probe import packs
 from agentfly.backends.transformers.runner import sharing
 from agentfly.training.batch import Sequences
@@ -116,25 +114,11 @@ def attend(
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None) -> Tensor:
-    """One sequence: plain where it can be, for that is what is quick."""
-    count, grouped = q.shape[2], q.shape[1] != k.shape[1]
-    narrow = window is not None and window < count
-    if softcap is None and not narrow:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-    seen = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
-    if narrow:
-        seen = seen.triu(1 - (window or 0))
-    if softcap is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling, enable_gqa=grouped)
-    times = q.shape[1] // k.shape[1]
-    scores = torch.tanh(q @ k.repeat_interleave(times, 1).transpose(2, 3) * (scaling / softcap)) * softcap
-    shares = scores.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype)
-    return shares @ v.repeat_interleave(times, 1)
+    """One sequence: without a mask where it can be, for that is what is quick."""
+    seen, count = None, q.shape[2]
+    if window is not None and window < count:
+        seen = torch.ones(count, count, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+    return attended(q, k, v, seen, scaling, softcap)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """The lengths say who sees whom."""
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, _no_mask)
+register(NAME, attend)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly[train]'")
 
-from agentfly.backend import Request  # noqa: E402
+from agentfly.backend import OnUpdate, Request  # noqa: E402
 from agentfly.backends.transformers import scheduler, shelf  # noqa: E402
-from agentfly.backends.transformers.engine import Engine, OnUpdate  # noqa: E402
+from agentfly.backends.transformers.engine import Engine  # noqa: E402
 from agentfly.backends.transformers.job import Job  # noqa: E402
 from agentfly.backends.transformers.runner import Runner, bytes_of_token  # noqa: E402
 from agentfly.backends.transformers.sampling import Row, draw, uniform  # noqa: E402

@@ -17,10 +17,10 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 
 
-def model_of(seed: int = 0) -> Any:
+def model_of(seed: int = 0, config: LlamaConfig = CONFIG) -> Any:
     """Random weights, large enough that the next token is no coin toss."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(CONFIG).eval()
+    model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from agentfly.backends.vllm import VLLMBackend
 from agentfly.encoding.tokenizer import load_tokenizer
+from tests.backends.transformers import tiny
 
 VOCABULARY = 300
 CONFIG = LlamaConfig(
@@ -23,13 +23,7 @@ CONFIG = LlamaConfig(
 
 
 def model_of(seed: int = 0) -> Any:
-    """Random weights, large enough that the next token is no coin toss."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(CONFIG).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return tiny.model_of(seed, CONFIG)
 
 
 def saved(model: Any, folder: Path) -> str:

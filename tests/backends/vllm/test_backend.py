@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 
 import torch
 
-from agentfly.backends.transformers import OnUpdate
+from agentfly.backend import OnUpdate
 from agentfly.backends.vllm import VLLMBackend
 from agentfly.errors import BackendFault, ConfigError, ModelBroken
 from agentfly.types import Finish, Image

@@ -1,6 +1,5 @@
 """The embedded engine: a Hugging Face model in this process, batched continuously, sharing memory with the learner."""
 
 from agentfly.backends.transformers.backend import TransformersBackend
-from agentfly.backends.transformers.engine import OnUpdate
 
-__all__ = ["OnUpdate", "TransformersBackend"]
+__all__ = ["TransformersBackend"]

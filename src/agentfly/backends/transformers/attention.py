@@ -6,6 +6,7 @@ mixture of prefill and decode in one forward pass, with its own weights and its 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,11 +117,7 @@ def _attended(rows: torch.Tensor, piece: Piece, past: Past) -> torch.Tensor:
     if count == 1 and past.softcap is None:  # the heads that share a key are so many queries of it
         return scaled_dot_product_attention(rows.view(1, shared, heads // shared, width), k, v, scale=past.scaling)
     mask = _mask(piece, first, past.window, rows.device)
-    q = rows.transpose(0, 1)[None]
-    if past.softcap is None:
-        got = _masked(q, k, v, mask, past.scaling)
-    else:
-        got = _capped(q, k, v, mask, past.scaling, past.softcap)
+    got = attended(rows.transpose(0, 1)[None], k, v, mask, past.scaling, past.softcap)
     return got[0].transpose(0, 1).reshape(count, shared, heads // shared, width)
 
 
@@ -133,19 +130,23 @@ def _mask(piece: Piece, first: int, window: int | None, device: torch.device) ->
     return (keys <= at) if window is None else (keys <= at) & (keys > at - window)
 
 
-def _masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float
+def attended(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
 ) -> torch.Tensor:
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None and q.shape[2] > 1, scale=scaling, enable_gqa=grouped
-    )
+    """Attention of [1, head, token, width], where heads may share keys; without a mask, each token sees its past.
 
-
-def _capped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float, softcap: float
-) -> torch.Tensor:
-    """Attention whose scores are bounded, as Gemma 2 has it."""
+    Scores that are bounded, as Gemma 2 has them, are written out: nobody has a kernel for them everywhere.
+    """
+    if softcap is None:
+        causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
+        )
     times = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
@@ -156,8 +157,13 @@ def _capped(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The layout says who sees whom."""
+    """Whoever packs sequences into a row says who sees whom."""
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, _no_mask)
+def register(name: str, attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
+    """Make an attention of packed rows known to transformers, which then makes no masks for it."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, _no_mask)
+
+
+register(NAME, attend)

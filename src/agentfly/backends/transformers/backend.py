@@ -7,19 +7,19 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from agentfly.backend import Backend, Request
-from agentfly.backends.transformers.engine import Engine, OnUpdate
-from agentfly.backends.transformers.job import Job, Tokens
+from agentfly.backend import Backend, OnUpdate, Request
+from agentfly.backends.prompt import checked
+from agentfly.backends.transformers.engine import Engine
+from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.loading import device_of, dtype_of, graphs, load_model, memory_of, positions_of
 from agentfly.backends.transformers.probe import packs
 from agentfly.backends.transformers.runner import PlainRunner, Runner
 from agentfly.backends.transformers.sampling import refuse_extremes
 from agentfly.encoding.codec import Codec
 from agentfly.encoding.tokenizer import load_tokenizer
-from agentfly.errors import BackendFault, ConfigError, describe
+from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.template import Template
 from agentfly.types import Completion
@@ -47,11 +47,7 @@ class TransformersBackend(Backend):
         in one forward pass. `on_update`: what becomes of turns under way when the weights change: continue, finish,
         abort. None, everywhere, takes what suits the device.
         """
-        try:
-            self._on_update = OnUpdate(on_update)
-        except ValueError:
-            there = ", ".join(each.value for each in OnUpdate)
-            raise ConfigError(f"on_update is one of {there}, not {on_update!r}") from None
+        self._on_update = OnUpdate.of(on_update)
         rows, tokens = _count("max_rows", max_rows), _count("max_batch_tokens", max_batch_tokens)
         if rows is not None and tokens is not None and rows > tokens:
             raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
@@ -97,29 +93,12 @@ class TransformersBackend(Backend):
         if request.images:
             raise ConfigError("this backend shows a model text only")
         refuse_extremes(request.sampling)
-        prompt = self._checked(request.prompt)
+        prompt = checked(request.prompt, self._vocabulary, self.context_length)
         room = self.context_length - len(prompt)
-        if room < 1:
-            raise BackendFault(f"the prompt has {len(prompt)} tokens, the context {self.context_length}: no room left")
         if request.sampling.stop:
             self._decode([])
         limit = min(int(request.sampling.max_tokens or room), room)
         return await self._engine.sample(Job(request, prompt, limit, self._decode))
-
-    def _checked(self, prompt: Sequence[int]) -> Tokens:
-        """A prompt that the model has embeddings for: on a GPU a wrong index would end the process."""
-        if not len(prompt):
-            raise BackendFault("an empty prompt: there is nothing to go on from")
-        ids = np.asarray(prompt)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise BackendFault(f"a prompt is a sequence of token ids, not of {type(prompt[0]).__name__}")
-        if ids.min() < 0 or ids.max() >= self._vocabulary:
-            wrong = next(each for each in prompt if not 0 <= each < self._vocabulary)
-            raise BackendFault(
-                f"the prompt has the token {wrong}, the model knows 0 to {self._vocabulary - 1}: "
-                "is this the model's own tokenizer?"
-            )
-        return ids.astype(np.int32)
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._codec is None:

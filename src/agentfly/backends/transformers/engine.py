@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 import math
 import threading
@@ -19,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 
+from agentfly.backend import CLOSED, OnUpdate
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.runner import Runner
 from agentfly.backends.transformers.scheduler import Chunk, Scheduler
@@ -28,22 +28,10 @@ from agentfly.types import Completion, Finish
 
 FAULTS = 3
 """Steps that may fail one after the other before the engine gives up."""
-CLOSED = "the engine is closed"
 _LOG = logging.getLogger(__name__)
 
 Commit = Callable[[], None]
 """Puts weights that were found to fit into the model."""
-
-
-class OnUpdate(enum.Enum):
-    """What becomes of turns that are being sampled when the weights change."""
-
-    CONTINUE = "continue"
-    """They go on with the weights that came, on a past that is computed anew with them."""
-    FINISH = "finish"
-    """The weights change when they have ended; turns that were asked for meanwhile wait."""
-    ABORT = "abort"
-    """They end as they are."""
 
 
 class Engine:

@@ -6,16 +6,13 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from agentfly.backend import Request
+from agentfly.backends.prompt import Tokens
 from agentfly.backends.transformers.arena import Stretch
 from agentfly.backends.transformers.sampling import Row, uniform
 from agentfly.types import Completion, Finish
 
 Decode = Callable[[Sequence[int]], str]
-Tokens = npt.NDArray[np.int32]
 _numbers = itertools.count()
 
 

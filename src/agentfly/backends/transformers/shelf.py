@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentfly.backends.prompt import Tokens
 from agentfly.backends.transformers.arena import Arena, Stretch
-from agentfly.backends.transformers.job import Job, Tokens
+from agentfly.backends.transformers.job import Job
 
 HEAD = 16
 """Tokens that two sequences must have in common to be looked at."""

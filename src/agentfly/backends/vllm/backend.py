@@ -15,10 +15,9 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from agentfly.backend import Backend, Request
+from agentfly.backend import Backend, OnUpdate, Request
 from agentfly.backends.handover import Handover, lora_of
 from agentfly.backends.prompt import checked
-from agentfly.backends.transformers.engine import OnUpdate
 from agentfly.backends.transformers.loading import dtype_of, memory_of
 from agentfly.backends.transformers.sampling import is_plain
 from agentfly.backends.vllm.engine import Engine
@@ -126,11 +125,7 @@ class VLLMBackend(Backend):
 
 
 def _on_update(asked: str | OnUpdate) -> OnUpdate:
-    try:
-        chosen = OnUpdate(asked)
-    except ValueError:
-        there = ", ".join(each.value for each in OnUpdate)
-        raise ConfigError(f"on_update is one of {there}, not {asked!r}") from None
+    chosen = OnUpdate.of(asked)
     if chosen is OnUpdate.CONTINUE and not Engine.stamps:
         raise ConfigError(
             f"vLLM {vllm.__version__} does not tell which weights sampled which token: "

@@ -23,9 +23,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from agentfly.backend import CLOSED, OnUpdate
 from agentfly.backends.handover import Handed, Handover, discard
 from agentfly.backends.orphans import MARK
-from agentfly.backends.transformers.engine import CLOSED, OnUpdate
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 
 RESTARTS = 3

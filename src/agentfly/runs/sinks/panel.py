@@ -21,7 +21,9 @@ COLOURS = {
     "generate": "green",
     "tools": "yellow",
     "update": "bright_blue",
+    "waiting": "red",
     "publish": "magenta",
+    "evaluate": "cyan",
     "other": "bright_black",
 }
 """One colour a phase; the model's and the tools' are those of their words."""

@@ -1,7 +1,7 @@
 """A counter to be set to a number, and four chains of a scripted agent that is sometimes careless.
 
-    agentfly run recipes/demo.py
-    agentfly run recipes/demo.py -n 1 --tokens
+    agentfly run recipes/counter.py
+    agentfly run recipes/counter.py -n 1 --tokens
 
 No model is needed: the script below plays one, through a real tokenizer and a real chat template, so that everything
 else you see (tools, environment, rewards, tokens and who wrote them) is what a trained model would go through.
