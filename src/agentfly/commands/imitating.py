@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -19,9 +19,11 @@ from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.training.demonstrations import demonstrate, read_demonstrations
-from agentfly.training.learner import Learner
-from agentfly.training.warm_start import Imitated, fit, imitate, imitator, pieces_of
 from agentfly.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentfly.training.learner import Learner
+    from agentfly.training.warm_start import Imitated
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Lesson:
 
 def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated:
     """Gather demonstrations, imitate them, write the model; the last step."""
+    from agentfly.training.warm_start import fit, imitate, imitator, pieces_of
+
     console = console or Console()
 
     def say(text: str) -> None:
