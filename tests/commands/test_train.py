@@ -1,0 +1,91 @@
+"""`agentfly train`: what is typed, what is refused, and what is said when somebody stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agentfly.cli import app
+from agentfly.errors import AgentFlyError
+from agentfly.runs import RunDirectory
+from agentfly.training import TrainConfig, train
+from tests.training.recipe_vowels import agent, eval_tasks, tasks
+
+RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
+
+
+@pytest.fixture(autouse=True)
+def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(*words: object) -> str:
+    result = CliRunner().invoke(app, ["train", *map(str, words)])
+    assert isinstance(result.exception, AgentFlyError)
+    return str(result.exception)
+
+
+def test_runs_are_numbered_and_told_where_they_lie() -> None:
+    for number in (1, 2):
+        result = CliRunner().invoke(app, ["train", str(RECIPE), "steps=1", "eval_every=null"])
+        assert result.exception is None
+        assert "held out before training" in result.output
+        assert "step 1/1" in result.output
+        assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
+        assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a recipe to start from, or --resume"),
+        ([RECIPE, "--resume", "x"], "give a recipe to start from, or --resume"),
+        (["nowhere.py"], "there is no recipe 'nowhere.py'"),
+        ([RECIPE, "learning_rat=1"], "close ones: learning_rate"),
+        ([RECIPE, "fast"], "write field=value"),
+        ([RECIPE, "--from-step", "3"], "--from-step goes with --resume"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        ([RECIPE, "sinks=[consol]"], "sinks"),
+        ([RECIPE, 'sinks=["consol"]'], "console"),
+        ([RECIPE, "backend=vlm"], "vllm"),
+    ],
+)
+def test_what_cannot_be_done_is_said(words: list[object], said: str) -> None:
+    assert said in refused(*words)
+    assert not Path("runs").exists() or not list(Path("runs").glob("*/metrics.jsonl"))
+
+
+def test_a_recipe_without_a_configuration_is_told(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("tasks = ['a']\n")
+    assert "must define `config`" in refused(recipe)
+
+
+def test_whoever_stops_a_run_is_told_how_to_go_on() -> None:
+    command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while process.poll() is None and not Path("here/metrics.jsonl").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "agentfly train --resume here" in said
+
+
+def test_one_call_trains_and_goes_on(small_model: Path) -> None:
+    config = TrainConfig(
+        model=str(small_model), tasks_per_step=2, num_chains=2, max_turns=2, sampling={"max_tokens": 4},
+        learning_rate=1e-3, steps=2, sinks=(),
+    )  # fmt: skip
+    run = train(agent, tasks, config, eval_tasks=eval_tasks, run="here")
+    before = run.records()
+    assert [record.step for record in before] == [0, 1, 2]
+    assert [record.step for record in train(agent, tasks, config, run="here", resume=True).records()] == [0, 1, 2]
