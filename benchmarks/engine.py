@@ -67,10 +67,10 @@ Side = Callable[[Sequence[Turn]], Awaitable[int | tuple[int, float]]]
 """Samples turns as they come; how many tokens that was, and the CPU seconds where they were another process's."""
 
 
-def ragged(count: int, most: int, seed: int) -> list[Turn]:
+def ragged(count: int, most: int, seed: int, prompts: tuple[int, int] = (20, 120)) -> list[Turn]:
     draw = random.Random(seed)
     return [
-        Turn(words(draw, draw.randint(20, 120)), draw.randint(most // 2, most), at * GAP if count > 1 else 0)
+        Turn(words(draw, draw.randint(*prompts)), draw.randint(most // 2, most), at * GAP if count > 1 else 0)
         for at in range(count)
     ]
 
@@ -218,13 +218,13 @@ async def compare(
     return rows
 
 
-async def run(quick: bool) -> None:
+async def run(quick: bool, only: Sequence[str]) -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
-    forgetful._engine._scheduler._reuse = False  # a client that sends the whole history to a server without a cache
-    sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32), 48, 3)
+    forgetful._engine._scheduler._reuse = False
+    sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32, 64), 48, 3)
     with continuous(other) as theirs, vllm_cpu() as vllm:
         sides = {
             "agentfly": embedded(backend),
@@ -233,25 +233,35 @@ async def run(quick: bool) -> None:
             **vllm,
         }
         cases = {f"{size}": partial(ragged, size, most) for size in sizes}
+        cases["8 of 1,000 tokens"] = partial(ragged, 8, most, prompts=(950, 1050))
+        cases = {name: case for name, case in cases.items() if not only or name in only}
         for side in sides.values():
             await side(ragged(2, 4, -1))
         rows = await compare(sides, cases, rounds)
     header = ["requests", *sides, "CPU rate against the best other"]
     print_table(f"Ragged requests, one every {GAP * 1e3:.0f} ms: tokens a second of clock / of CPU time", header, rows)
 
+    if not only or "chains" in only:
+        await multi_turn(backend, forgetful, quick)
+    await backend.close()
+    await forgetful.close()
+
+
+async def multi_turn(backend: TransformersBackend, forgetful: TransformersBackend, quick: bool) -> None:
+    """Chains whose cache follows them, against a client that sends the whole history to a server without one."""
     chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)
     sides = {"agentfly": chained(backend, turns, count), "no cache": chained(forgetful, turns, count)}
     rows = await compare(sides, {f"{chains} × {turns}": partial(ragged, chains, count)}, 1)
     title = f"Chains of turns with {OBSERVATION}-token observations: tokens a second of clock / of CPU time"
     print_table(title, ["chains × turns", *sides, "CPU rate against it"], rows)
-    await backend.close()
-    await forgetful.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    asyncio.run(run(parser.parse_args().quick))
+    parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
+    options = parser.parse_args()
+    asyncio.run(run(options.quick, options.only))
 
 
 if __name__ == "__main__":

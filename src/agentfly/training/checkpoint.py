@@ -12,7 +12,6 @@ all. An older one is removed only after a later one stands. What cannot be writt
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -27,9 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agentfly.errors import ConfigError, DataError
+from agentfly.manifest import damage, seal, to_disk
 
 _NAME = re.compile(r"step-(\d{6,})")
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Checkpoints:
             write_model(draft / "model")
             save_file(_apart(state.tensors), draft / "trainer.safetensors")
             (draft / "trainer.json").write_text(json.dumps({"step": state.step, **state.values}), encoding="utf-8")
-            _seal(draft)
+            seal(draft)
             _replace(draft, place)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
@@ -91,8 +90,8 @@ class Checkpoints:
             raise ConfigError(f"there is no checkpoint of step {step}; there are those of {', '.join(map(str, there))}")
         chosen = there[-1] if step is None else step
         place = self.path(chosen)
-        if wrong := _damage(place):
-            others = [each for each in there if each != chosen and not _damage(self.path(each))]
+        if wrong := damage(place):
+            others = [each for each in there if each != chosen and not damage(self.path(each))]
             cure = f"go on from a whole one with --from-step {others[-1]}" if others else "no other one is whole"
             raise DataError(f"the checkpoint {place} is damaged ({wrong}); {cure}")
         values = json.loads((place / "trainer.json").read_text(encoding="utf-8"))
@@ -110,44 +109,8 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
-def _seal(folder: Path) -> None:
-    """Write the manifest and get everything onto the disk."""
-    files = sorted(each for each in folder.rglob("*") if each.is_file())
-    manifest = {str(each.relative_to(folder)): [each.stat().st_size, _checksum(each)] for each in files}
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for each in (*files, folder / _MANIFEST, folder / "model", folder):
-        _flush(each)
-
-
 def _replace(draft: Path, place: Path) -> None:
     if place.exists():  # of a run that was resumed from an earlier step
         shutil.rmtree(place)
     os.rename(draft, place)
-    _flush(place.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _damage(place: Path) -> str | None:
-    """What is wrong with a checkpoint; None: it is whole."""
-    try:
-        manifest = json.loads((place / _MANIFEST).read_text(encoding="utf-8"))
-        for name, (size, checksum) in manifest.items():
-            if (place / name).stat().st_size != size or _checksum(place / name) != checksum:
-                return f"{name} is not what was written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError) as error:
-        return f"it cannot be read: {error}"
-    return None
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    to_disk(place.parent)

@@ -23,5 +23,6 @@ async def run(trainer: Trainer) -> None:
                 samples = await asyncio.to_thread(trainer.credited, collected.groups)
                 figures = await asyncio.to_thread(trainer.learner.update, samples) if samples else {}
             with trainer.clock("publish"):
-                await publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
-            await trainer.end_step(collected, samples, figures)
+                delivery = publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
+                await asyncio.gather(delivery, asyncio.to_thread(trainer.keep, collected, samples))
+            await trainer.end_step(collected, figures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -80,6 +79,8 @@ class Trainer:
         """The reward of the best evaluation, and the step it followed."""
         self.step = 0
         self._seconds: dict[str, float] = {}
+        self._since = 0.0
+        """When the last step ended."""
         self._unkept: list[Alarm] = []
         self._open = AsyncExitStack()
 
@@ -102,6 +103,7 @@ class Trainer:
                 self._sinks.progress(Progress("evaluate"))
                 self._tell(StepRecord(0, self.config.steps, eval=await self._evaluated()))
             self._open = stack.pop_all()
+        self._since = time.perf_counter()
         return self
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -139,25 +141,30 @@ class Trainer:
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - begun
 
-    async def end_step(self, collected: Collected, samples: Sequence[Sample], figures: Mapping[str, float]) -> None:
-        """Evaluate if it is time, keep everything, tell everybody."""
+    def keep(self, collected: Collected, samples: Sequence[Sample]) -> None:
+        """Write the chains of a step into the run, with what their tokens were worth."""
+        worth: dict[str, list[Any]] = {}
+        for sample in samples:
+            worth.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
+        self._keep(collected.trajectories, worth)
+
+    async def end_step(self, collected: Collected, figures: Mapping[str, float]) -> None:
+        """Evaluate if it is time, tell everybody, and write a checkpoint if it is time."""
         self._steer(figures.get("policy/kl", 0.0), len(collected.trajectories))
         last = self.step == self.config.steps
         due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
         with self.clock("evaluate"):
             held_out = await self._evaluated() if due else None
-        with self.clock("other"):
-            self._keep(collected.trajectories, _worth(samples))
         self._tell(self._record(collected, figures, held_out))
         if last or self.step % self.config.save_every == 0:
-            with self.clock("other"):
-                self._save()
+            self._save()
 
     def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
         rollout = self._seconds.pop("rollout")
-        phases = Counter(self._seconds)
-        phases.update(collected.seconds)
-        self._seconds = {}  # what follows, the writing of a checkpoint, is time of the next step
+        phases = {**collected.seconds, **self._seconds}
+        now = time.perf_counter()
+        phases["other"] = now - self._since - sum(phases.values())
+        self._since, self._seconds = now, {}  # what follows, the writing of a checkpoint, is time of the next step
         metrics = {
             **chain_metrics(collected.trajectories, version=self.step - 1),
             **figures,
@@ -223,11 +230,3 @@ class Trainer:
     def _tell(self, record: StepRecord) -> None:
         self._writer.append(record)
         self._sinks.step(record)
-
-
-def _worth(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """The advantages by chain, as the run keeps them."""
-    out: dict[str, list[Any]] = {}
-    for sample in samples:
-        out.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
-    return out
