@@ -24,6 +24,7 @@ from benchmarks.table import print_table
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "lookup.py"
 STUDIES: dict[str, dict[str, list[str]]] = {
+    "demo": {"as make demo trains it": ["steps=80"]},
     "algorithms": {
         "GRPO": [],
         "RLOO": ["algorithm=rloo"],
@@ -53,7 +54,7 @@ def main() -> None:
             made = {
                 name: [_run(folder, changes, seed, steps) for seed in seeds] for name, changes in STUDIES[study].items()
             }
-            _show(study, made, steps)
+            _show(study, made)
 
 
 def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
@@ -71,8 +72,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     fields = [change for change in changes if change not in ("model=small", "unmasked")]
     begun = time.process_time()
     with _unmasked() if "unmasked" in changes else _as_it_is():
-        settings = [f"model={model}", f"seed={seed}", f"steps={steps}", f"save_every={steps}", 'sinks=["console"]']
-        trained(RECIPE, [*fields, *settings], place)
+        trained(RECIPE, [f"model={model}", f"seed={seed}", f"steps={steps}", "save_every=1000", *fields], place)
     (place / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
     return place
 
@@ -117,7 +117,7 @@ def _as_it_is() -> Iterator[None]:
     yield
 
 
-def _show(study: str, made: dict[str, list[Path]], steps: int) -> None:
+def _show(study: str, made: dict[str, list[Path]]) -> None:
     from agentfly.runs import RunDirectory
 
     rows: list[list[Any]] = []
@@ -125,7 +125,7 @@ def _show(study: str, made: dict[str, list[Path]], steps: int) -> None:
         for place in places:
             evals = {r.step: r.eval for r in RunDirectory(place).records() if r.eval is not None}
             curve = [f"{evals[step].reward:.2f}" for step in sorted(evals)]
-            greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[steps].metrics['greedy']:.2f}"
+            greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[max(evals)].metrics['greedy']:.2f}"
             rows.append([name, place.name.rpartition("_")[2], *curve, greedy, (place / "cpu-seconds").read_text()])
     print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s"], rows)
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import TemplateError
 from agentfly.template import Template, delta_kind
 from agentfly.templates import load_template
+from agentfly.templates.readers import READERS
 from agentfly.types import Image, Message
 from tests.templates.families import BY_NAME, CASES, KINDS, TOOL, Case, answer, call, delta_of, texts, user
 
@@ -437,3 +439,37 @@ def test_kinds_are_told_in_words() -> None:
 
 def test_tools_are_in_the_prompt() -> None:
     assert TOOL["function"]["description"] in BY_NAME["qwen2_5"].template.render([user("u")])
+
+
+# ── write: what parse reads ──
+
+
+def test_thinking_is_written_or_refused() -> None:
+    thought = Message("assistant", "Yes.", thinking="Hm, well.")
+    qwen3 = BY_NAME["qwen3"].template
+    assert qwen3.codec.decode(qwen3.write(thought)) == "<think>\nHm, well.\n</think>\n\nYes.<|im_end|>"
+    raw = Message("assistant", "<think>Hm, well.</think>Yes.")
+    assert qwen3.parse(qwen3.write(raw)).message.thinking == "Hm, well."
+    qwen2_5 = BY_NAME["qwen2_5"].template
+    with pytest.raises(TemplateError, match=r"'Hm, well.' is lost"):
+        qwen2_5.write(thought)
+
+
+def test_a_turn_that_ends_with_what_opens_the_next_is_closed_by_it() -> None:
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer = ByteTokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens(["<|user|>", "<|assistant|>", "<|tool|>"])
+    template = Template(tokenizer, source, close=["<|user|>", "<|tool|>"], reader=READERS["hermes"])
+    decode = template.codec.decode
+    assert decode(template.write(Message("assistant", "Hi."))) == "Hi.<|user|>"
+    assert decode(template.write(Message("assistant", "", (call(1),)))).endswith("</tool_call><|tool|>")
+
+
+def test_a_format_that_opens_thinking_and_never_writes_it_is_refused() -> None:
+    case = next(case for case in CASES if case.trl == "deepseekv3")
+    with pytest.raises(TemplateError, match="it cannot write a turn"):
+        case.template.write(Message("assistant", "It is 42."))

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.models.cache import MANIFEST, Prepared, fault, ready, root
+from agentfly.manifest import MANIFEST
+from agentfly.models.cache import Prepared, fault, ready, root
 
 CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
 PREPARATION = """

@@ -204,6 +204,8 @@ def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_takes_no_second_one(tmp_path: Path) -> None:
     create(tmp_path).close()
+    with create(tmp_path) as run:  # nothing is lost by beginning anew what did not get to its first step
+        run.append(step(1))
     with pytest.raises(ConfigError, match="has a run already; resume it"):
         create(tmp_path)
     with RunWriter.resume(tmp_path, 0):

@@ -28,6 +28,7 @@ tasks = [f"say something about {number}" for number in range(40)]
 eval_tasks = [f"say something about {number}" for number in range(40, 48)]
 config = TrainConfig(
     model=os.environ.get("VOWELS_MODEL", "tiny"),
+    backend={"backend": "transformers", "dtype": "float32", "kv_memory": 1 << 24},
     tasks_per_step=3,
     num_chains=4,
     max_turns=2,

@@ -11,13 +11,11 @@ import pytest
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.models.lookup import Lookup, draw
 from agentfly.segment import Author
 from agentfly.template import Template
-from agentfly.templates.readers import READERS
 from agentfly.training.demonstrations import demonstrate, read_demonstrations, recorded, spoken
 from agentfly.types import Message, ToolCall
 from tests.fakes import Server, byte_agent, call, said, texts
@@ -316,34 +314,3 @@ def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
     spans = [span for span in chain.segments[0].spans if span.author is Author.MODEL]
     (read,) = agent.template.parse(spans[0].ids.tolist()).calls
     assert (read.name, read.arguments) == ("switch", {})
-
-
-def test_thinking_is_written_or_refused() -> None:
-    thought = Message("assistant", "Yes.", thinking="Hm, well.")
-    qwen3 = next(case for case in CALLS if str(case) == "qwen3").template
-    assert qwen3.codec.decode(qwen3.write(thought)) == "<think>\nHm, well.\n</think>\n\nYes.<|im_end|>"
-    raw = Message("assistant", "<think>Hm, well.</think>Yes.")
-    assert qwen3.parse(qwen3.write(raw)).message.thinking == "Hm, well."
-    qwen2_5 = next(case for case in CALLS if str(case) == "qwen2_5").template
-    with pytest.raises(TemplateError, match=r"'Hm, well.' is lost"):
-        qwen2_5.write(thought)
-
-
-def test_a_turn_that_ends_with_what_opens_the_next_is_closed_by_it() -> None:
-    source = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
-        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
-        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    tokenizer: Any = ByteTokenizer()
-    tokenizer.backend_tokenizer.add_special_tokens(["<|user|>", "<|assistant|>", "<|tool|>"])
-    template = Template(tokenizer, source, close=["<|user|>", "<|tool|>"], reader=READERS["hermes"])
-    decode = template.codec.decode
-    assert decode(template.write(Message("assistant", "Hi."))) == "Hi.<|user|>"
-    assert decode(template.write(TURNS["call"])).endswith("</tool_call><|tool|>")
-
-
-def test_a_format_that_opens_thinking_and_never_writes_it_is_refused() -> None:
-    case = next(case for case in CASES if case.trl == "deepseekv3")
-    with pytest.raises(TemplateError, match="it cannot write a turn"):
-        case.template.write(TURNS["answer"])

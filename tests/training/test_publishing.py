@@ -154,15 +154,20 @@ async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> N
 # ── what is noticed ──
 
 
+async def notice(learner: Learner, backend: Backend, said: str) -> None:
+    """What the backend has is published, then a step is done that does not get there."""
+    canary = Canary(learner, backend)
+    await publish(learner, backend, 0, canary)
+    learner.update(samples(20, 9))
+    with pytest.raises(WeightsAdrift, match=said):
+        await publish(learner, backend, 1, canary)
+
+
 async def test_weights_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
     model = model_of()
     learner = learner_of(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: ())
-    canary = Canary(learner, backend)
-    await publish(learner, backend, 0, canary)
-    learner.update(samples(20, 9))
-    with pytest.raises(WeightsAdrift, match=r"after weights 1 .* the weights were not delivered"):
-        await publish(learner, backend, 1, canary)
+    await notice(learner, backend, r"after weights 1 .* the weights were not delivered")
 
 
 async def test_weights_that_never_arrive_are_noticed_even_where_they_moved_little(backend_on: BackendOn) -> None:
@@ -179,22 +184,14 @@ async def test_half_of_the_weights_are_noticed(backend_on: BackendOn) -> None:
     model = model_of()
     learner = learner_of(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: list(islice(weights, len(list(weights)) // 2)))
-    canary = Canary(learner, backend)
-    await publish(learner, backend, 0, canary)
-    learner.update(samples(20, 9))
-    with pytest.raises(WeightsAdrift, match="only some of the weights were delivered"):
-        await publish(learner, backend, 1, canary)
+    await notice(learner, backend, "only some of the weights were delivered")
 
 
 async def test_adapters_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
     model = adapted()
     backend = Lossy(backend_on(copy.deepcopy(model)), lambda weights: ())
     learner = learner_of(model)
-    canary = Canary(learner, backend)
-    await publish(learner, backend, 0, canary)
-    learner.update(samples(20, 9))
-    with pytest.raises(WeightsAdrift, match="the weights were not delivered"):
-        await publish(learner, backend, 1, canary)
+    await notice(learner, backend, "the weights were not delivered")
 
 
 async def test_a_backend_that_is_late_by_one_version_says_so_itself(backend_on: BackendOn) -> None:

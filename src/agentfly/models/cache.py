@@ -8,8 +8,6 @@ process at a time prepare a model; the others wait for its result.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -20,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentfly.errors import ConfigError
+from agentfly.manifest import damage, seal, to_disk
 
-MANIFEST = "manifest.json"
-"""The sizes and checksums of the other files of a model."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -74,34 +71,7 @@ def ready(model: Prepared, *, thorough: bool = False) -> Path:
 
 def fault(model: Prepared, *, thorough: bool = False) -> str:
     """What is wrong with a prepared model; empty: nothing. `thorough` compares checksums, else only sizes."""
-    folder = model.folder
-    if not folder.exists():
-        return "it is not prepared"
-    try:
-        files = {str(name): (int(size), str(sum)) for name, (size, sum) in _manifest(folder).items()}
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
-    for name, (size, checksum) in files.items():
-        try:
-            there = (folder / name).stat().st_size
-            if there != size:
-                return f"{name} has {there} bytes, not {size}"
-            if thorough and sha256(folder / name) != checksum:
-                return f"{name} is not what was written: its checksum differs"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    return ""
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    files: dict[str, tuple[int, str]] = json.loads((folder / MANIFEST).read_text())["files"]
-    return files
+    return damage(model.folder, thorough=thorough) if model.folder.exists() else "it is not prepared"
 
 
 @contextmanager
@@ -127,28 +97,10 @@ def _prepare(model: Prepared) -> None:
         made.mkdir()
         scratch.mkdir()
         model.build(made, scratch)
-        _seal(made, model)
+        seal(made, model=model.name, version=model.version, source=model.source)
         if model.folder.exists():
             model.folder.rename(part / "broken")
         made.rename(model.folder)
-        _to_disk(root())
+        to_disk(root())
     finally:
         shutil.rmtree(part)
-
-
-def _seal(folder: Path, model: Prepared) -> None:
-    """Write the manifest, and everything to disk: a rename must not get there before what it names."""
-    files = {path.name: (path.stat().st_size, sha256(path)) for path in sorted(folder.iterdir())}
-    told = {"model": model.name, "version": model.version, "source": model.source, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(told, indent=2) + "\n")
-    for path in folder.iterdir():
-        _to_disk(path)
-    _to_disk(folder)
-
-
-def _to_disk(path: Path) -> None:
-    at = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(at)
-    finally:
-        os.close(at)

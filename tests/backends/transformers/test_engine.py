@@ -17,6 +17,7 @@ from tests.backends.transformers.tiny import (  # noqa: E402
     VOCABULARY,
     asked,
     backend_of,
+    filtered,
     greedy,
     model_of,
     scored,
@@ -89,13 +90,8 @@ async def test_tokens_are_drawn_as_often_as_they_are_likely(model: Any, backend:
 async def test_what_a_filter_leaves_out_is_never_drawn_and_the_rest_is_as_likely_as_transformers_says(
     model: Any, backend: TransformersBackend, rest: dict[str, Any]
 ) -> None:
-    from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
-    warp = LogitsProcessorList([makers[name](value) for name, value in rest.items()])
     row = prompts([8])[0]
-    with torch.inference_mode():
-        wanted = warp(torch.tensor([row]), model(torch.tensor([row])).logits[:, -1] / 0.5).log_softmax(-1)[0]
+    wanted = filtered(model, row, 0.5, **rest)
     draws = await asyncio.gather(
         *(backend.generate(asked(row, 1, seed=at, temperature=0.5, **rest)) for at in range(100))
     )

@@ -3,7 +3,14 @@
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from agentfly.backend import Request
 from agentfly.backends.transformers import TransformersBackend
@@ -42,6 +49,16 @@ def scored(model: Any, request: Request, completion: Completion, temperature: fl
     tokens = [*request.prompt, *completion.token_ids]
     logits = model(torch.tensor([tokens])).logits[0, len(request.prompt) - 1 : -1].float() / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(list(completion.token_ids))[:, None])[:, 0]
+
+
+@torch.inference_mode()
+def filtered(model: Any, prompt: list[int], temperature: float, **filters: float) -> torch.Tensor:
+    """The log-probabilities of the next token behind the filters of transformers, by their names."""
+    makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    warp = LogitsProcessorList([makers[name](value) for name, value in filters.items()])
+    ids = torch.tensor([prompt])
+    left: torch.Tensor = warp(ids, model(ids).logits[:, -1] / temperature)
+    return left.log_softmax(-1)[0]
 
 
 @torch.inference_mode()

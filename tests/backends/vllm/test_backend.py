@@ -15,7 +15,7 @@ from agentfly.backend import OnUpdate
 from agentfly.backends.vllm import VLLMBackend
 from agentfly.errors import BackendFault, ConfigError, ModelBroken
 from agentfly.types import Finish, Image
-from tests.backends.transformers.tiny import asked, greedy, scored
+from tests.backends.transformers.tiny import asked, filtered, greedy, scored
 from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -77,13 +77,8 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
 async def test_filters_leave_the_rest_as_likely_as_transformers_says(
     model: Any, backend: VLLMBackend, rest: dict[str, Any]
 ) -> None:
-    from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
-    warp = LogitsProcessorList([makers[name](value) for name, value in rest.items()])
     row = prompts([8])[0]
-    with torch.inference_mode():
-        wanted = warp(torch.tensor([row]), model(torch.tensor([row])).logits[:, -1] / 0.7).log_softmax(-1)[0]
+    wanted = filtered(model, row, 0.7, **rest)
     draws = await asyncio.gather(
         *(backend.generate(asked(row, 1, seed=at, temperature=0.7, **rest)) for at in range(50))
     )
