@@ -45,6 +45,7 @@ config = TrainConfig(
     sampling={"max_tokens": 32},
     learning_rate=5e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=80,
     eval_every=10,
     save_every=20,

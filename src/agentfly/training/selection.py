@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from agentfly.algorithm import Episode, SegmentReward
 from agentfly.outcome import Treatment
+from agentfly.runs.metrics import groups, is_uniform
 from agentfly.trajectory import Trajectory
 
 
@@ -37,21 +38,18 @@ def select(
     trajectories: Iterable[Trajectory], *, least: int, keep_flat: bool, segment_reward: SegmentReward = "broadcast"
 ) -> Selection:
     """The chains to train, in groups of at least `least`; groups without variance only if they are to be kept."""
-    together: dict[int, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        together.setdefault(trajectory.group, []).append(trajectory)
     counts: Counter[str] = Counter()
-    groups, flat = [], 0
-    for _, chains in sorted(together.items()):
-        kept = _trained(sorted(chains, key=lambda each: each.chain), segment_reward, counts)
+    trained, flat = [], 0
+    for chains in groups(trajectories):
+        kept = _trained(chains, segment_reward, counts)
         if len(kept) < least:
             counts["alone"] += len(kept)
             continue
-        level = is_flat(kept) and len(kept) > 1
+        level = len(kept) > 1 and is_uniform(chains)
         flat += level
         if keep_flat or not level:
-            groups.append(kept)
-    return Selection(tuple(groups), counts, flat)
+            trained.append(kept)
+    return Selection(tuple(trained), counts, flat)
 
 
 def _trained(chains: Sequence[Trajectory], rule: SegmentReward, counts: Counter[str]) -> tuple[Episode, ...]:
@@ -61,10 +59,3 @@ def _trained(chains: Sequence[Trajectory], rule: SegmentReward, counts: Counter[
     counts["masked"] += sum(chain.treatment is Treatment.MASK for chain in chains)
     counts["zeroed"] += sum(chain.treatment is Treatment.ZERO for chain in chains)
     return tuple(Episode.of(chain, rule) for chain in chains if chain.treatment is not Treatment.MASK)
-
-
-def is_flat(episodes: Sequence[Episode]) -> bool:
-    """Whether all chains earned the same, turn by turn where turns were rewarded."""
-    if any(each.trajectory.score is not None and each.trajectory.score.per_turn is not None for each in episodes):
-        return len({each.rewards.tobytes() for each in episodes}) == 1
-    return len({each.total for each in episodes}) == 1

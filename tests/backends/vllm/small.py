@@ -22,8 +22,8 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 
 
-def model_of(seed: int = 0) -> Any:
-    return tiny.model_of(seed, CONFIG)
+def model_of(seed: int = 0, **changes: Any) -> Any:
+    return tiny.model_of(seed, LlamaConfig(**{**CONFIG.to_dict(), **changes}))
 
 
 def saved(model: Any, folder: Path) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 
 import torch
+from vllm.platforms import current_platform
 
 from agentfly.backend import OnUpdate
 from agentfly.backends.vllm import VLLMBackend
@@ -325,3 +327,17 @@ async def test_sleep_gives_the_gpu_back_and_nothing_is_lost(tmp_path: Any) -> No
         await backend.wake_up()
         assert (await waiting).token_ids == before.token_ids
     await backend.close()
+
+
+async def test_a_head_that_would_stay_old_is_refused(tmp_path: Path) -> None:
+    """On a CPU, vLLM keeps a packed copy of a head that is shared with the embeddings."""
+    if not current_platform.is_cpu():
+        pytest.skip("a GPU keeps no packed copy")
+    tied = model_of(tie_word_embeddings=True)
+    backend = backend_of(saved(tied, tmp_path))
+    try:
+        with pytest.raises(ConfigError, match="a head of the old weights"):
+            await backend.update_weights(tied.named_parameters(), 1)
+        assert (await backend.generate(asked([7, 8, 9], 2))).weight_versions == (0, 0)
+    finally:
+        await backend.close()

@@ -21,7 +21,9 @@ def folder(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small model with heads as wide as vLLM wants them."""
     path, tokenizer = tmp_path_factory.mktemp("model"), AutoTokenizer.from_pretrained(small_model)
     tokenizer.save_pretrained(path)
-    config = LlamaConfig.from_pretrained(small_model, hidden_size=64, num_hidden_layers=1, head_dim=32)
+    config = LlamaConfig.from_pretrained(
+        small_model, hidden_size=64, num_hidden_layers=1, head_dim=32, tie_word_embeddings=False
+    )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(path)
     return path

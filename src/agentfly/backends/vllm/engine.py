@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -257,6 +258,12 @@ class Engine:
             if self._level:
                 raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
             handed = await asyncio.to_thread(self._handover.write, weights)
+            if handed.model is not None and _keeps_its_head(self.config):
+                discard(handed)
+                raise ConfigError(
+                    "vLLM on a CPU goes on with the head it has packed where a model shares it with its embeddings, so "
+                    "it would sample with a head of the old weights; use backend='transformers' here, or a GPU"
+                )
             try:
                 await llm.pause_generation(mode=_PAUSES[then], clear_cache=True)
                 await self._take(llm, handed, version)
@@ -309,3 +316,7 @@ def _marked() -> Iterator[None]:
         del os.environ[MARK]
         if before is not None:
             os.environ[MARK] = before
+
+
+def _keeps_its_head(config: Any) -> bool:
+    return current_platform.is_cpu() and bool(config.model_config.hf_text_config.tie_word_embeddings)
