@@ -37,6 +37,8 @@ VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"
 VOCABULARY = 49_000
 MEMORY = 2 << 30
 OBSERVATION = 100
+TOLD = 200
+"""Tokens of a system prompt that describes tools."""
 GAP = 0.05
 """Seconds from one request to the next."""
 
@@ -218,6 +220,14 @@ async def compare(
     return rows
 
 
+def grouped(count: int, most: int, seed: int) -> list[Turn]:
+    """Chains as a rollout has them: all are told of the same tools, and eight are of one task."""
+    draw = random.Random(seed)
+    tools = words(draw, TOLD)
+    tasks = [[*tools, *words(draw, draw.randint(15, 40))] for _ in range(0, count, 8)]
+    return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
+
+
 async def run(quick: bool, only: Sequence[str]) -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
@@ -251,7 +261,11 @@ async def multi_turn(backend: TransformersBackend, forgetful: TransformersBacken
     """Chains whose cache follows them, against a client that sends the whole history to a server without one."""
     chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)
     sides = {"agentfly": chained(backend, turns, count), "no cache": chained(forgetful, turns, count)}
-    rows = await compare(sides, {f"{chains} × {turns}": partial(ragged, chains, count)}, 1)
+    cases = {
+        f"{chains} × {turns}, each its own prompt": partial(ragged, chains, count),
+        f"{chains} × {turns}, {TOLD} tokens told of tools, 8 chains a task": partial(grouped, chains, count),
+    }
+    rows = await compare(sides, cases, 1)
     title = f"Chains of turns with {OBSERVATION}-token observations: tokens a second of clock / of CPU time"
     print_table(title, ["chains × turns", *sides, "CPU rate against it"], rows)
 

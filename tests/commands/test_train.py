@@ -71,11 +71,15 @@ def test_a_recipe_without_a_configuration_is_told(tmp_path: Path) -> None:
 
 def test_whoever_stops_a_run_is_told_how_to_go_on() -> None:
     command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while process.poll() is None and not Path("here/metrics.jsonl").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
+        try:
+            while process.poll() is None and not Path("here/metrics.jsonl").exists():
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "agentfly train --resume here" in said
 
