@@ -183,7 +183,7 @@ class BaseAgent:
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]
     ) -> RunResult:
         """`run` for scripts and notebooks, where no `await` can be written."""
-        return _wait_for(self.run(messages, max_turns, num_chains, **options))
+        return wait_for(self.run(messages, max_turns, num_chains, **options))
 
     async def close(self) -> None:
         """Release the backend, and the environments unless the manager was given."""
@@ -274,7 +274,7 @@ class BaseAgent:
                 template.extend(told_also([answer], [] if nudge is None else [nudge]))
 
 
-def _wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, also where an event loop is running already, as in a notebook."""
     try:
         asyncio.get_running_loop()

@@ -181,7 +181,8 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name, 1.0) <= 1:
+            value = getattr(self, name, 1.0)
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ConfigError(f"{type(self).__name__}: {name} is a number from 0 to 1, not {getattr(self, name)}")
 
     @abstractmethod

@@ -108,16 +108,15 @@ def train(
     import agentfly.commands.training as training
     from agentfly.errors import ConfigError
 
-    if (recipe is None) == (resume is None):
-        raise ConfigError("give a recipe to start from, or --resume with the folder of a run")
     if resume is not None:
-        if changes or run is not None:
-            raise ConfigError("a run is resumed as it was started: --resume takes no changes and no --run")
+        if recipe is not None or run is not None:
+            raise ConfigError("a run is resumed as it was started: --resume takes no recipe, no changes and no --run")
         training.resumed(resume, from_step)
         return
     if from_step is not None:
         raise ConfigError("--from-step goes with --resume")
-    assert recipe is not None
+    if recipe is None:
+        raise ConfigError("give a recipe to start from, or --resume with the folder of a run")
     training.trained(recipe, changes or [], run)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ def test_runs_are_numbered_and_told_where_they_lie() -> None:
     ("words", "said"),
     [
         ([], "give a recipe to start from, or --resume"),
-        ([RECIPE, "--resume", "x"], "give a recipe to start from, or --resume"),
+        ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
+        (["--resume", "x", "steps=9"], "a run is resumed as it was started"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         ([RECIPE, "learning_rat=1"], "close ones: learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
@@ -84,6 +86,19 @@ def test_whoever_stops_a_run_is_told_how_to_go_on() -> None:
     assert "agentfly train --resume here" in said
 
 
+async def test_one_call_trains_where_a_loop_is_running(small_model: Path) -> None:
+    config = TrainConfig(
+        model=str(small_model),
+        tasks_per_step=1,
+        num_chains=2,
+        max_turns=1,
+        sampling={"max_tokens": 2},
+        steps=1,
+        sinks=(),
+    )
+    assert [record.step for record in train(agent, tasks, config, run="here").records()] == [1]
+
+
 def test_one_call_trains_and_goes_on(small_model: Path) -> None:
     config = TrainConfig(
         model=str(small_model), tasks_per_step=2, num_chains=2, max_turns=2, sampling={"max_tokens": 4},
@@ -92,4 +107,7 @@ def test_one_call_trains_and_goes_on(small_model: Path) -> None:
     run = train(agent, tasks, config, eval_tasks=eval_tasks, run="here")
     before = run.records()
     assert [record.step for record in before] == [0, 1, 2]
-    assert [record.step for record in train(agent, tasks, config, run="here", resume=True).records()] == [0, 1, 2]
+    again = train(agent, tasks, config, eval_tasks=eval_tasks, run="here", resume=True)
+    assert [record.step for record in again.records()] == [0, 1, 2]
+    with pytest.raises(AgentFlyError, match=r"was started with learning_rate=0\.001"):
+        train(agent, tasks, replace(config, learning_rate=1.0), run="here", resume=True)

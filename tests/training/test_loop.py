@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentfly.commands.training import planned, resumed, trained
-from agentfly.errors import ConfigError, DataError
-from agentfly.runs import RunDirectory
+from agentfly.errors import ConfigError, DataError, Fault
+from agentfly.runs import RunDirectory, RunWriter
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
 QUIET = {"sinks": ()}
@@ -199,6 +199,45 @@ def test_a_run_can_go_on_from_an_earlier_step(tmp_path: Path) -> None:
     assert figures(RunDirectory(tmp_path / "run")) == whole
 
 
+def test_a_resumed_run_that_is_killed_again_is_not_taken_for_finished(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run", "steps=2", "keep=2")
+    RunWriter.resume(directory.path, 1).close()
+    assert not directory.report.exists()
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    whole = figures(run(tmp_path / "run", "steps=2"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "report.html").unlink()
+    resumed(tmp_path / "run", None)
+    assert figures(RunDirectory(tmp_path / "run")) == whole
+
+
+def test_a_row_that_a_reward_cannot_do_with_is_told_before_the_first_step(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        RECIPE.read_text().replace("def vowels(trajectory: Any)", "def vowels(trajectory: Any, answer: str)")
+    )
+    with pytest.raises(ConfigError, match="asks for 'answer'"):
+        trained(recipe, ["sinks=[]"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_that_always_fails_ends_the_run_and_says_why(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", BROKEN))
+    with pytest.raises(Fault, match=r"not one of the 12 chains of step 1 can be trained; most often: reward: .*oops"):
+        trained(recipe, ["sinks=[]", "steps=2"], tmp_path / "run")
+
+
+def test_a_step_without_anything_to_learn_counts_in_the_schedule(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FIRST_FLAT))
+    trained(recipe, ["sinks=[]", "steps=3", "schedule=linear", "learning_rate=0.3"], tmp_path / "run")
+    records = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
+    assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
+
+
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", "steps=1")
     with pytest.raises(ConfigError, match="has a run already"):
@@ -244,4 +283,14 @@ def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["zero_variance"] is None
 
 
+BROKEN = "def vowels(trajectory: Any) -> float:\n    raise ValueError('oops')\n\n\ndef other(trajectory: Any) -> float:"
+FIRST_FLAT = """def vowels(trajectory: Any) -> float:
+    SEEN.append(trajectory)
+    return 1.0 if len(SEEN) <= 12 + 16 else varied(trajectory)
+
+
+SEEN = []
+
+
+def varied(trajectory: Any) -> float:"""
 FLAT = "def vowels(trajectory: Any) -> float:\n    return 1.0\n\n\ndef other(trajectory: Any) -> float:"

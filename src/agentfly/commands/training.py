@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from agentfly.commands.loading import load, make_agent
 from agentfly.commands.running import refuse_without_torch
-from agentfly.errors import ConfigError, DataError
+from agentfly.errors import ConfigError
 from agentfly.rollout.options import tasks_of
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides
@@ -42,7 +41,6 @@ def resumed(folder: Path, from_step: int | None) -> None:
     if "recipe" not in kept:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     plan = planned(_recipe(folder, Path(kept["recipe"])), kept["overrides"])
-    _refuse_another(plan.config, kept, folder)
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
@@ -88,16 +86,14 @@ def _recipe(folder: Path, original: Path) -> Path:
     return copy
 
 
-def _refuse_another(config: TrainConfig, kept: Mapping[str, Any], folder: Path) -> None:
-    now = json.loads(json.dumps(config.to_json()))
-    for name, value in now.items():
-        if kept.get(name) != value:
-            raise DataError(f"the run in {folder} has {name}={kept.get(name)!r}, its recipe says {value!r}")
-
-
 def _free(folder: Path, name: str) -> Path:
-    """A place for a run that nothing stands at."""
+    """The next free place for a run, taken at once: another run may be looking for one too."""
     number = 1
-    while (folder / f"{name}-{number}").exists():
-        number += 1
-    return folder / f"{name}-{number}"
+    while True:
+        place = folder / f"{name}-{number}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return place

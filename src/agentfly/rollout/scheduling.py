@@ -68,7 +68,7 @@ async def run_jobs(
 ) -> AsyncGenerator[Trajectory, None]:
     """Run just these chains, each with its own settings, and yield each trajectory as it is finished."""
     tasks = list({job.group: job.task for job in jobs}.values())
-    _refuse_what_cannot_start(agent, tasks)
+    refuse_what_cannot_start(agent, tasks)
     lender = manager or ResourceManager()
     if tasks and (plan := _plan(agent, tasks[0])):
         await lender.warm_up(plan)
@@ -129,7 +129,7 @@ class _RareCollections:
 _rare_collections = _RareCollections()
 
 
-def _refuse_what_cannot_start(agent: ChainAgent, tasks: Sequence[Task]) -> None:
+def refuse_what_cannot_start(agent: ChainAgent, tasks: Sequence[Task]) -> None:
     """Find out before the first token what would fail in every chain."""
     for task in tasks:
         if agent.scorer is not None:

@@ -7,6 +7,7 @@ its pressure has fallen below `CLEAR` can the same kind be raised again.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -36,6 +37,8 @@ class Limits:
     """Steps that say what is usual; nothing is called a drift before they are over."""
     recent: int = 3
     """Steps whose mean is held against a limit, so that one odd step is none."""
+    lost: float = 0.5
+    """Share of a step's chains that failed by no fault of the model."""
     zero_variance: float = 0.8
     """Share of groups in which every chain earned the same."""
     entropy: float = 0.2
@@ -90,8 +93,17 @@ class Watch:
                 self._raised.discard(kind)
             elif finding.pressure >= 1 and kind not in self._raised:
                 self._raised.add(kind)
-                alarms.append(Alarm(kind, finding.message, _named(kind, trajectories, finding.worst), step))
+                said = finding.message + (most_common_failure(trajectories) if kind == "failures" else "")
+                alarms.append(Alarm(kind, said, _named(kind, trajectories, finding.worst), step))
         return tuple(alarms)
+
+
+def _lost(history: Sequence[Metrics], limits: Limits) -> Finding | None:
+    share = history[-1].get("treatment/lost")
+    if share is None:
+        return None
+    message = f"{share:.0%} of the chains failed and are not trained"
+    return Finding(share / limits.lost, message, lambda t: 1.0 if t.failures else math.nan)
 
 
 def _zero_variance(history: Sequence[Metrics], limits: Limits) -> Finding | None:
@@ -200,6 +212,7 @@ def _sacrificed(history: Sequence[Metrics], name: str, limits: Limits) -> float:
 _SHARE = "reward_share/"
 _FAILED = ("error", "invalid", "unknown")
 _KINDS: dict[str, Callable[[Sequence[Metrics], Limits], Finding | None]] = {
+    "failures": _lost,
     "zero_variance": _zero_variance,
     "entropy_collapse": _entropy,
     "length_drift": _drift("chain/sampled_tokens", "sampled tokens", lambda t: float(t.sampled_tokens)),
@@ -242,6 +255,12 @@ def _named(kind: str, trajectories: Sequence[Trajectory], worst: Worst) -> tuple
         trajectories = [t for group in groups(trajectories) if len(group) > 1 and is_uniform(group) for t in group[:1]]
     ranked = [(worst(t), t.id) for t in trajectories]
     return tuple(name for rank, name in sorted((r for r in ranked if r[0] == r[0]), key=lambda r: -r[0])[:NAMED])
+
+
+def most_common_failure(trajectories: Iterable[Trajectory]) -> str:
+    """What broke most chains, to go on a sentence with; empty where nothing did."""
+    broken = Counter(f"{t.failures[-1].kind.value}: {t.failures[-1].message}" for t in trajectories if t.failures)
+    return "".join(f"; most often: {said} ({count} chains)" for said, count in broken.most_common(1))
 
 
 def _certainty(trajectory: Trajectory) -> float:

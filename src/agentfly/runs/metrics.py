@@ -21,7 +21,7 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
     out.update(_lengths(trajectories))
     out.update(_calls(trajectories))
     out.update(_ends(trajectories))
-    spread = [is_uniform(group) for group in groups(trajectories) if len(group) > 1]
+    spread = [is_uniform(group) for group in groups(trajectories) if sum(map(_counts, group)) > 1]
     if spread:
         out["group/zero_variance"] = _mean(spread)
     out.update(component_means(trajectories))
@@ -44,9 +44,13 @@ def is_uniform(group: Iterable[Trajectory]) -> bool:
 
     A chain that ended sooner stands with what its last turn earned, as in the algorithms that compare.
     """
-    earned = [_earned(t) for t in group if t.treatment in (Treatment.TRAIN, Treatment.ZERO)]
+    earned = [_earned(t) for t in group if _counts(t)]
     longest = max(map(len, earned), default=0)
     return len({each + each[-1:] * (longest - len(each)) for each in earned}) <= 1
+
+
+def _counts(trajectory: Trajectory) -> bool:
+    return trajectory.treatment in (Treatment.TRAIN, Treatment.ZERO)
 
 
 def _earned(trajectory: Trajectory) -> tuple[float, ...]:
@@ -62,7 +66,10 @@ def _earned(trajectory: Trajectory) -> tuple[float, ...]:
 
 def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     rewards = np.array([t.reward for t in trajectories if t.reward is not None])
-    out = {"reward/unscored": _mean(t.reward is None for t in trajectories)}
+    out = {
+        "reward/unscored": _mean(t.reward is None for t in trajectories),
+        "treatment/lost": _mean(not _counts(t) for t in trajectories),
+    }
     if len(rewards):
         for name in ("mean", "std", "min", "max"):
             out[f"reward/{name}"] = float(getattr(rewards, name)())

@@ -17,8 +17,11 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("grad norm", "policy/grad_norm", ".2g"),
     ("tokens/s", "throughput/tokens_per_second", ",.0f"),
     ("same reward", "group/zero_variance", "%"),
+    ("lost", "treatment/lost", "%"),
 )
 """What is shown of a step: its word, the metric, and how to write it."""
+_WORTH_SAYING = ("treatment/lost",)
+"""What is shown only where there is any of it."""
 CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 """Characters that a terminal obeys and a page cannot show, each with what stands for it."""
 ALL_FIGURES = (
@@ -37,7 +40,7 @@ ALL_FIGURES = (
 def figures(record: StepRecord) -> Iterable[tuple[str, str]]:
     """What was measured of a step, in words."""
     for word, name, how in FIGURES:
-        if name in record.metrics:
+        if name in record.metrics and (record.metrics[name] or name not in _WORTH_SAYING):
             yield word, written(record.metrics[name], how)
 
 

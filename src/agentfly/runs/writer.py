@@ -104,8 +104,8 @@ class RunWriter(RunDirectory):
                 replace(path, b"".join(map(to_line, kept)))
         chains = self.path / "trajectories"
         with unwritable(self.path):
-            for path in (*self.path.glob(PARTS), *chains.glob(PARTS)):
-                path.unlink()
+            for path in (*self.path.glob(PARTS), *chains.glob(PARTS), self.report, self.curve):
+                path.unlink(missing_ok=True)
             for path in chains.glob("*.jsonl.gz"):
                 number = path.name.partition("-")[2].partition(".")[0]
                 if number.isdecimal() and int(number) > step:

@@ -13,7 +13,10 @@ from typing import Any
 
 from agentfly.agent import BaseAgent
 from agentfly.algorithm import Episode, Group, Needs
+from agentfly.errors import Fault
+from agentfly.outcome import Treatment
 from agentfly.rollout.events import ChainEnded, Event
+from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.record import Progress
 from agentfly.training.config import TrainConfig
 from agentfly.training.feed import Feed
@@ -81,6 +84,8 @@ class Collector:
             )
             if len(selection.groups) == config.tasks_per_step:
                 break
+        if not any(each.treatment in (Treatment.TRAIN, Treatment.ZERO) for each in found):
+            raise Fault(f"not one of the {len(found)} chains of step {step} can be trained{most_common_failure(found)}")
         seconds = _split(found, time.perf_counter() - begun)
         return Collected(tuple(found), selection, greedy, seconds, self._lent, self._waiting)
 

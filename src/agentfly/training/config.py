@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithm import Algorithm, Needs, SegmentReward
 from agentfly.algorithms import algorithm_of
 from agentfly.errors import ConfigError
-from agentfly.rollout.options import RunOptions, sampling_of
+from agentfly.rollout.options import RunOptions, sampling_of, settings_of
 from agentfly.types import Sampling
 
 
@@ -160,8 +161,11 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be at least {least}, not {value}")
         for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "kl_target"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, not {value}")
+        for name in ("kl", "weight_decay", "entropy"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a number from 0, not {getattr(self, name)}")
         if self.chains_per_step % self.mini_batches:
             raise ConfigError(
                 f"{self.tasks_per_step} tasks × {self.num_chains} chains are {self.chains_per_step} chains a step, "
@@ -171,10 +175,15 @@ class TrainConfig:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be 2+")
         if self.warmup_steps >= self.steps:
             raise ConfigError(f"warmup_steps={self.warmup_steps} leaves none of steps={self.steps} at full rate")
-        if self.correction_cap <= 1:
+        if not 1 < self.correction_cap < math.inf:
             raise ConfigError(f"correction_cap is a ratio above 1, not {self.correction_cap}")
-        if not 2 <= len(self.clip) <= 3 or min(self.clip) <= 0:
-            raise ConfigError(f"clip is (low, high) or (low, high, dual), all above 0, not {self.clip}")
+        if self.correction not in (None, *CORRECTIONS):
+            raise ConfigError(f"there is no correction {self.correction!r}; there are {', '.join(CORRECTIONS)}")
+        if not _is_clip(*self.clip):
+            raise ConfigError(
+                f"clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
+                f"not {list(self.clip)}"
+            )
         if self.aggregation == "constant" and self.longest_chain is None:
             raise ConfigError("aggregation='constant' divides by the longest chain: give sampling.max_tokens")
         if self.sampling.temperature <= 0:
@@ -203,6 +212,7 @@ _WHOLE = (
     "lora_rank", "tasks_per_step", "num_chains", "max_turns", "warmup_steps", "epochs", "mini_batches",
     "micro_batch_tokens", "steps", "seed", "save_every", "keep", "eval_every", "eval_chains",
 )  # fmt: skip
+CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
 _OURS = {"observer", "seed", "sampling"}
 """What a run may be told and the trainer says itself."""
 
@@ -232,6 +242,8 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if name in _READERS:
             out[name] = _READERS[name](value)
             continue
+        if isinstance(value, bool) and hints[name] is not bool:
+            raise ConfigError(f"{name}={value!r}: it takes no truth value")
         try:
             out[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:
@@ -241,13 +253,19 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if name not in RunOptions.__annotations__ or name in _OURS:
             there = ", ".join(sorted(set(RunOptions.__annotations__) - _OURS))
             raise ConfigError(f"run_options has {name!r}; it may have {there}")
+    options: Any = {**out["run_options"], "sampling": out["sampling"]}
+    settings_of(out["max_turns"], options)  # says what is wrong with them
     return out
+
+
+def _is_clip(low: float = math.nan, high: float = math.nan, dual: float = math.inf, *more: float) -> bool:
+    return not more and 0 <= low <= 1 and 0 <= high < math.inf and dual > 1 + high
 
 
 def _no_such_field(name: str) -> str:
     known = [each.name for each in fields(TrainConfig)]
     close = difflib.get_close_matches(name, known, 3)
-    return f"there is no field {name!r}; " + (f"close ones: {', '.join(close)}" if close else f"there are {known}")
+    return f"there is no field {name!r}; " + f"{'close ones' if close else 'there are'}: {', '.join(close or known)}"
 
 
 def _reached(head: str, held: Any, inner: str, value: Any) -> Any:

@@ -158,6 +158,11 @@ class Learner:
         self._updates += 1
         return figures | {f"update/seconds_{phase}": spent for phase, spent in self._seconds.items()} | self._memory()
 
+    def skip(self) -> dict[str, float]:
+        """Let a step pass in which there was nothing to learn: the schedule goes on."""
+        self._updates += 1
+        return {}
+
     def _with_old(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with what the model says of them before the first step."""
         missing = [at for at, sample in enumerate(samples) if sample.old is None]

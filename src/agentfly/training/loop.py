@@ -21,7 +21,7 @@ async def run(trainer: Trainer) -> None:
                 collected = await trainer.collector.collect(trainer.step)
             with trainer.clock("update"):
                 samples = await asyncio.to_thread(trainer.credited, collected.groups)
-                figures = await asyncio.to_thread(trainer.learner.update, samples) if samples else {}
+                figures = await asyncio.to_thread(trainer.learn, samples)
             with trainer.clock("publish"):
                 delivery = publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
                 await asyncio.gather(delivery, asyncio.to_thread(trainer.keep, collected, samples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 from agentfly.agent import BaseAgent
 from agentfly.algorithm import Needs
 from agentfly.algorithms.loss import Loss
-from agentfly.backends.transformers import TransformersBackend
+from agentfly.backend import Backend
+from agentfly.backends import open_backend
 from agentfly.backends.transformers.loading import device_of, dtype_of, load_model, positions_of
 from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
-from agentfly.runs import RunWriter, open_sinks
+from agentfly.rollout.scheduling import refuse_what_cannot_start
+from agentfly.runs import RunDirectory, RunWriter, open_sinks
 from agentfly.training.checkpoint import Checkpoints
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner
@@ -36,18 +39,32 @@ def new_run(plan: Plan, folder: Path, about: Mapping[str, Any] | None = None) ->
 
 
 def resumed_run(plan: Plan, folder: Path, from_step: int | None = None) -> Trainer:
-    """A run that goes on after its newest checkpoint, or after that of a step."""
+    """A run that goes on after its newest checkpoint, or after that of a step; from the start where it has none yet."""
+    _refuse_another(plan.config, RunDirectory(folder))
     checkpoints = Checkpoints(folder / "checkpoints", plan.config.keep)
-    state, model = checkpoints.load(from_step)
+    state, model = checkpoints.load(from_step) if checkpoints.steps() or from_step is not None else (None, None)
     with ExitStack() as undo:
-        writer = undo.enter_context(RunWriter.resume(folder, state.step))
-        checkpoints.remove_after(state.step)
+        writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
         learner, agent = _made(plan)
-        learner.load(model)
+        if state is not None and model is not None:
+            checkpoints.remove_after(state.step)
+            learner.load(model)
         trainer = _assembled(plan, learner, agent, writer)
-        trainer.resume(state)
+        if state is not None:
+            trainer.resume(state)
         undo.pop_all()
     return trainer
+
+
+def _refuse_another(config: TrainConfig, run: RunDirectory) -> None:
+    """A run that goes on otherwise than it began would be two runs in one folder."""
+    kept = run.config
+    for name, value in json.loads(json.dumps(config.to_json())).items():
+        if kept.get(name) != value:
+            raise ConfigError(
+                f"the run in {run.path} was started with {name}={kept.get(name)!r}, and is to go on with {value!r}: "
+                "set it back, or start another run"
+            )
 
 
 def _assembled(plan: Plan, learner: Learner, agent: BaseAgent, writer: RunWriter) -> Trainer:
@@ -74,14 +91,18 @@ def _made(plan: Plan) -> tuple[Learner, BaseAgent]:
         template=config.template,
         **({} if embedded else {"backend_config": settings}),
     )
+    if agent.scorer is None:
+        raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
+    refuse_what_cannot_start(agent, [*plan.tasks, *plan.eval_tasks])
     return _learner(model, config), agent
 
 
-def _embedded(model: Any, path: str, device: torch.device, settings: dict[str, Any]) -> TransformersBackend:
+def _embedded(model: Any, path: str, device: torch.device, settings: dict[str, Any]) -> Backend:
     """A backend that samples from the learner's own weights, or from a copy where those are in a finer precision."""
     if dtype_of(settings.get("dtype"), device) is not torch.float32:
-        return TransformersBackend(path, **settings)
-    return TransformersBackend(model, **{k: v for k, v in settings.items() if k not in ("device", "dtype")})
+        return open_backend("transformers", model=path, **settings)
+    shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
+    return open_backend("transformers", model=model, **shared)
 
 
 def _learner(model: Any, config: TrainConfig) -> Learner:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentfly.agent import BaseAgent
+from agentfly.agent import BaseAgent, wait_for
 from agentfly.rollout.options import tasks_of
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
@@ -35,5 +34,5 @@ def train(
     held_out = tasks_of(eval_tasks) if eval_tasks else ()
     plan = Plan(agent, tasks_of(tasks), config or TrainConfig(), held_out)
     trainer = resumed_run(plan, Path(run)) if resume else new_run(plan, Path(run))
-    asyncio.run(loop.run(trainer))
+    wait_for(loop.run(trainer))
     return RunDirectory(run)

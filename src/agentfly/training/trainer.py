@@ -90,6 +90,10 @@ class Trainer:
         """What there is to learn from the groups of a step."""
         return credited(groups, self.learner, self.config, self._controller.value)
 
+    def learn(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Update the model, if there is anything to learn; what was measured."""
+        return self.learner.update(samples) if samples else self.learner.skip()
+
     # ── around the run ──
 
     async def __aenter__(self) -> Self:
@@ -158,7 +162,8 @@ class Trainer:
 
     async def end_step(self, collected: Collected, figures: Mapping[str, float]) -> None:
         """Evaluate if it is time, tell everybody, and write a checkpoint if it is time."""
-        self._steer(figures.get("policy/kl", 0.0), len(collected.trajectories))
+        if "policy/kl" in figures:
+            self._steer(figures["policy/kl"], len(collected.trajectories))
         last = self.step == self.config.steps
         due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
         with self.clock("evaluate"):
@@ -191,7 +196,8 @@ class Trainer:
     ) -> None:
         """Write chains into the run; one that cannot be written is an alarm."""
         lost = self._writer.write_trajectories(self.step, chains, worth, held_out=held_out)
-        self._unkept += [Alarm("unkept", said, step=self.step) for said in lost]
+        if lost:
+            self._unkept.append(Alarm("unkept", f"{len(lost)} chains cannot be written: {lost[0]}", step=self.step))
 
     def _steer(self, strayed: float, chains: int) -> None:
         """Let the price of straying follow its target."""
