@@ -55,7 +55,7 @@ def test_runs_are_numbered_and_told_where_they_lie() -> None:
         ([RECIPE, "fast"], "write field=value"),
         ([RECIPE, "--from-step", "3"], "--from-step goes with --resume"),
         (["--resume", "nowhere"], "nowhere holds no run"),
-        ([RECIPE, "sinks=[consol]"], "sinks"),
+        ([RECIPE, "sinks=consol"], "console"),
         ([RECIPE, 'sinks=["consol"]'], "console"),
         ([RECIPE, "backend=vlm"], "vllm"),
     ],

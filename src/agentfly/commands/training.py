@@ -40,29 +40,33 @@ def resumed(folder: Path, from_step: int | None) -> None:
     kept = run.config
     if "recipe" not in kept:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
-    plan = planned(_recipe(folder, Path(kept["recipe"])), kept["overrides"])
+    original = Path(kept["recipe"])
+    plan = planned(_recipe(folder, original), kept["overrides"], original.parent)
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
     _train(resumed_run(plan, folder, from_step), folder)
 
 
-def planned(recipe: Path, overrides: Mapping[str, Any]) -> Any:
-    """The plan of a recipe: `agent` as a function, `tasks`, `config`, and perhaps `eval_tasks`."""
+def planned(recipe: Path, overrides: Mapping[str, Any], beside: Path | None = None) -> Any:
+    """The plan of a recipe: `agent` as a function, `tasks`, `config`, and perhaps `eval_tasks`.
+
+    Files that it names lie `beside` it; None: in its own folder.
+    """
     module = load(recipe, "recipe")
     config = getattr(module, "config", None)
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{recipe} must define `config`: a TrainConfig, from agentfly.training")
-    tasks, held_out = (_tasks(recipe, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
+    tasks, held_out = (_tasks(beside or recipe.parent, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
     config = config.overridden(overrides)  # before torch is imported: a mistyped field should not take seconds to tell
     from agentfly.training.trainer import Plan
 
     return Plan(partial(make_agent, module), tasks, config, held_out, recipe)
 
 
-def _tasks(recipe: Path, given: Any) -> list[Task]:
+def _tasks(folder: Path, given: Any) -> list[Task]:
     if isinstance(given, str | Path):
-        return read_tasks(recipe.parent / given)
+        return read_tasks(folder / given)
     return tasks_of(given) if given else []
 
 
@@ -83,6 +87,7 @@ def _recipe(folder: Path, original: Path) -> Path:
     copy = folder / "recipe.py"
     if original.is_file() and original.read_bytes() == copy.read_bytes():
         return original
+    Console().print(f"{original} was changed since: going on with {copy}", highlight=False, markup=False)
     return copy
 
 

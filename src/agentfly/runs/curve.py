@@ -22,7 +22,7 @@ TRAIN, HELD_OUT, FAINT = "#2563eb", "#d97706", "#64748b"
 def write_curve(directory: RunDirectory) -> None:
     """Draw the curve into the run's folder."""
     buffer = io.BytesIO()
-    draw(directory.records(), str(directory.config.get("recipe") or directory.path.name)).savefig(buffer, dpi=160)
+    draw(directory.records(), directory.name).savefig(buffer, dpi=160)
     replace(directory.curve, buffer.getvalue())
 
 

@@ -89,6 +89,11 @@ class RunDirectory:
             raise DataError(f"{self._config} must be a JSON object, not a {type(value).__name__}")
         return value
 
+    @property
+    def name(self) -> str:
+        """After its recipe, or else its folder."""
+        return Path(self.config.get("recipe") or self.path.resolve()).stem
+
     def records(self) -> list[StepRecord]:
         """The steps so far, in order, each with its evaluation and alarms."""
         metrics = {_step(line): line for line in read_lines(self.metrics_file)}

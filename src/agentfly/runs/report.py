@@ -63,7 +63,7 @@ def _facts(directory: RunDirectory, decode: Decode | None) -> dict[str, Any]:
     alarms = directory.alarms()
     chains = _alarmed(directory, decode)
     return {
-        "name": Path(config.get("recipe") or directory.path.resolve()).stem,
+        "name": directory.name,
         "config": json.dumps(config, indent=2, ensure_ascii=False),
         "steps": trained[-1].step if trained else 0,
         "asked": records[-1].steps if records else 0,

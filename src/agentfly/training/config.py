@@ -102,7 +102,7 @@ class TrainConfig:
     eval_every: int | None = None
     """Steps between evaluations; None: before the first step and after the last."""
     eval_chains: int = 1
-    """Chains of each held-out task."""
+    """Chains of each held-out task; one more of each is greedy."""
     sinks: tuple[str, ...] = ("console",)
     """Who is told beside the JSON lines: console, tensorboard, wandb."""
 
@@ -231,7 +231,11 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {"algorithm": algorithm_of, "sampling": sampling_of}
+def _listed(names: Any) -> Any:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {"algorithm": algorithm_of, "sampling": sampling_of, "sinks": _listed}
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
