@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -312,6 +313,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a mark instead
             stream.reconfigure(errors="replace")
+    # Threads of a matrix product wait for each other, spinning: one core is left to everything else that goes on.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
     try:
         app()
     except AgentFlyError as error:
