@@ -28,7 +28,7 @@ PREPARED = {
         Prepared(
             "tiny",
             tiny.version(),
-            "made and trained on the spot, about a minute",
+            "made and trained on the spot, about two minutes",
             "Apache-2.0",
             1_025_120,
             4_100_000,
