@@ -55,6 +55,8 @@ def main() -> None:
                 name: [_run(folder, changes, seed, steps) for seed in seeds] for name, changes in STUDIES[study].items()
             }
             _show(study, made)
+            if options.out is not None:
+                _draw(folder / f"{study}.png", made)
 
 
 def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
@@ -128,6 +130,24 @@ def _show(study: str, made: dict[str, list[Path]]) -> None:
             greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[max(evals)].metrics['greedy']:.2f}"
             rows.append([name, place.name.rpartition("_")[2], *curve, greedy, (place / "cpu-seconds").read_text()])
     print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s"], rows)
+
+
+def _draw(place: Path, made: dict[str, list[Path]]) -> None:
+    """The held-out curves: a colour a way, a line a seed."""
+    from matplotlib.figure import Figure
+
+    from agentfly.runs import RunDirectory
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, places) in enumerate(made.items()):
+        for seed, run in enumerate(places):
+            points = [(r.step, r.eval.reward) for r in RunDirectory(run).records() if r.eval is not None]
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, label="" if seed else name)
+    axes.set(xlabel="step", ylabel="held-out success", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(place, dpi=130)
 
 
 if __name__ == "__main__":

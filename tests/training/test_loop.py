@@ -273,6 +273,35 @@ def test_a_held_out_task_that_is_trained_on_is_refused(tmp_path: Path) -> None:
         planned(recipe, {})
 
 
+def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    rows = (
+        "\ntasks, eval_tasks = ([{'question': 'go', 'world': n} for n in range(a, b)] for a, b in ((0, 4), (4, 6)))\n"
+    )
+    recipe.write_text(RECIPE.read_text() + rows)
+    assert [task.columns["world"] for task in planned(recipe, {}).eval_tasks] == [4, 5]
+
+
+def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
+    directory = run(tmp_path / "run", "steps=5", "eval_every=1", "save_every=100", "keep=1", "learning_rate=0.3")
+    held_out = {record.step: record.eval.reward for record in directory.records() if record.eval is not None}
+    best = max(held_out, key=lambda step: (held_out[step], -step))
+    kept = {int(each.name[5:]) for each in directory.checkpoints.iterdir()}
+    assert kept == {5, best} - {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("segment_reward=last", "every chain is one segment"), ("eval_chains=3", "there are no eval_tasks")],
+)
+def test_what_has_no_effect_with_this_agent_or_these_tasks_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.read_text() + "\neval_tasks = ()\n")
+    with pytest.raises(ConfigError, match="would have no effect") as caught:
+        trained(recipe, ["sinks=[]", "eval_every=null", change], tmp_path / "run")
+    assert said in str(caught.value)
+
+
 def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FLAT))

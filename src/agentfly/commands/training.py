@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console
+from rich.text import Text
 
 from agentfly.commands.loading import load, make_agent
 from agentfly.commands.running import refuse_without_torch
@@ -19,6 +23,9 @@ from agentfly.training.config import TrainConfig, parse_overrides
 from agentfly.training.data import read_tasks
 from agentfly.types import Task
 
+SHOWN = 40
+"""Characters of a value that are printed; the run's config.json has them all."""
+
 
 def trained(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
     """Train what a recipe describes, with some fields changed, in a folder of its own."""
@@ -28,7 +35,14 @@ def trained(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
     overrides = parse_overrides(changes)
     plan = planned(recipe, overrides)
     place = folder or _free(Path("runs"), recipe.stem)
-    _train(new_run(plan, place, {"recipe": str(recipe.resolve()), "overrides": overrides}), place)
+    try:
+        trainer = new_run(plan, place, {"recipe": str(recipe.resolve()), "overrides": overrides})
+    except BaseException:
+        if folder is None:
+            with contextlib.suppress(OSError):  # something lies in it
+                place.rmdir()
+        raise
+    _train(trainer, place)
 
 
 def resumed(folder: Path, from_step: int | None) -> None:
@@ -74,12 +88,29 @@ def _train(trainer: Any, folder: Path) -> None:
     from agentfly.training import loop
 
     console = Console()
+    console.print(_table(trainer.config))
     try:
         asyncio.run(loop.run(trainer))
     except KeyboardInterrupt:
         console.print(f"stopped; go on with: agentfly train --resume {folder}", highlight=False, markup=False)
         raise SystemExit(130) from None
     console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)
+
+
+def _table(config: TrainConfig) -> Columns:
+    """The configuration in effect; what differs from the default stands out."""
+    default = TrainConfig().to_json()
+    fields = config.to_json().items()
+    return Columns(
+        [Text(f"{name}={_short(value)}", "bold" if value != default[name] else "dim") for name, value in fields],
+        padding=(0, 3),
+        column_first=True,
+    )
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _recipe(folder: Path, original: Path) -> Path:

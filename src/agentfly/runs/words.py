@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentfly.runs.record import StepRecord
+from agentfly.runs.record import EvalFigures, StepRecord
 
 FIGURES: tuple[tuple[str, str, str], ...] = (
     ("success", "reward/success", "%"),
@@ -49,6 +49,13 @@ def written(value: float, how: str) -> str:
     if how == "%":
         how = ".1%" if 0 < value < 0.1 else ".0%"
     return f"{value:{how}}"
+
+
+def beside(held_out: EvalFigures) -> str:
+    """What else is to be said of an evaluation: how greedy chains did, and whether any could not be scored."""
+    greedy, unscored = held_out.metrics.get("greedy"), held_out.metrics.get("unscored")
+    said = f", greedy {greedy:.3f}" if greedy is not None else ""
+    return said + (f", {unscored:.0f} chains unscored" if unscored else "")
 
 
 def duration(seconds: float) -> str:

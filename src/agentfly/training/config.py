@@ -22,6 +22,7 @@ from agentfly.algorithm import Algorithm, Needs, SegmentReward
 from agentfly.algorithms import algorithm_of
 from agentfly.errors import ConfigError
 from agentfly.rollout.options import RunOptions, sampling_of, settings_of
+from agentfly.runs.sinks import checked_sinks
 from agentfly.types import Sampling
 
 
@@ -186,6 +187,8 @@ class TrainConfig:
             )
         if self.aggregation == "constant" and self.longest_chain is None:
             raise ConfigError("aggregation='constant' divides by the longest chain: give sampling.max_tokens")
+        if self.sampling.seed is not None:
+            raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:
             raise ConfigError("training samples: sampling.temperature must be above 0 (evaluation can be greedy)")
 
@@ -231,11 +234,11 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def _listed(names: Any) -> Any:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {"algorithm": algorithm_of, "sampling": sampling_of, "sinks": _listed}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "algorithm": algorithm_of,
+    "sampling": sampling_of,
+    "sinks": checked_sinks,
+}
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +286,10 @@ def _reached(head: str, held: Any, inner: str, value: Any) -> Any:
     known = [each.name for each in fields(held)]
     if inner not in known:
         close = difflib.get_close_matches(inner, known, 1)
-        raise ConfigError(f"{head} has no {inner!r}; it has {', '.join(known)}." + (f" {close[0]}?" if close else ""))
+        what = type(held).__name__ if head == "algorithm" else head
+        there = f"it has {', '.join(known)}" if known else "it has no settings"
+        hint = f". Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{what} has no {inner!r}; {there}{hint}")
     return dataclasses.replace(held, **{inner: value})
 
 

@@ -26,13 +26,7 @@ def credited(groups: Sequence[Group], learner: Learner, config: TrainConfig, kl:
     """A sample for each piece in which the model said something; `kl` is the price of straying at this step."""
     views = iter(_views(groups, learner, config))
     seen = [[_seen(episode, views) for episode in group.episodes] for group in groups]
-    judged = [
-        replace(
-            group,
-            episodes=tuple(_judged(each, said, config, kl) for each, said in zip(group.episodes, of, strict=True)),
-        )
-        for group, of in zip(groups, seen, strict=True)
-    ]
+    judged = [_judged_group(group, of, config, kl) for group, of in zip(groups, seen, strict=True)]
     credits = config.algorithm.credit(judged)
     return [
         sample
@@ -77,9 +71,8 @@ def _judged(episode: Episode, views: Sequence[_View], config: TrainConfig, kl: f
 
 def _samples(episode: Episode, views: Sequence[_View], credit: Credit, config: TrainConfig) -> Iterator[Sample]:
     returns = credit.returns or (None,) * len(views)
-    for number, (piece, view, worth, goal) in enumerate(
-        zip(episode.pieces, views, credit.advantages, returns, strict=True)
-    ):
+    rows = zip(episode.pieces, views, credit.advantages, returns, strict=True)
+    for number, (piece, view, worth, goal) in enumerate(rows):
         if piece.mask.any():
             yield Sample(
                 piece, worth, config.sampling.temperature,

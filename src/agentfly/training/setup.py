@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agentfly.agent import BaseAgent
+from agentfly.agent import BaseAgent, wait_for
 from agentfly.algorithm import Needs
 from agentfly.algorithms.loss import Loss
 from agentfly.backend import Backend
@@ -21,6 +21,7 @@ from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.rollout.scheduling import refuse_what_cannot_start
 from agentfly.runs import RunDirectory, RunWriter, open_sinks
+from agentfly.template import History
 from agentfly.training.checkpoint import Checkpoints
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner
@@ -32,6 +33,7 @@ def new_run(plan: Plan, folder: Path, about: Mapping[str, Any] | None = None) ->
     """A run that begins, in a folder that has none; `about` is kept in it beside the configuration."""
     learner, agent = _made(plan)
     with ExitStack() as undo:
+        undo.callback(lambda: wait_for(agent.close()))
         writer = undo.enter_context(RunWriter.create(folder, {**plan.config.to_json(), **(about or {})}, plan.recipe))
         trainer = _assembled(plan, learner, agent, writer)
         undo.pop_all()
@@ -46,6 +48,7 @@ def resumed_run(plan: Plan, folder: Path, from_step: int | None = None) -> Train
     with ExitStack() as undo:
         writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
         learner, agent = _made(plan)
+        undo.callback(lambda: wait_for(agent.close()))
         if state is not None and model is not None:
             checkpoints.remove_after(state.step)
             learner.load(model)
@@ -93,8 +96,18 @@ def _made(plan: Plan) -> tuple[Learner, BaseAgent]:
     )
     if agent.scorer is None:
         raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
+    if config.segment_reward != "broadcast" and not _has_segments(agent, config):
+        raise ConfigError(
+            f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so every "
+            "chain is one segment; say run_options.strategy='step', or give a folding rule"
+        )
     refuse_what_cannot_start(agent, [*plan.tasks, *plan.eval_tasks])
     return _learner(model, config), agent
+
+
+def _has_segments(agent: BaseAgent, config: TrainConfig) -> bool:
+    rewritten = agent.template is not None and agent.template.history is not History.APPEND
+    return rewritten or "folding" in config.run_options or config.run_options.get("strategy") == "step"
 
 
 def _embedded(model: Any, path: str, device: torch.device, settings: dict[str, Any]) -> Backend:

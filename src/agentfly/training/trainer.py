@@ -50,13 +50,20 @@ class Plan:
     def __post_init__(self) -> None:
         if self.config.eval_every is not None and not self.eval_tasks:
             raise ConfigError(f"eval_every={self.config.eval_every} would have no effect: there are no eval_tasks")
-        known = {str(task.messages) for task in self.tasks}
-        if both := [task.id for task in self.eval_tasks if str(task.messages) in known]:
+        if self.config.eval_chains != 1 and not self.eval_tasks:
+            raise ConfigError(f"eval_chains={self.config.eval_chains} would have no effect: there are no eval_tasks")
+        known = {_said(task) for task in self.tasks}
+        if both := [task.id for task in self.eval_tasks if _said(task) in known]:
             raise ConfigError(f"{len(both)} of the held-out tasks are trained on too, {both[0]!r} among them")
 
 
+def _said(task: Task) -> str:
+    """What makes a task: two may be asked in the same words about different worlds."""
+    return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))
+
+
 class Trainer:
-    """The parts of one run. `loop.train` turns the crank."""
+    """The parts of one run. `loop.run` turns the crank."""
 
     def __init__(
         self,
@@ -133,7 +140,7 @@ class Trainer:
         self.step = state.step
         self._feed.position = values["feed"]
         self._controller.load_state_dict(values["kl"])
-        self._steer(0.0, 0)
+        self._charge()
         self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
         self.learner.load_state_dict(state.tensors, values["learner"])
 
@@ -163,13 +170,14 @@ class Trainer:
     async def end_step(self, collected: Collected, figures: Mapping[str, float]) -> None:
         """Evaluate if it is time, tell everybody, and write a checkpoint if it is time."""
         if "policy/kl" in figures:
-            self._steer(figures["policy/kl"], len(collected.trajectories))
+            self._controller.update(figures["policy/kl"], len(collected.trajectories))
+            self._charge()
         last = self.step == self.config.steps
         due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
         with self.clock("evaluate"):
             held_out = await self._evaluated() if due else None
         self._tell(self._record(collected, figures, held_out))
-        if last or self.step % self.config.save_every == 0:
+        if last or self.step % self.config.save_every == 0 or (held_out is not None and self._best_step == self.step):
             self._save()
 
     def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
@@ -199,9 +207,8 @@ class Trainer:
         if lost:
             self._unkept.append(Alarm("unkept", f"{len(lost)} chains cannot be written: {lost[0]}", step=self.step))
 
-    def _steer(self, strayed: float, chains: int) -> None:
-        """Let the price of straying follow its target."""
-        self._controller.update(strayed, chains)
+    def _charge(self) -> None:
+        """Let the loss know the price of straying, where it is part of the loss."""
         if self.learner.loss.kl:
             self.learner.loss = replace(self.learner.loss, kl=self._controller.value)
 
@@ -233,9 +240,11 @@ class Trainer:
             "best": self._best,
             "learner": learned,
         }
-        self._checkpoints.save(
-            State(self.step, tensors, values), self._write_model, best=None if self._best is None else self._best[1]
-        )
+        self._checkpoints.save(State(self.step, tensors, values), self._write_model, best=self._best_step)
+
+    @property
+    def _best_step(self) -> int | None:
+        return None if self._best is None else self._best[1]
 
     def _write_model(self, folder: Path) -> None:
         self.learner.save(folder)

@@ -82,22 +82,28 @@ class Sinks:
 
 def open_sinks(names: Iterable[str], directory: RunDirectory) -> Sinks:
     """The sinks by name, not started yet; what is unknown or not installed is refused."""
-    listed = [names] if isinstance(names, str) else list(names)
-    listed.sort(key=lambda name: name == "console")  # others may have a question to ask before the screen is taken
-    return Sinks({name: _open(name, directory) for name in listed})
+    listed = sorted(checked_sinks(names), key=lambda name: name == "console")  # others may have a question to ask first
+    return Sinks({name: _KINDS[name][1](directory) for name in listed})
 
 
-def _open(name: str, directory: RunDirectory) -> Sink:
+def checked_sinks(names: str | Iterable[str]) -> tuple[str, ...]:
+    """The names of sinks that can be opened here; another is refused."""
+    listed = (names,) if isinstance(names, str) else tuple(names)
+    for name in listed:
+        _refuse_unknown(name)
+    return listed
+
+
+def _refuse_unknown(name: str) -> None:
     if name not in _KINDS:
         close = difflib.get_close_matches(str(name), _KINDS, 1)
         meant = f", did you mean {close[0]!r}?" if close else ";"
         raise ConfigError(
             f"there is no sink {name!r}{meant} there are {', '.join(_KINDS)}; metrics.jsonl is always written"
         )
-    package, opened = _KINDS[name]
+    package = _KINDS[name][0]
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"sink {name!r} needs {package}, which is not installed: pip install 'agentfly[{name}]'")
-    return opened(directory)
 
 
 _KINDS: dict[str, tuple[str, Callable[[RunDirectory], Sink]]] = {

@@ -15,7 +15,7 @@ from rich.text import Text
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.record import Progress, StepRecord
 from agentfly.runs.sinks.panel import Scene
-from agentfly.runs.words import duration, figures
+from agentfly.runs.words import beside, duration, figures
 
 PACE = 20
 """Steps whose mean time says how long the rest will take."""
@@ -90,7 +90,7 @@ class ConsoleSink:
         if record.eval is not None:
             held, when = record.eval, f"after step {record.step}" if record.step else "before training"
             sure = f"({held.low:.3f} to {held.high:.3f}, {held.tasks} tasks)"
-            lines.append(f"held out {when}: reward {held.reward:.3f} {sure}")
+            lines.append(f"held out {when}: reward {held.reward:.3f} {sure}{beside(held)}")
         alarms = (f"ALARM {a.kind}: {a.message} [chains {', '.join(a.chains) or 'none'}]" for a in record.alarms)
         return [*lines, *alarms]
 

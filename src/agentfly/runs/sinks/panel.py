@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly.runs.record import PHASES, Alarm, EvalFigures, Progress, StepRecord
-from agentfly.runs.words import duration, figures
+from agentfly.runs.words import beside, duration, figures
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -105,7 +105,7 @@ def _change(series: Sequence[float], over: int = 20) -> Text:
 def _interval(figures: EvalFigures) -> Text:
     known = math.isfinite(figures.low)
     bounds = f" ({figures.low:.2f}–{figures.high:.2f})" if known else ""
-    return Text.assemble((f"{figures.reward:.3g}", "bold"), (bounds, "dim"))
+    return Text.assemble((f"{figures.reward:.3g}", "bold"), (bounds + beside(figures), "dim"))
 
 
 def _figures(record: StepRecord, progress: Progress | None, width: int) -> Table:
