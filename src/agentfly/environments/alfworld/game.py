@@ -36,8 +36,10 @@ class Kind(enum.Enum):
 
 
 TRAITS = frozenset(
-    "pickupable moveable cleanable heatable coolable toggleable sliceable isReceptacleObject "
-    "isClean isHot isCool isToggled isOn isSliced".split()
+    {
+        *("pickupable", "moveable", "cleanable", "heatable", "coolable", "toggleable", "sliceable"),
+        *("isReceptacleObject", "isClean", "isHot", "isCool", "isToggled", "isOn", "isSliced"),
+    }
 )
 """What a thing can be, in the words of the planning domain."""
 APPLIANCES = {
@@ -101,7 +103,7 @@ class Game:
     """By the type of a receptacle: the types of things that may be put there."""
 
     def __post_init__(self) -> None:
-        names = [each.name for each in (*self.receptacles, *self.things)]
+        names = [each.name for each in self.receptacles] + [each.name for each in self.things]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise DataError(f"a game names several things {', '.join(map(repr, twice))}; every name must be its own")
@@ -138,14 +140,15 @@ class Game:
     def _read(cls, value: Any) -> Game:
         goal = value["goal"]
         receptacles = [Receptacle(**{"at": None, **each}) for each in value["receptacles"]]
-        things = [
-            Thing(each["name"], each["type"], *(_tuple(each, field) for field in ("inside", "at")),
-                  frozenset(_tuple(each, "traits")), _tuple(each, "holds"))
-            for each in value["things"]
-        ]  # fmt: skip
+        things = [_thing(each) for each in value["things"]]
         fits = {str(name): frozenset(types) for name, types in value["fits"].items()}
         meant = Goal(Kind(goal["kind"]), str(goal["thing"]), str(goal["target"]))
         return cls(str(value["task"]), meant, int(value["start"]), tuple(receptacles), tuple(things), fits)
+
+
+def _thing(each: Mapping[str, Any]) -> Thing:
+    inside, at, traits, holds = (_tuple(each, field) for field in ("inside", "at", "traits", "holds"))
+    return Thing(each["name"], each["type"], inside, at, frozenset(traits), holds)
 
 
 def _tuple(each: Mapping[str, Any], field: str) -> tuple[Any, ...]:

@@ -50,7 +50,11 @@ class Household:
 
     def introduction(self) -> str:
         """What is said before the first command."""
-        view = self._look() if self.here else words.middle_of_room([e.name for e in self.game.receptacles if e.at is not None])
+        view = (
+            self._look()
+            if self.here
+            else words.middle_of_room([e.name for e in self.game.receptacles if e.at is not None])
+        )
         return words.introduction(view, self.game.task)
 
     @property
@@ -81,7 +85,9 @@ class Household:
 
     def _counts(self, goal: Goal, thing: Thing) -> bool:
         """Whether a thing in the right place is one that was asked for."""
-        return thing.type == goal.thing and (goal.kind.needs is None or self.traits[thing.name].issuperset(goal.kind.needs))
+        return thing.type == goal.thing and (
+            goal.kind.needs is None or self.traits[thing.name].issuperset(goal.kind.needs)
+        )
 
     # ── what is done ──
 
@@ -109,7 +115,7 @@ class Household:
             away = [each for each in self.game.receptacles if each.at is not None and each.at != self.place]
             self._going[self.place] = {
                 "look": self._look,
-                "inventory": lambda: words.inventory(self.held and self.held.name),
+                "inventory": lambda: words.inventory(self.held.name if self.held else None),
                 "help": words.help_text,
                 **{f"go to {each.name}": partial(self._go, each) for each in away},
             }

@@ -1,6 +1,6 @@
 """The official games, read from the files that ALFWorld's own download brings.
 
-They lie in the folder `alfworld` of AGENTFLY_DATA: either as downloaded (`json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`), or
+They lie in the folder `alfworld` of AGENTFLY_DATA: as downloaded (`json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`), or
 packed into `games.jsonl.xz`, a line for each game with `id`, `task`, `problem` and `walkthrough`.
 """
 
@@ -75,7 +75,9 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     found = _packed(packed, official) if packed.is_file() else _downloaded(unpacked, official)
     first = next(found, None)
     if first is None:
-        raise DataError(f"{packed if packed.is_file() else unpacked} has no game of {official}; they come from {_SOURCE}")
+        raise DataError(
+            f"{packed if packed.is_file() else unpacked} has no game of {official}; they come from {_SOURCE}"
+        )
     return itertools.chain([first], found)
 
 
@@ -83,7 +85,9 @@ def data_folder() -> Path:
     """Where the official files are."""
     data = os.environ.get("AGENTFLY_DATA")
     if not data:
-        raise DataError(f"set AGENTFLY_DATA to the folder whose folder `alfworld` has the official games, from {_SOURCE}")
+        raise DataError(
+            f"set AGENTFLY_DATA to the folder whose folder `alfworld` has the official games, from {_SOURCE}"
+        )
     return Path(data) / "alfworld"
 
 
@@ -108,7 +112,9 @@ def _downloaded(folder: Path, split: str) -> Iterator[OfficialGame]:
             continue  # upstream leaves these out too
         grammar = str(row.get("grammar"))
         if "move {o} to {r}" not in grammar:
-            raise DataError(f"{path} has the words of an ALFWorld before 0.4 (`put … in/on …`); download it anew: {_SOURCE}")
+            raise DataError(
+                f"{path} has the words of an ALFWorld before 0.4 (`put … in/on …`); download it anew: {_SOURCE}"
+            )
         task = _TASK.search(grammar)
         id_ = "/".join((split, *path.parts[-3:-1]))
         yield _game(id_, row, task and task[1], row.get("pddl_problem"), str(path))

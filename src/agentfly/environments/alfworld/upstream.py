@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from agentfly.environments.alfworld.game import Game
-from agentfly.environments.alfworld.pddl import write_problem
+from agentfly.environments.alfworld.pddl_writing import write_problem
 from agentfly.errors import ConfigError
 
 
 class UpstreamGame:
     """A game played by TextWorld. It says and does what a Household does, about a thousand times as slowly."""
 
-    def __init__(self, game: Game, *, problem: str | None = None) -> None:
-        """`problem` is the planning problem to play in place of the one that the game is written as."""
+    def __init__(self, game: Game, **texts: str) -> None:
+        """`texts` replace what is played: `pddl_problem`, `pddl_domain` or `grammar`, as game files have them."""
         textworld, pddl, demangler, info = _modules()
         with open(info.ALFRED_PDDL_PATH) as domain, open(info.ALFRED_TWL2_PATH) as grammar:
-            texts = {"pddl_domain": domain.read(), "grammar": grammar.read().replace("UNKNOWN GOAL.", game.task)}
+            usual = {"pddl_domain": domain.read(), "grammar": grammar.read().replace("UNKNOWN GOAL.", game.task)}
         infos = textworld.EnvInfos(won=True, admissible_commands=True)
         self._engine = demangler(pddl(infos))
-        self._engine.load({**texts, "pddl_problem": problem or write_problem(game)})
+        self._engine.load({**usual, "pddl_problem": write_problem(game), **texts})
         self._state = self._engine.reset()
 
     def introduction(self) -> str:

@@ -1,0 +1,124 @@
+"""Records what the official engine says, which `test_conformance.py` holds ours to.
+
+    AGENTFLY_DATA=... python -m tests.environments.alfworld.record
+
+It needs the extra `alfworld`. What is kept of an official game are the commands, ours, and a short digest of what came
+back after each: the observation, the admissible commands and whether it was won. Generated games are kept whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agentfly.environments.alfworld.expert import next_command
+from agentfly.environments.alfworld.game import Game
+from agentfly.environments.alfworld.generated import generated_tasks
+from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
+from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.environments.alfworld.world import Engine
+
+TRACES = Path(__file__).with_name("traces.json.xz")
+LENGTH = 60
+JUNK = (
+    "", "  ", "look around", "Look", "  look ", "\tinventory\n", "go to", "go to cabinet 99", "take apple 1", "open",
+    "examine agent1", "examine loc 1", "héllo ☃", "help me", "go  to drawer 1", "GO TO FRIDGE 1", "use", "x" * 5000,
+)  # fmt: skip
+WEIGHTS = {"go": 6, "take": 8, "move": 4, "open": 6, "close": 1, "clean": 12, "heat": 12, "cool": 12, "slice": 14,
+           "use": 6, "examine": 3, "look": 1, "inventory": 1, "help": 0.2}  # fmt: skip
+
+
+def digest(engine: Engine, said: str) -> str:
+    """What came back, in eight characters."""
+    told = json.dumps([said, engine.commands, engine.won])
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def wander(game: Game, seed: int) -> list[str]:
+    """Commands of a player who wins now and then, and otherwise tries everything, sense and nonsense."""
+    random, house, tried = Random(seed), Household(game), {"look"}
+    commands = []
+    for _ in range(LENGTH):
+        commands.append(_next(random, house, sorted(tried)))
+        tried.update(house.commands)
+        house.step(commands[-1])
+    return commands
+
+
+def _next(random: Random, house: Household, tried: list[str]) -> str:
+    chance = random.random()
+    if chance < 0.06:
+        return random.choice(JUNK)
+    if chance < 0.12:
+        return random.choice(tried)  # possible once, perhaps not now
+    if chance < 0.3 and (command := next_command(house, explores=chance < 0.2)):
+        return command
+    verbs = sorted({command.split()[0] for command in house.commands})
+    verb = random.choices(verbs, [WEIGHTS[each] for each in verbs])[0]
+    fitting = [command for command in house.commands if command.split()[0] == verb]
+    return random.choice(_promising(house, fitting) if verb == "go" and random.random() < 0.8 else fitting)
+
+
+def _promising(house: Household, ways: list[str]) -> list[str]:
+    """The ways to where something can be done: what is held can be treated or sliced, or there is something to take."""
+    held, found = house.held, []
+    for each in house.game.receptacles:
+        inside = house.contents(each)
+        treats = held and each.type in ("SinkBasin", "Microwave", "Fridge")
+        slices = held and "nife" in held.type and any("sliceable" in thing.traits for thing in inside)
+        knives = not held and any("nife" in thing.type for thing in inside)
+        if (treats or slices or knives or (not held and inside)) and f"go to {each.name}" in ways:
+            found += [f"go to {each.name}"] * (5 if slices or knives else 1)
+    return found or ways
+
+
+def replay(engine: Engine, commands: list[str]) -> Iterator[str]:
+    """The digests of a game: of its beginning, then after each command."""
+    yield digest(engine, engine.introduction())
+    for command in commands:
+        yield digest(engine, engine.step(command))
+
+
+def official_texts(official: OfficialGame) -> dict[str, str]:
+    """The very files of an official game."""
+    grammar = (data_folder() / "grammar_template.twl2").read_text().replace("@@TASK@@", official.task)
+    domain = (data_folder() / "domain.pddl").read_text()
+    return {"pddl_problem": official.problem, "pddl_domain": domain, "grammar": grammar}
+
+
+def sample() -> Iterator[tuple[str, dict[str, Any], Game, dict[str, str]]]:
+    """The games to record, each with what is kept of it beside the trace, and the texts to play it from."""
+    for number, row in enumerate(generated_tasks(24, split="validation", seed=7)):
+        yield f"generated {number}", {"game": row["game"]}, Game.from_json(row["game"]), {}
+    wanted = set(os.environ.get("KINDS", "").split())
+    for split, every in (("train", 59), ("valid_train", 20), ("valid_seen", 10)):
+        for number, official in enumerate(official_games(split)):
+            game = official.game()
+            rare = any({"isCool", "coolable"} <= thing.traits for thing in game.things) and number % 12 == 0
+            if number % every == 0 or (split == "train" and rare and number % 48 == 0) or official.id in wanted:
+                yield official.id, {}, game, official_texts(official)
+
+
+def main() -> None:
+    """Write the file."""
+    traces: dict[str, Any] = {}
+    for number, (name, kept, game, texts) in enumerate(sample()):
+        commands = wander(game, number)
+        engine = UpstreamGame(game, **texts)
+        recorded = "".join(replay(engine, commands))
+        ours = "".join(replay(Household(game), commands))
+        engine.close()
+        print(number, name, "same" if recorded == ours else "DIFFERENT", flush=True)
+        traces[name] = {**kept, "commands": commands, "digests": recorded}
+        TRACES.write_bytes(lzma.compress(json.dumps(traces).encode(), preset=9))
+
+
+if __name__ == "__main__":
+    main()
