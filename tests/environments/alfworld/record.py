@@ -129,9 +129,11 @@ def sample() -> Iterator[tuple[str, dict[str, Any], Game, dict[str, str]]]:
 
 
 def main() -> None:
-    """Write the file."""
-    traces: dict[str, Any] = {}
+    """Write the file, or add to it what it does not have yet."""
+    traces: dict[str, Any] = json.loads(lzma.decompress(TRACES.read_bytes())) if TRACES.exists() else {}
     for number, (name, kept, game, texts) in enumerate(sample()):
+        if name in traces:
+            continue
         commands = wander(game, number)
         engine = UpstreamGame(game, **texts)
         recorded = "".join(replay(engine, commands))
