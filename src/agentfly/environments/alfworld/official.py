@@ -95,6 +95,8 @@ def _packed(path: Path, split: str) -> Iterator[OfficialGame]:
     try:
         with lzma.open(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
+                if f'"{split}/' not in line:
+                    continue  # most lines are of other splits, and reading them all takes long
                 row = _json(line, f"line {number} of {path}")
                 if str(row.get("id")).startswith(f"{split}/"):
                     yield _game(row["id"], row, row.get("task"), row.get("problem"), f"line {number} of {path}")
