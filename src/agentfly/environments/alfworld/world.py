@@ -100,9 +100,7 @@ class ALFWorldUpstream(ALFWorld):
     """The same household, played by the official engine (extra `alfworld`)."""
 
     pool = Pool(place="process", reset_timeout=120.0)
-
-    async def start(self) -> None:
-        self._upstream: UpstreamGame | None = None
+    _upstream: UpstreamGame | None = None
 
     async def reset(self, task: Task) -> None:
         """Begin the game in the official engine; ours plays along, for the expert."""
