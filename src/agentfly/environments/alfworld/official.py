@@ -25,7 +25,7 @@ SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 """Our names for the official splits. The official names do as well, `valid_train` among them."""
 PACKED = "games.jsonl.xz"
 FOLDER = "json_2.1.1"
-_SOURCE = "https://github.com/alfworld/alfworld: `pip install alfworld` and `alfworld-download --data-dir FOLDER/alfworld`"
+_SOURCE = "https://github.com/alfworld/alfworld: pip install alfworld; alfworld-download --data-dir FOLDER/alfworld"
 _TASK = re.compile(r"Your task is to: (.*?)\"")
 
 
