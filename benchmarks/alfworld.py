@@ -1,0 +1,127 @@
+"""The household: our engine against the official one, and many instances at once under the resource manager.
+
+    python -m benchmarks.alfworld [--quick]
+
+Both engines play the same generated games with the same commands. Figures are of CPU time, in one process. The official
+engine is in the extra `alfworld`; where it is not installed, only ours is measured.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from agentfly.environments.alfworld import ALFWorld, generated_tasks
+from agentfly.environments.alfworld.expert import next_command
+from agentfly.environments.alfworld.game import Game
+from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.environments.alfworld.world import Engine
+from agentfly.resources import ResourceManager
+from agentfly.types import Task
+from benchmarks.table import print_table
+
+INSTANCES = (1, 16, 64)
+
+
+def solution(game: Game) -> list[str]:
+    """What the expert does when it has to search."""
+    house, commands = Household(game), []
+    while (command := next_command(house, explores=True)) is not None:
+        commands.append(command)
+        house.step(command)
+    return commands
+
+
+def played(make: Callable[[Game], Engine], games: list[Game]) -> tuple[float, float, int]:
+    """Milliseconds of a reset and of a step, each with observation, commands and win signal; and the steps."""
+    resetting = stepping = 0.0
+    steps = 0
+    for game in games:
+        commands = solution(game)
+        begun = time.process_time()
+        engine = make(game)
+        assert engine.introduction()
+        assert engine.commands
+        reset = time.process_time()
+        for command in commands:
+            assert engine.step(command)
+            assert engine.commands
+            won = engine.won
+        stepping += time.process_time() - reset
+        resetting += reset - begun
+        steps += len(commands)
+        assert won
+        if isinstance(engine, UpstreamGame):
+            engine.close()
+    return 1000 * resetting / len(games), 1000 * stepping / steps, steps
+
+
+def compared(quick: bool) -> list[list[str]]:
+    """A row for each engine."""
+    games = [Game.from_json(row["game"]) for row in generated_tasks(60 if quick else 600, split="test")]
+    reset, step, steps = played(Household, games)
+    rows = [["ours", f"{reset:.3f}", f"{step:.4f}", f"{1000 / step:.0f}", str(steps), "1×"]]
+    if importlib.util.find_spec("textworld") is None:
+        return [*rows, ["official: not installed"]]
+    slow_reset, slow_step, played_steps = played(UpstreamGame, games[: 1 if quick else 6])
+    ratio = f"{slow_step / step:.0f}× a step, {slow_reset / reset:.0f}× a reset"
+    figures = [f"{slow_reset:.0f}", f"{slow_step:.1f}", f"{1000 / slow_step:.1f}", str(played_steps), ratio]
+    return [*rows, ["official", *figures]]
+
+
+async def managed(instances: int, episodes: int) -> list[str]:
+    """Whole games through leases, so many at once."""
+    tasks = [Task.of(row) for row in generated_tasks(min(episodes, 64), split="test")]
+    manager, steps = ResourceManager(), 0
+
+    async def episode(task: Task) -> None:
+        nonlocal steps
+        async with manager.leases(task, [ALFWorld]) as leases:
+            world = await leases.get(ALFWorld)
+            assert isinstance(world, ALFWorld)
+            while not world.won:
+                call = world.expert()
+                assert not isinstance(call, str)
+                await world.alfworld_step(str(call.arguments["action"]))
+                steps += 1
+                await asyncio.sleep(0)
+
+    async def worker(number: int) -> None:
+        for each in range(number, episodes, instances):
+            await episode(tasks[each % len(tasks)])
+
+    begun = time.process_time()
+    await asyncio.gather(*map(worker, range(instances)))
+    spent = time.process_time() - begun
+    await manager.close()
+    return [str(instances), f"{episodes / spent:.0f}", f"{steps / spent:.0f}", f"{memory(instances):.0f}"]
+
+
+def memory(instances: int) -> float:
+    """Kilobytes that one more game holds."""
+    rows = generated_tasks(instances, split="test")
+    tracemalloc.start()
+    held = [Household(Game.from_json(row["game"])) for row in rows]
+    for house in held:
+        assert house.commands
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / len(held) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    header = ["engine", "ms a reset", "ms a step", "steps/s", "steps measured", "official against ours"]
+    print_table("The household, CPU time in one process", header, compared(quick))
+    rows = [asyncio.run(managed(instances, 64 if quick else 640)) for instances in INSTANCES]
+    title = "Games of the searching expert under the resource manager, CPU time in one process"
+    print_table(title, ["instances", "games/s", "steps/s", "KB an instance"], rows)
+
+
+if __name__ == "__main__":
+    main()

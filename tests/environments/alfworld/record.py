@@ -1,0 +1,148 @@
+"""Records what the official engine says, which `test_conformance.py` holds ours to.
+
+    AGENTFLY_DATA=... python -m tests.environments.alfworld.record
+
+It needs the extra `alfworld`. What is kept of an official game are the commands, ours, and a short digest of what came
+back after each: the observation, the admissible commands and whether it was won. Generated games are kept whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agentfly.environments.alfworld.expert import next_command
+from agentfly.environments.alfworld.game import Game, Goal, Kind
+from agentfly.environments.alfworld.generated import generated_tasks
+from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
+from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.environments.alfworld.world import Engine
+
+TRACES = Path(__file__).with_name("traces.json.xz")
+LENGTH = 40
+JUNK = (
+    "", "  ", "look around", "Look", "  look ", "\tinventory\n", "go to", "go to cabinet 99", "take apple 1", "open",
+    "examine agent1", "examine loc 1", "héllo ☃", "help me", "go  to drawer 1", "GO TO FRIDGE 1", "use", "x" * 5000,
+)  # fmt: skip
+WEIGHTS = {"go": 6, "take": 8, "move": 4, "open": 6, "close": 1, "clean": 12, "heat": 12, "cool": 12, "slice": 14,
+           "use": 6, "examine": 3, "look": 1, "inventory": 1, "help": 0.2}  # fmt: skip
+
+
+ALREADY_COOL = (
+    "train/pick_and_place_simple-Lettuce-None-CounterTop-25/trial_T20190907_000052_389529",
+    "train/pick_clean_then_place_in_recep-Bowl-None-Cabinet-13/trial_T20190909_022903_509427",
+    "train/pick_and_place_simple-Pan-None-CounterTop-8/trial_T20190908_105534_786184",
+    "train/pick_and_place_simple-Tomato-None-DiningTable-26/trial_T20190908_010907_122466",
+)
+"""Games where something is cool from the start, which decides whether the planner lets one cool it."""
+
+
+def digest(engine: Engine, said: str) -> str:
+    """What came back, in eight characters."""
+    told = json.dumps([said, engine.commands, engine.won])
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def wander(game: Game, seed: int) -> list[str]:
+    """Commands of a player who wins now and then, and otherwise tries everything, sense and nonsense."""
+    random, house, tried = Random(seed), Household(game), {"look"}
+    commands = cooling(game)
+    for command in commands:
+        house.step(command)
+    for _ in range(LENGTH):
+        commands.append(_next(random, house, sorted(tried)))
+        tried.update(house.commands)
+        house.step(commands[-1])
+    return commands
+
+
+def cooling(game: Game) -> list[str]:
+    """Commands that cool what is cool already, twice, and look at it."""
+    cool = next((thing for thing in game.things if {"isCool", "pickupable"} <= thing.traits), None)
+    if cool is None:
+        return []
+    house, commands = Household(replace(game, goal=Goal(Kind.PLACE, cool.type, "Microwave"))), []
+    while (held := house.held) is None and (command := next_command(house, explores=False)):
+        commands.append(command)
+        house.step(command)
+    return (
+        [*commands, "go to fridge 1", *[f"cool {held.name} with fridge 1", f"examine {held.name}"] * 2] if held else []
+    )
+
+
+def _next(random: Random, house: Household, tried: list[str]) -> str:
+    chance = random.random()
+    if chance < 0.06:
+        return random.choice(JUNK)
+    if chance < 0.12:
+        return random.choice(tried)  # possible once, perhaps not now
+    if chance < 0.3 and (command := next_command(house, explores=chance < 0.2)):
+        return command
+    verbs = sorted({command.split()[0] for command in house.commands})
+    verb = random.choices(verbs, [WEIGHTS[each] for each in verbs])[0]
+    fitting = [command for command in house.commands if command.split()[0] == verb]
+    return random.choice(_promising(house, fitting) if verb == "go" and random.random() < 0.8 else fitting)
+
+
+def _promising(house: Household, ways: list[str]) -> list[str]:
+    """The ways to where something can be done: what is held can be treated or sliced, or there is something to take."""
+    held, found = house.held, []
+    for each in house.game.receptacles:
+        inside = house.contents(each)
+        treats = held and each.type in ("SinkBasin", "Microwave", "Fridge")
+        slices = held and "nife" in held.type and any("sliceable" in thing.traits for thing in inside)
+        knives = not held and any("nife" in thing.type for thing in inside)
+        if (treats or slices or knives or (not held and inside)) and f"go to {each.name}" in ways:
+            found += [f"go to {each.name}"] * (5 if slices or knives else 1)
+    return found or ways
+
+
+def replay(engine: Engine, commands: list[str]) -> Iterator[str]:
+    """The digests of a game: of its beginning, then after each command."""
+    yield digest(engine, engine.introduction())
+    for command in commands:
+        yield digest(engine, engine.step(command))
+
+
+def official_texts(official: OfficialGame) -> dict[str, str]:
+    """The very files of an official game."""
+    grammar = (data_folder() / "grammar_template.twl2").read_text().replace("@@TASK@@", official.task)
+    domain = (data_folder() / "domain.pddl").read_text()
+    return {"pddl_problem": official.problem, "pddl_domain": domain, "grammar": grammar}
+
+
+def sample() -> Iterator[tuple[str, dict[str, Any], Game, dict[str, str]]]:
+    """The games to record, each with what is kept of it beside the trace, and the texts to play it from."""
+    for number, row in enumerate(generated_tasks(18, split="validation", seed=7)):
+        yield f"generated {number}", {"game": row["game"]}, Game.from_json(row["game"]), {}
+    for split, every in (("train", 150), ("valid_train", 40), ("valid_seen", 20)):
+        for number, official in enumerate(official_games(split)):
+            if number % every == 0 or official.id in ALREADY_COOL:
+                yield official.id, {}, official.game(), official_texts(official)
+
+
+def main() -> None:
+    """Write the file, or add to it what it does not have yet."""
+    traces: dict[str, Any] = json.loads(lzma.decompress(TRACES.read_bytes())) if TRACES.exists() else {}
+    for number, (name, kept, game, texts) in enumerate(sample()):
+        if name in traces:
+            continue
+        commands = wander(game, number)
+        engine = UpstreamGame(game, **texts)
+        recorded = "".join(replay(engine, commands))
+        ours = "".join(replay(Household(game), commands))
+        engine.close()
+        print(number, name, "same" if recorded == ours else "DIFFERENT", flush=True)
+        traces[name] = {**kept, "commands": commands, "digests": recorded}
+        TRACES.write_bytes(lzma.compress(json.dumps(traces).encode(), preset=9))
+
+
+if __name__ == "__main__":
+    main()

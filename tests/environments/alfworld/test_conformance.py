@@ -1,0 +1,95 @@
+"""Our household against the official engine: what it said was recorded, or is asked of it where it is installed."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.environments.alfworld.game import Game
+from agentfly.environments.alfworld.generated import generated_tasks
+from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
+from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.errors import DataError
+from tests.environments.alfworld.record import TRACES, WEIGHTS, digest, official_texts, replay, wander
+
+SHARED = ("train", "valid_train", "valid_seen")
+
+
+def shared_games() -> Iterator[OfficialGame]:
+    for split in SHARED:
+        try:
+            yield from official_games(split)
+        except DataError as error:
+            pytest.skip(f"the official games are not here: {error}")
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lzma.decompress(TRACES.read_bytes()))
+    return found
+
+
+def follows(game: Game, trace: dict[str, Any]) -> str:
+    """Where the household leaves the trace; empty where it follows it to the end."""
+    house, commands = Household(game), [None, *trace["commands"]]
+    recorded = [trace["digests"][8 * number :][:8] for number in range(len(commands))]
+    for number, (command, expected) in enumerate(zip(commands, recorded, strict=True)):
+        said = house.introduction() if command is None else house.step(command)
+        if digest(house, said) != expected:
+            return f"after {number} commands, {command!r}: {said!r}, won {house.won}, {house.commands}"
+    return ""
+
+
+def test_generated_games_go_as_in_the_official_engine(traces: dict[str, Any]) -> None:
+    games = {name: trace for name, trace in traces.items() if "game" in trace}
+    assert len(games) >= 5
+    for name, trace in games.items():
+        assert not follows(Game.from_json(trace["game"]), trace), name
+
+
+def test_official_games_go_as_in_the_official_engine_and_every_walkthrough_wins(traces: dict[str, Any]) -> None:
+    played, left = 0, {name for name, trace in traces.items() if "game" not in trace}
+    for official in shared_games():
+        game = official.game()
+        house = Household(game)
+        assert not house.won, official.id
+        for command in official.walkthrough:
+            assert command in house.commands, (official.id, command)
+            house.step(command)
+        assert house.won, official.id
+        if official.id in traces:
+            assert not follows(game, traces[official.id]), official.id
+            left.remove(official.id)
+        played += 1
+    assert played > 300
+    assert not left
+
+
+def test_the_traces_saw_everything(traces: dict[str, Any]) -> None:
+    """A recording in which nothing was heated would prove nothing about heating."""
+    verbs = {command.split()[0] for trace in traces.values() for command in trace["commands"] if command.strip()}
+    assert verbs >= set(WEIGHTS)
+
+
+def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
+    for module in ("textworld", "fast_downward", "alfworld"):
+        pytest.importorskip(module, reason="the official engine is in the extra 'alfworld'")
+    row = generated_tasks(1, split="test", seed=3, kinds=["pick_heat_then_place_in_recep"])[0]
+    game = Game.from_json(row["game"])
+    played: list[tuple[Game, dict[str, str]]] = [(game, {})]
+    try:
+        official = next(official_games("validation"))
+        played.append((official.game(), official_texts(official) if (data_folder() / "domain.pddl").is_file() else {}))
+    except DataError:
+        pass  # the generated one is still played
+    for number, (each, texts) in enumerate(played):
+        commands = wander(each, 1000 + number)[:12]
+        engine = UpstreamGame(each, **texts)
+        assert list(replay(engine, commands)) == list(replay(Household(each), commands))
+        engine.close()

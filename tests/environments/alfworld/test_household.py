@@ -1,0 +1,133 @@
+"""The rules, on a kitchen small enough to know by heart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from agentfly.environments.alfworld.game import Game, Goal, Kind, Receptacle, Thing
+from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.pddl import read_problem
+from agentfly.environments.alfworld.pddl_writing import write_problem
+from agentfly.errors import DataError
+
+KITCHEN = Game(
+    task="put a hot apple in fridge.",
+    goal=Goal(Kind.HEAT, "Apple", "Fridge"),
+    start=0,
+    receptacles=(
+        Receptacle("countertop 1", "CounterTop", 1),
+        Receptacle("fridge 1", "Fridge", 2, openable=True),
+        Receptacle("microwave 1", "Microwave", 3, openable=True),
+        Receptacle("shelf 1", "Shelf", 1),
+        Receptacle("sinkbasin 1", "SinkBasin", 4),
+    ),
+    things=(
+        Thing("apple 1", "Apple", ("countertop 1",), (1,),
+              frozenset({"pickupable", "heatable", "coolable", "cleanable", "sliceable"})),
+        Thing("desklamp 1", "DeskLamp", ("shelf 1",), (1,), frozenset({"toggleable"})),
+        Thing("knife 1", "Knife", ("shelf 1",), (1,), frozenset({"pickupable"})),
+    ),
+    fits={"CounterTop": frozenset({"Apple", "Knife"}), "Fridge": frozenset({"Apple"}), "Shelf": frozenset({"Apple"})},
+)  # fmt: skip
+
+
+def played(*commands: str, game: Game = KITCHEN) -> Household:
+    house = Household(game)
+    for command in commands:
+        assert command in house.commands
+        house.step(command)
+    return house
+
+
+def test_a_hot_apple_in_the_fridge_wins() -> None:
+    house = played("go to countertop 1", "take apple 1 from countertop 1", "go to fridge 1", "open fridge 1")
+    assert not house.won
+    house.step("move apple 1 to fridge 1")
+    assert not house.won  # a raw one does not count
+    for command in ("take apple 1 from fridge 1", "go to microwave 1", "heat apple 1 with microwave 1"):
+        assert house.step(command) != "Nothing happens."
+    assert house.step("examine apple 1") == "This is a hot apple 1."
+    house.step("go to fridge 1")
+    house.step("move apple 1 to fridge 1")
+    assert house.won
+
+
+def test_what_is_cooled_is_no_longer_hot() -> None:
+    house = played("go to countertop 1", "take apple 1 from countertop 1", "go to microwave 1",
+                   "heat apple 1 with microwave 1", "go to fridge 1", "cool apple 1 with fridge 1")  # fmt: skip
+    assert house.step("examine apple 1") == "This is a cold apple 1."
+    assert "isHot" not in house.traits["apple 1"]
+
+
+def test_a_closed_fridge_shows_and_gives_nothing() -> None:
+    closed = dataclasses.replace(
+        KITCHEN, things=(dataclasses.replace(KITCHEN.things[0], inside=("fridge 1",), at=(2,)), *KITCHEN.things[1:])
+    )
+    house = played("go to fridge 1", game=closed)
+    assert house.step("take apple 1 from fridge 1") == "Nothing happens."
+    assert house.step("examine fridge 1") == "The fridge 1 is closed."
+    assert "a apple 1" in house.step("open fridge 1")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "Look", "go to", "go to fridge 9", "take apple 1 from shelf 1", "x" * 1_000_000]
+)
+def test_what_cannot_be_done_changes_nothing(command: str) -> None:
+    house = played("go to countertop 1")
+    before = house.commands
+    assert house.step(command) == "Nothing happens."
+    assert house.commands == before
+
+
+def test_two_hands_are_one() -> None:
+    house = played("go to countertop 1", "take apple 1 from countertop 1")
+    assert not any(command.startswith("take") for command in house.commands)
+
+
+def test_only_a_knife_slices() -> None:
+    house = played("go to countertop 1", "take knife 1 from shelf 1", "slice apple 1 with knife 1",
+                   "move knife 1 to countertop 1", "take apple 1 from countertop 1")  # fmt: skip
+    assert house.step("examine apple 1") == "This is a sliced apple 1."
+    assert not any(command.startswith("slice") for command in house.commands)
+
+
+def test_two_games_share_nothing() -> None:
+    played("go to countertop 1", "use desklamp 1", "take apple 1 from countertop 1")
+    fresh = Household(KITCHEN)
+    assert fresh.held is None
+    assert "isToggled" not in fresh.traits["desklamp 1"]
+    assert "a apple 1" in fresh.step("go to countertop 1")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_game_survives_json_and_the_planning_language(kind: Kind) -> None:
+    target = "DeskLamp" if kind is Kind.LOOK else "Fridge"
+    game = dataclasses.replace(KITCHEN, goal=Goal(kind, "Apple", target))
+    assert Game.from_json(json.loads(json.dumps(game.to_json()))) == game
+    assert read_problem(write_problem(game), game.task) == game
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("a house", "no game"),
+        ({**KITCHEN.to_json(), "goal": {"kind": "dance"}}, "dance"),
+        ({**KITCHEN.to_json(), "things": [{"name": "cup 1", "type": "Cup", "inside": ["attic 1"]}]}, "attic 1"),
+        ({**KITCHEN.to_json(), "things": [{"name": "cup 1", "type": "Cup", "traits": ["heavy"]}]}, "heavy"),
+        ({**KITCHEN.to_json(), "things": [{"name": "shelf 1", "type": "Cup"}]}, "shelf 1"),
+        ({**KITCHEN.to_json(), "receptacles": [{"name": "shelf 1", "typ": "Shelf"}]}, "typ"),
+    ],
+)
+def test_a_broken_game_is_refused_by_name(broken: object, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        Game.from_json(broken)
+
+
+def test_a_problem_of_another_domain_is_refused() -> None:
+    with pytest.raises(DataError, match="no planning problem"):
+        read_problem("(define (problem x))", "")
+    with pytest.raises(DataError, match="none of the six kinds"):
+        read_problem(write_problem(KITCHEN).replace("isHot ?o", "isRed ?o"), "")
