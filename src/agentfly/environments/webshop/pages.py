@@ -55,7 +55,7 @@ def search_page(instruction: str) -> list[Part]:
 def results_page(instruction: str, found: Sequence[Product], number: int, seen: Iterable[str]) -> list[Part]:
     """One page, counted from 1, of what was found."""
     first, last = (number - 1) * WINDOW, number * WINDOW
-    turns = buttons(*([PREVIOUS] if number > 1 else []), *([NEXT] if last < len(found) else []))
+    turns = buttons(*([PREVIOUS] if number > 1 else []), NEXT)  # also where nothing follows, as in WebShop
     total = text(f"Page {number} (Total results: {len(found)})")
     listed = [part for product in found[first:last] for part in _listed(product, product.asin in seen)]
     return [*_head(instruction), total, *turns, *listed]
