@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, ClassVar, Literal
 
 from agentfly import threads
@@ -94,7 +95,6 @@ class WebShop(Environment):
 
 def _load() -> None:
     with needed():
-        import bm25s
-        import rapidfuzz
-        import Stemmer  # noqa: F401
+        for package in ("bm25s", "rapidfuzz", "Stemmer"):
+            importlib.import_module(package)
     nouns("a warm lexicon")

@@ -1,7 +1,7 @@
 """WebShop's own products and goals, read from the files that its set-up downloads.
 
-The goals, their order and the splits are WebShop's. What it leaves to chance at every start (the limit on a price, and the
-price where there is a range) is fixed here.
+The goals, their order and the splits are WebShop's. What it leaves to chance at every start is fixed here: the limit on
+a price, and the price where there is a range.
 """
 
 from __future__ import annotations

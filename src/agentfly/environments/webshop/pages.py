@@ -81,7 +81,11 @@ def item_page(instruction: str, product: Product, chosen: Iterable[str]) -> list
 def sub_page(instruction: str, product: Product, about: str) -> list[Part]:
     """What a product's page says under Description, Features or Reviews."""
     said = {DESCRIPTION: (product.description,), FEATURES: product.features, REVIEWS: ()}[about]
-    return [*_head(instruction), *buttons(PREVIOUS), *map(text, filter(str.strip, said) if any(said) else [f"No {about}"])]
+    return [
+        *_head(instruction),
+        *buttons(PREVIOUS),
+        *map(text, filter(str.strip, said) if any(said) else [f"No {about}"]),
+    ]
 
 
 def done_page(reward: float) -> list[Part]:

@@ -17,16 +17,18 @@ from agentfly.environments.webshop.product import Product
 
 _CLOSE = 85
 """Of 100, above which two phrases mean the same."""
-_COLOURS = """
+_COLOURS = tuple(
+    """
 alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
 champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim
 eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki
 lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard
 natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver
 skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
-""".split()
+""".split()  # noqa: SIM905 (a hundred quoted words would be hard to read)
+)
 """A value that contains one of these counts as the first that it contains."""
-_NOT_ASCII = {code: None for code in range(128, 256)}
+_NOT_ASCII = dict.fromkeys(range(128, 256))
 
 
 @dataclass(frozen=True, slots=True)
