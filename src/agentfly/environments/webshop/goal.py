@@ -47,7 +47,7 @@ class Goal:
         well = all(isinstance(text, str) for text in texts) and isinstance(price, int | float)
         if not well or not all(map(_is_texts, lists)) or not row["attributes"]:
             raise DataError("a goal's attributes and options are lists of texts, price_upper a number, the rest texts")
-        return cls(*texts, *map(tuple, lists), price_upper=float(price))
+        return cls(*texts, tuple(row["attributes"]), tuple(row["options"]), float(price))
 
     def to_json(self) -> dict[str, Any]:
         """The column `goal` of a task."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
+from collections.abc import Callable
+from typing import cast
 
 from agentfly.environments.webshop.extra import needed
 
@@ -18,9 +21,18 @@ _NEVER = frozenset({"plus"})
 @functools.lru_cache(maxsize=65536)
 def nouns(title: str) -> tuple[str, ...]:
     """The nouns and names in a title, in small letters, each as often as it stands there."""
+    return tuple(word.lower() for word, kind in _tagger()(_JOINT.sub(" ", title)) if _is_noun(word, kind))
+
+
+@functools.cache
+def _tagger() -> Callable[[str], list[tuple[str, str]]]:
+    """The tagger, with its lexicon read."""
     with needed():
         from textblob.en import tag
-    return tuple(word.lower() for word, kind in tag(_JOINT.sub(" ", title)) if _is_noun(word, kind))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves the closing of its files to the collector
+        tag("lexicon")
+    return cast(Callable[[str], list[tuple[str, str]]], tag)
 
 
 def _is_noun(word: str, kind: str) -> bool:
