@@ -40,7 +40,7 @@ async def test_buying_ends_the_chain_with_a_score():
     result = await played(
         call("search", keywords=goal["name"]), call("click", label=goal["asin"]), call("click", label="Buy Now")
     )
-    assert result[0].stop is StopReason.TOOL
+    assert result[0].stop is StopReason.TOOL_END
     asked = len(goal["attributes"]) + len(goal["options"]) + 1
     assert result.rewards == [pytest.approx((len(goal["attributes"]) + 1) / asked)]
     assert answers(result)[-1].startswith("Thank you for shopping with us!")
@@ -52,24 +52,28 @@ async def test_without_a_purchase_there_is_no_reward():
 
 
 async def test_the_models_mistakes_are_answered_with_what_there_is():
-    result = await played(
-        call("click", label="Buy Now"),
-        call("search", keywords=""),
-        call("search", keywords=ROWS[0]["goal"]["name"]),
-        call("click", label="x" * 1_000_000),
-        call("search", keywords="shoe " * 200_000),
-        call("click", label=7),
-        call("search", words="shoes"),
+    said = answers(
+        await played(
+            call("click", label="Buy Now"),
+            call("search", keywords=""),
+            call("search", keywords=ROWS[0]["goal"]["name"]),
+            call("click", label=7),
+            call("click", label=["Buy", "Now"]),
+            call("search", words="shoes"),
+        )
     )
-    said = answers(result)
-    assert said[0].startswith("There is no 'Buy Now' to click here. There is: nothing; search instead.\n\nWebShop [SEP]")
+    assert said[0].startswith("There is no 'Buy Now' to click here. There is: nothing; search instead.\n\nWebShop")
     assert said[1].startswith("Give some words to search for.")
-    assert said[3].startswith("There is no 'xxxx")
-    assert "There is: Back to Search, Next >, G" in said[3]
-    assert len(said[3]) < 5000
-    assert "Page 1" in said[4]
-    assert "label" in said[5]
-    assert "keywords" in said[6]
+    assert said[3].startswith("There is no '7' to click here. There is: Back to Search, Next >, G"), "a size may be 7"
+    assert "label" in said[4]
+    assert "keywords" in said[5]
+
+
+async def test_a_megabyte_is_answered_briefly():
+    env = WebShop()
+    await env.reset(Task.of(ROWS[0]))
+    for act in (env.search, env.click):
+        assert len((await act("shoes " * 200_000))["observation"]) < 5000
 
 
 async def test_nothing_is_left_of_the_last_customer():
@@ -82,8 +86,14 @@ async def test_nothing_is_left_of_the_last_customer():
     one = agent(*turns, call("click", label="Buy Now"), kind=OneAtATime)
     first = await one.run(ROWS[0], max_turns=9, num_chains=3)
     assert first.rewards == [1.0, 1.0, 1.0]
-    one.backend = ScriptedBackend([call("click", label="Buy Now"), "Done."])
-    second = await one.run(ROWS[1], max_turns=2)
+    other = HFAgent(
+        tools=[OneAtATime],
+        reward=webshop_reward,
+        template="chatml",
+        backend=ScriptedBackend([call("click", label="Buy Now"), "Done."]),
+        manager=one.manager,
+    )
+    second = await other.run(ROWS[1], max_turns=2)
     assert second.rewards == [0.0]
     assert ROWS[1]["question"] in answers(second)[0]
     assert ROWS[0]["question"] not in answers(second)[0]
@@ -152,7 +162,7 @@ async def test_a_person_may_look_around_without_a_task():
     await player.begin()
     result = await player.act(ToolCall("search", {"keywords": "boots"}))
     assert "Boots" in str(result.observation)
-    await player.end()
+    await player.close()
 
 
 async def test_one_shop_serves_all():

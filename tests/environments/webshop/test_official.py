@@ -31,9 +31,10 @@ TOP = {
     "women black 7 color size": "B09PJ5ZXGH",
 }
 """What Lucene ranks first."""
-JUMPSUITS = """
-B09NDS8F4V B09PVNLVRW B09RV4TXKJ B099WX3CV5 B09Q37JQZ6 B09QPX97VW B09NSC5VDG B09QGK5XHZ B09S632DT3 B09QXF3V3X
-""".split()
+JUMPSUITS = [
+    "B09NDS8F4V", "B09PVNLVRW", "B09RV4TXKJ", "B099WX3CV5", "B09Q37JQZ6",
+    "B09QPX97VW", "B09NSC5VDG", "B09QGK5XHZ", "B09S632DT3", "B09QXF3V3X",
+]  # fmt: skip
 """Lucene's first page for `women jumpsuits`."""
 SCORES = [
     (0, "B096MM7XM4", 0.0), (1, "B09QCP4579", 5 / 7), (2, "B099WH1RTM", 4 / 6), (3, "B09LSKQF8C", 1.0),
@@ -103,7 +104,7 @@ def test_other_splits_and_shops_are_refused(official):
 
 def test_missing_data_is_told_with_its_source(monkeypatch, tmp_path):
     monkeypatch.delenv("AGENTFLY_DATA", raising=False)
-    with pytest.raises(DataError, match=r"set AGENTFLY_DATA .* github.com/princeton-nlp/WebShop"):
+    with pytest.raises(DataError, match=r"set AGENTFLY_DATA .*github.com/princeton-nlp/WebShop"):
         official_tasks("test")
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"no items_shuffle_1000.json .*princeton-nlp"):
@@ -124,11 +125,12 @@ def _written(folder: Path, products: object, known: object) -> None:
 
 
 def test_files_of_any_size_are_read(monkeypatch, tmp_path):
-    known = {"B000000001": {"attributes": ["bright"], "instruction": "Find me lamps", "instruction_attributes": ["bright"]}}
+    wish = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
+    known = {"B000000001": {"attributes": ["bright"], **wish}}
     _written(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (row,) = official_tasks("test", shop="official/all")
-    assert row["question"] == "Find me lamps with color: red | blue"[: len(row["question"])]
+    assert row["question"].startswith("Find me lamps with color: red | blue, and price lower than ")
     shop = open_shop("official/all")
     assert len(shop) == 2
     lamp = shop["B000000001"]
@@ -143,7 +145,7 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("products", "known", "told"),
     [
-        ([{**PRODUCT, "name": None}], {}, None),
+        ([{**PRODUCT, "name": None}], {}, "name must be text"),
         ([{"asin": "B000000001"}], {}, "product B000000001 cannot be read"),
         ({}, {}, "other files of these names"),
     ],
@@ -151,7 +153,7 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
 def test_a_corrupt_row_is_named(monkeypatch, tmp_path, products, known, told):
     _written(tmp_path, products, known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=told or "product"):
+    with pytest.raises(DataError, match=told):
         official_tasks("test", shop="official/all")
 
 

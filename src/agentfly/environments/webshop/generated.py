@@ -22,6 +22,8 @@ LARGEST = 1_000_000
 """Most products of a shop."""
 PARTS = {"test": (0,), "validation": (1,), "train": (2, 3, 4, 5, 6, 7, 8, 9)}
 """The tenths of products, and of wishes, that each split has."""
+_PATIENCE = 2000
+"""Draws without a task that was not there already, after which there are hardly more."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _STRIDE = 62_770_101_935_657
 """Shares no factor with 36**9, so that numbers that follow one another look unrelated and never meet."""
@@ -83,10 +85,12 @@ def generated_tasks(split: str, count: int, *, products: int = 1000, seed: int =
     if not 1 <= products <= LARGEST:
         raise DataError(f"a generated shop has 1 to {LARGEST} products, not {products}")
     goals: dict[str, Goal] = {}
-    for goal in _draws(split, products, seed, tries=1000 + 100 * count):
-        if len(goals) == count:
-            break
-        goals.setdefault(goal.instruction, goal)
+    draws, in_vain = _draws(split, products, seed), 0
+    while len(goals) < count and in_vain < _PATIENCE:
+        goal, before = next(draws), len(goals)
+        if goal is not None:
+            goals.setdefault(goal.instruction, goal)
+        in_vain = in_vain + 1 if len(goals) == before else 0
     if len(goals) < count:
         raise DataError(f"{products} products give rise to {len(goals)} {split} tasks or little more, not {count}")
     shop = f"generated/{products}/{seed}"
@@ -96,16 +100,13 @@ def generated_tasks(split: str, count: int, *, products: int = 1000, seed: int =
     ]
 
 
-def _draws(split: str, products: int, seed: int, tries: int) -> Iterator[Goal]:
-    """Wishes of a split, some of them more than once."""
-    random = Random(f"{split} tasks of {seed}")
-    tenths = PARTS[split]
-    for _ in range(tries):
+def _draws(split: str, products: int, seed: int) -> Iterator[Goal | None]:
+    """Wishes without end, many of them more than once; None for each that is not of the split."""
+    random, tenths = Random(f"{split} tasks of {seed}"), PARTS[split]
+    while True:
         position = random.randrange((products + 9) // 10) * 10 + random.choice(tenths)
-        if position < products:
-            goal = _wish(draw_product(position, seed), random)
-            if hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths:
-                yield goal
+        goal = _wish(draw_product(position, seed), random) if position < products else None
+        yield goal if goal and hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths else None
 
 
 def _wish(product: Product, random: Random) -> Goal:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentfly.errors import DataError
 
+_TEXTS = ("asin", "name", "full_description", "category", "query", "product_category")
 NO_PRICE = 100.0
 """What a product costs whose row names no price."""
 
@@ -59,11 +60,13 @@ class Product:
 def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> Product:
     """A product from a row of the official file."""
     try:
+        if lacking := [name for name in _TEXTS if not isinstance(row[name], str)]:
+            raise TypeError(f"{', '.join(lacking)} must be text")
         features, images = row["small_description"], row.get("images") or [""]
         return Product(
             asin=row["asin"],
             title=row["name"],
-            description=row["full_description"] or "",
+            description=row["full_description"],
             features=tuple(features) if isinstance(features, list) else (features,),
             category=row["category"],
             query=row["query"].lower().strip(),
