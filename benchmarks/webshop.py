@@ -1,7 +1,8 @@
-"""What a web shop costs: steps and resets a second, memory an instance, at 1, 16 and 64 instances; and what it replaces.
+"""What a web shop costs, at 1, 16 and 64 instances: steps and resets a second, memory; and how well one can do in it.
 
 Every instance follows the expert through generated tasks (search, look, choose, buy), one step each in turn, in one
-process. Beside it the straightforward way to make a page: HTML from a template, parsed back into text.
+process. Beside it the straightforward way to make a page: HTML from a template, parsed back into text. Then how well
+the expert does, and two who do not look; on the official goals too where AGENTFLY_DATA is set.
 
     python -m benchmarks.webshop [--quick]
 """
@@ -10,14 +11,19 @@ import argparse
 import asyncio
 import html.parser
 import itertools
+import os
 import time
 import tracemalloc
+from functools import partial
 from typing import Any
 
 from agentfly import Task
-from agentfly.environments.webshop import WebShop, generated_tasks
+from agentfly.environments.webshop import WebShop, generated_tasks, official_tasks
+from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
-from agentfly.environments.webshop.pages import plain
+from agentfly.environments.webshop.official import SPLITS
+from agentfly.environments.webshop.pages import BUY, plain
 from agentfly.environments.webshop.session import Session
 from agentfly.environments.webshop.shop import Shop, open_shop
 from agentfly.types import ToolCall
@@ -75,7 +81,7 @@ class _Text(html.parser.HTMLParser):
             self.texts.append(data.strip())
 
 
-def pages(shop: Shop, goal: Any, rounds: int) -> list[list[str]]:
+def pages(shop: Shop, goal: Goal, rounds: int) -> list[list[str]]:
     """Microseconds for the text of a page, without HTML and by way of it."""
     rows = []
     for name, actions in (("results", ()), ("item", ("click",))):
@@ -115,6 +121,42 @@ def opening(sizes: list[int]) -> list[list[str]]:
     return rows
 
 
+def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
+    """How far the expert gets, and somebody who searches for the wish and buys what comes first."""
+
+    def expert(session: Session) -> None:
+        while action := next_action(session):
+            session.act(f"{action[0]}[{action[1]}]")
+
+    def first(session: Session, *, choosing: bool) -> None:
+        session.search(session.goal.instruction)
+        if session.found:
+            session.click(session.found[0].asin)
+            for value in session.goal.options if choosing else ():
+                session.click(value)
+            session.click(BUY)
+
+    rows = []
+    tried = {"expert": expert, "first found, with options": partial(first, choosing=True)}
+    for name, policy in {**tried, "first found": partial(first, choosing=False)}.items():
+        sessions = [Session(shop, goal) for goal in goals]
+        begun = time.process_time()
+        for session in sessions:
+            policy(session)
+        spent = (time.process_time() - begun) / len(goals)
+        scores = [session.score.reward if session.score else 0.0 for session in sessions]
+        ones = sum(reward == 1.0 for reward in scores)
+        rows.append([name, f"{ones / len(goals):.1%}", f"{sum(scores) / len(goals):.3f}", f"{spent * 1e3:.2f}"])
+    return rows
+
+
+def print_policies(title: str, rows: list[dict[str, Any]]) -> None:
+    shop = open_shop(rows[0]["shop"])
+    goals = [Goal.of(row["goal"]) for row in rows]
+    header = ["policy", "score 1.0", "mean score", "ms an episode"]
+    print_table(f"{title}: {len(goals):,} goals", header, policies(shop, goals))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a web shop costs.")
     parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
@@ -131,6 +173,10 @@ def main() -> None:
     asyncio.run(world.reset(tasks[0]))
     header = ["page", "text, µs", "HTML and back, µs", "ratio"]
     print_table("The text of a page", header, pages(shop, world.session.goal, 50 if quick else 1000))
+    print_policies("Generated, test", generated_tasks("test", 50 if quick else 500))
+    if os.environ.get("AGENTFLY_DATA"):
+        rows = [row for split in SPLITS for row in official_tasks(split)]
+        print_policies("Official, all splits", rows[:: 100 if quick else 1])
     sizes = [100, 1000] if quick else [1000, 10_000, 100_000]
     print_table("Opening a generated shop", ["products", "opening, s", "a search, µs"], opening(sizes))
 

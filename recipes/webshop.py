@@ -4,8 +4,8 @@
     agentfly train recipes/webshop.py model=warm backend=vllm
     AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm backend=vllm    # on WebShop's own products and goals
 
-Products and wishes are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, and its splits are
-kept: training on `train`, evaluation on a part of `validation`; the test split is left alone.
+Products and wishes are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, and its splits
+are kept: training on `train`, evaluation on a part of `validation`; the test split is left alone.
 """
 
 import os
@@ -17,8 +17,8 @@ from agentfly.rewards import webshop_reward
 from agentfly.training import TrainConfig
 
 SYSTEM = """\
-You shop for the user. Search with a few plain words, click a product's number to look at it, click each option that the \
-user asked for, and click Buy Now once everything fits. You can buy once."""
+You shop for the user. Search with a few plain words, click a product's number to look at it, click each option that \
+the user asked for, and click Buy Now once everything fits. You can buy once."""
 
 
 def agent(**model: Any) -> HFAgent:

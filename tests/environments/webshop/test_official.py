@@ -147,6 +147,8 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
     [
         ([{**PRODUCT, "name": None}], {}, "name must be text"),
         ([{"asin": "B000000001"}], {}, "product B000000001 cannot be read"),
+        ([PRODUCT, 7], {}, "row 1 of items_shuffle.json"),
+        ([PRODUCT], {"B000000001": []}, "row 0 of items_shuffle.json"),
         ({}, {}, "other files of these names"),
     ],
 )

@@ -42,12 +42,13 @@ class Goal:
         if not isinstance(row, Mapping) or set(row) != names:
             has = ", ".join(map(str, row)) if isinstance(row, Mapping) else f"{row!r:.60}"
             raise DataError(f"a goal has {', '.join(sorted(names))}; this one has {has or 'nothing'}")
-        texts = [row[name] for name in ("asin", "name", "query", "product_category", "instruction")]
+        texts = {name: row[name] for name in ("asin", "name", "query", "product_category", "instruction")}
         lists, price = [row["attributes"], row["options"]], row["price_upper"]
-        well = all(isinstance(text, str) for text in texts) and isinstance(price, int | float)
+        well = all(isinstance(text, str) for text in texts.values()) and isinstance(price, int | float)
         if not well or not all(map(_is_texts, lists)) or not row["attributes"]:
             raise DataError("a goal's attributes and options are lists of texts, price_upper a number, the rest texts")
-        return cls(*texts, tuple(row["attributes"]), tuple(row["options"]), float(price))
+        attributes, options = map(tuple, lists)
+        return cls(**texts, attributes=attributes, options=options, price_upper=float(price))
 
     def to_json(self) -> dict[str, Any]:
         """The column `goal` of a task."""

@@ -83,10 +83,13 @@ def _read(shop: str, folder: Path) -> tuple[Listed, ...]:
     if not isinstance(products, list) or not isinstance(known, dict) or not isinstance(human, dict):
         raise DataError(f"{folder} holds other files of these names than WebShop's; they come from {_SOURCE}")
     out: dict[str, Listed] = {}
-    for row in products:
-        asin = row.get("asin", "nan")
-        if asin != "nan" and len(asin) <= 10 and asin not in out:
-            out[asin] = _listed(row, known.get(asin, {}), human.get(asin) or row.get("instructions") or [])
+    for number, row in enumerate(products):
+        try:
+            asin = row["asin"]
+            if asin != "nan" and len(asin) <= 10 and asin not in out:
+                out[asin] = _listed(row, known.get(asin, {}), human.get(asin) or row.get("instructions") or [])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"row {number} of {FILES[shop][0]} in {folder} cannot be read: {error!r}") from error
     return tuple(out.values())
 
 
