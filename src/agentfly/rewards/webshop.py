@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from agentfly.environments.webshop import WebShop
@@ -19,5 +18,5 @@ def webshop_reward(env: WebShop) -> dict[str, Any]:
     score = env.score
     if score is None:
         return {"reward": 0.0, "success": 0.0, "bought": 0.0}
-    parts = {f"r_{name}": value for name, value in asdict(score).items() if name != "reward"}
-    return {"reward": score.reward, "success": float(score.reward == 1.0), "bought": 1.0, **parts}
+    parts = {f"r_{name}": value for name, value in score.items() if name != "reward"}
+    return {"reward": score["reward"], "success": float(score["reward"] == 1.0), "bought": 1.0, **parts}

@@ -104,6 +104,16 @@ async def test_the_expert_solves_many_at_once_in_one_shop():
     assert (len(shown.kept), shown.reasons) == (len(ROWS), {})
 
 
+async def test_it_may_live_in_another_process():
+    class Elsewhere(WebShop):
+        pool = Pool(place="process", max_instances=1)
+
+    far = agent(kind=Elsewhere)
+    shown = await demonstrate(far, ROWS[:2], max_turns=20)
+    await far.close()
+    assert (len(shown.kept), shown.reasons) == (2, {})
+
+
 async def test_the_expert_goes_on_from_anywhere():
     env = WebShop()
     await env.start()
@@ -119,7 +129,7 @@ async def test_the_expert_goes_on_from_anywhere():
         await getattr(env, done.name)(**done.arguments)
     assert done == "Done."
     assert env.score is not None
-    assert env.score.reward == 1.0
+    assert env.score["reward"] == 1.0
 
 
 async def test_views():

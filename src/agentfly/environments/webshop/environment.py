@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
 from agentfly import threads
@@ -13,7 +14,6 @@ from agentfly.environments.webshop.generated import generated_tasks
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
 from agentfly.environments.webshop.nouns import nouns
-from agentfly.environments.webshop.score import Score
 from agentfly.environments.webshop.session import Session
 from agentfly.environments.webshop.shop import open_shop, opened
 from agentfly.errors import DataError
@@ -48,9 +48,9 @@ class WebShop(Environment):
         self.session = Session(shop, goal)
 
     @property
-    def score(self) -> Score | None:
-        """Of what was bought; None: nothing was."""
-        return self.session.score
+    def score(self) -> dict[str, float] | None:
+        """Of what was bought: `reward`, and the parts it is made of; None: nothing was."""
+        return None if self.session.score is None else asdict(self.session.score)
 
     def page(self) -> str:
         """What the customer sees."""
