@@ -4,5 +4,6 @@ from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
+from agentfly.environments.webshop import WebShop
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer"]
+__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "WebShop"]

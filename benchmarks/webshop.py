@@ -1,0 +1,185 @@
+"""What a web shop costs, at 1, 16 and 64 instances: steps and resets a second, memory; and how well one can do in it.
+
+Every instance follows the expert through generated tasks (search, look, choose, buy), one step each in turn, in one
+process. Beside it the straightforward way to make a page: HTML from a template, parsed back into text. Then how well
+the expert does, and two who do not look; on the official goals too where AGENTFLY_DATA is set.
+
+    python -m benchmarks.webshop [--quick]
+"""
+
+import argparse
+import asyncio
+import html.parser
+import itertools
+import os
+import time
+import tracemalloc
+from functools import partial
+from typing import Any
+
+from agentfly import Task
+from agentfly.environments.webshop import WebShop, generated_tasks, official_tasks
+from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.goal import Goal
+from agentfly.environments.webshop.html import page_html
+from agentfly.environments.webshop.official import SPLITS
+from agentfly.environments.webshop.pages import BUY, plain
+from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.shop import Shop, open_shop
+from agentfly.types import ToolCall
+from benchmarks.table import print_table
+
+
+async def pace(instances: int, seconds: float, tasks: list[Task]) -> tuple[float, float]:
+    """Steps and resets a second of the process's time."""
+    queue = itertools.cycle(tasks)
+    worlds = [WebShop() for _ in range(instances)]
+    steps = resets = 0
+    spent = {"step": 0.0, "reset": 0.0}
+    for world in worlds:
+        await world.start()
+        await world.reset(next(queue))
+    while sum(spent.values()) < seconds:
+        for world in worlds:
+            action = world.expert()
+            begun = time.process_time()
+            if isinstance(action, ToolCall):
+                await getattr(world, action.name)(**action.arguments)
+                spent["step"] += time.process_time() - begun
+                steps += 1
+            if world.score is not None or isinstance(action, str):
+                begun = time.process_time()
+                await world.reset(next(queue))
+                spent["reset"] += time.process_time() - begun
+                resets += 1
+    return steps / spent["step"], resets / max(spent["reset"], 1e-9)
+
+
+async def weight(instances: int, tasks: list[Task]) -> float:
+    """Kilobytes of an instance in the middle of its shopping."""
+    queue = itertools.cycle(tasks)
+    await WebShop().reset(tasks[0])  # the shop is open before anything is counted
+    tracemalloc.start()
+    worlds = [WebShop() for _ in range(instances)]
+    for world in worlds:
+        await world.reset(next(queue))
+        await world.search(world.session.goal.name)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return held / instances / 1024
+
+
+class _Text(html.parser.HTMLParser):
+    """The visible text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data.strip())
+
+
+def pages(shop: Shop, goal: Goal, rounds: int) -> list[list[str]]:
+    """Microseconds for the text of a page, without HTML and by way of it."""
+    rows = []
+    for name, actions in (("results", ()), ("item", ("click",))):
+        session = Session(shop, goal)
+        session.search(goal.name)
+        for _ in actions:
+            session.click(goal.asin)
+
+        def ours(session: Session = session) -> None:
+            plain(session.page)
+
+        def by_html(session: Session = session) -> None:
+            _Text().feed(page_html(session.page))
+
+        times = []
+        for make in (ours, by_html):
+            make()
+            begun = time.process_time()
+            for _ in range(rounds):
+                make()
+            times.append((time.process_time() - begun) / rounds * 1e6)
+        rows.append([name, f"{times[0]:.0f}", f"{times[1]:.0f}", f"{times[1] / times[0]:.0f} ×"])
+    return rows
+
+
+def opening(sizes: list[int]) -> list[list[str]]:
+    """Seconds to open a generated shop, and microseconds of a search in it."""
+    rows = []
+    for size in sizes:
+        begun = time.process_time()
+        shop = open_shop(f"generated/{size}/1")
+        opened = time.process_time() - begun
+        begun = time.process_time()
+        for _ in range(200):
+            shop.search("machine washable slim fit men's pants")
+        rows.append([f"{size:,}", f"{opened:.2f}", f"{(time.process_time() - begun) / 200 * 1e6:.0f}"])
+    return rows
+
+
+def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
+    """How far the expert gets, and somebody who searches for the wish and buys what comes first."""
+
+    def expert(session: Session) -> None:
+        while action := next_action(session):
+            session.act(f"{action[0]}[{action[1]}]")
+
+    def first(session: Session, *, choosing: bool) -> None:
+        session.search(session.goal.instruction)
+        if session.found:
+            session.click(session.found[0].asin)
+            for value in session.goal.options if choosing else ():
+                session.click(value)
+            session.click(BUY)
+
+    rows = []
+    tried = {"expert": expert, "first found, with options": partial(first, choosing=True)}
+    for name, policy in {**tried, "first found": partial(first, choosing=False)}.items():
+        sessions = [Session(shop, goal) for goal in goals]
+        begun = time.process_time()
+        for session in sessions:
+            policy(session)
+        spent = (time.process_time() - begun) / len(goals)
+        scores = [session.score.reward if session.score else 0.0 for session in sessions]
+        ones = sum(reward == 1.0 for reward in scores)
+        rows.append([name, f"{ones / len(goals):.1%}", f"{sum(scores) / len(goals):.3f}", f"{spent * 1e3:.2f}"])
+    return rows
+
+
+def print_policies(title: str, rows: list[dict[str, Any]]) -> None:
+    shop = open_shop(rows[0]["shop"])
+    goals = [Goal.of(row["goal"]) for row in rows]
+    header = ["policy", "score 1.0", "mean score", "ms an episode"]
+    print_table(f"{title}: {len(goals):,} goals", header, policies(shop, goals))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a web shop costs.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    quick = parser.parse_args().quick
+    tasks = [Task.of(row) for row in generated_tasks("train", 50 if quick else 500)]
+    rows = []
+    for instances in (1, 16, 64):
+        steps, resets = asyncio.run(pace(instances, 0.2 if quick else 3.0, tasks))
+        held = asyncio.run(weight(instances, tasks))
+        rows.append([str(instances), f"{steps:,.0f}", f"{resets:,.0f}", f"{held:.1f}"])
+    print_table("A shop of 1,000 products", ["instances", "steps/s", "resets/s", "KB an instance"], rows)
+    shop = open_shop(tasks[0].columns["shop"])
+    world = WebShop()
+    asyncio.run(world.reset(tasks[0]))
+    header = ["page", "text, µs", "HTML and back, µs", "ratio"]
+    print_table("The text of a page", header, pages(shop, world.session.goal, 50 if quick else 1000))
+    print_policies("Generated, test", generated_tasks("test", 50 if quick else 500))
+    if os.environ.get("AGENTFLY_DATA"):
+        rows = [row for split in SPLITS for row in official_tasks(split)]
+        print_policies("Official, all splits", rows[:: 100 if quick else 1])
+    sizes = [100, 1000] if quick else [1000, 10_000, 100_000]
+    print_table("Opening a generated shop", ["products", "opening, s", "a search, µs"], opening(sizes))
+
+
+if __name__ == "__main__":
+    main()

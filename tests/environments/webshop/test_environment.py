@@ -1,0 +1,182 @@
+"""The environment, through agents, its tools, its reward and the manager."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from agentfly import Pool, Task
+from agentfly.agents import HFAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.commands.playing import Player
+from agentfly.environments import WebShop
+from agentfly.environments.webshop import generated_tasks, nouns
+from agentfly.errors import ConfigError, DataError
+from agentfly.outcome import StopReason
+from agentfly.rewards import webshop_reward
+from agentfly.rollout import RunResult
+from agentfly.training.demonstrations import demonstrate
+from agentfly.types import ToolCall
+from tests.fakes import call
+
+ROWS = generated_tasks("train", 64, products=200)
+
+
+def agent(*turns: str, kind: type[WebShop] = WebShop) -> HFAgent:
+    return HFAgent(tools=[kind], reward=webshop_reward, template="chatml", backend=ScriptedBackend([*turns, "Done."]))
+
+
+async def played(*calls: str, row: dict[str, Any] = ROWS[0], kind: type[WebShop] = WebShop) -> RunResult:
+    return await agent(*calls, kind=kind).run(row, max_turns=len(calls) + 1)
+
+
+def answers(result: RunResult) -> list[str]:
+    return [message.text for message in result[0].messages if message.role == "tool"]
+
+
+async def test_buying_ends_the_chain_with_a_score():
+    goal = ROWS[0]["goal"]
+    result = await played(
+        call("search", keywords=goal["name"]), call("click", label=goal["asin"]), call("click", label="Buy Now")
+    )
+    assert result[0].stop is StopReason.TOOL_END
+    asked = len(goal["attributes"]) + len(goal["options"]) + 1
+    assert result.rewards == [pytest.approx((len(goal["attributes"]) + 1) / asked)]
+    assert answers(result)[-1].startswith("Thank you for shopping with us!")
+
+
+async def test_without_a_purchase_there_is_no_reward():
+    result = await played(call("search", keywords="anything at all"))
+    assert result.rewards == [0.0]
+
+
+async def test_the_models_mistakes_are_answered_with_what_there_is():
+    said = answers(
+        await played(
+            call("click", label="Buy Now"),
+            call("search", keywords=""),
+            call("search", keywords=ROWS[0]["goal"]["name"]),
+            call("click", label=7),
+            call("click", label=["Buy", "Now"]),
+            call("search", words="shoes"),
+        )
+    )
+    assert said[0].startswith("There is no 'Buy Now' to click here. There is: nothing; search instead.\n\nWebShop")
+    assert said[1].startswith("Give some words to search for.")
+    assert said[3].startswith("There is no '7' to click here. There is: Back to Search, Next >, G"), "a size may be 7"
+    assert "label" in said[4]
+    assert "keywords" in said[5]
+
+
+async def test_a_megabyte_is_answered_briefly():
+    env = WebShop()
+    await env.reset(Task.of(ROWS[0]))
+    for act in (env.search, env.click):
+        assert len((await act("shoes " * 200_000))["observation"]) < 5000
+
+
+async def test_nothing_is_left_of_the_last_customer():
+    class OneAtATime(WebShop):
+        pool = Pool(max_instances=1)
+
+    goal = ROWS[0]["goal"]
+    turns = [call("search", keywords=goal["name"]), call("click", label=goal["asin"])]
+    turns += [call("click", label=value) for value in goal["options"]]
+    one = agent(*turns, call("click", label="Buy Now"), kind=OneAtATime)
+    first = await one.run(ROWS[0], max_turns=9, num_chains=3)
+    assert first.rewards == [1.0, 1.0, 1.0]
+    other = HFAgent(
+        tools=[OneAtATime],
+        reward=webshop_reward,
+        template="chatml",
+        backend=ScriptedBackend([call("click", label="Buy Now"), "Done."]),
+        manager=one.manager,
+    )
+    second = await other.run(ROWS[1], max_turns=2)
+    assert second.rewards == [0.0]
+    assert ROWS[1]["question"] in answers(second)[0]
+    assert ROWS[0]["question"] not in answers(second)[0]
+
+
+async def test_the_expert_solves_many_at_once_in_one_shop():
+    shown = await demonstrate(agent(), ROWS, max_turns=20)
+    assert (len(shown.kept), shown.reasons) == (len(ROWS), {})
+
+
+async def test_it_may_live_in_another_process():
+    class Elsewhere(WebShop):
+        pool = Pool(place="process", max_instances=1)
+
+    far = agent(kind=Elsewhere)
+    shown = await demonstrate(far, ROWS[:2], max_turns=20)
+    await far.close()
+    assert (len(shown.kept), shown.reasons) == (2, {})
+
+
+async def test_the_expert_goes_on_from_anywhere():
+    env = WebShop()
+    await env.start()
+    await env.reset(Task.of(ROWS[2]))
+    await env.search("curtains sofas shoes teas")
+    await env.click(env.session.found[0].asin)
+    await env.click("Features")
+    for _ in range(20):
+        done = env.expert()
+        if isinstance(done, str):
+            break
+        assert isinstance(done, ToolCall)
+        await getattr(env, done.name)(**done.arguments)
+    assert done == "Done."
+    assert env.score is not None
+    assert env.score["reward"] == 1.0
+
+
+async def test_views():
+    class Rich(WebShop):
+        view = "rich"
+
+    class Html(WebShop):
+        view = "html"
+
+    assert "[button] Back to Search [button_]" in answers(await played(call("search", keywords="tea"), kind=Rich))[0]
+    assert "<button>Back to Search</button>" in answers(await played(call("search", keywords="tea"), kind=Html))[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"shop": "generated/200/0"}, "a goal has"),
+        ({"goal": ROWS[0]["goal"]}, "the column `shop`"),
+        ({"goal": ROWS[0]["goal"], "shop": "nowhere"}, "there is no shop 'nowhere'"),
+        ({"goal": ROWS[0]["goal"], "shop": "generated/20/9"}, "which the shop 'generated/20/9' does not have"),
+    ],
+)
+async def test_a_task_that_cannot_be_set_up_says_why(columns, told):
+    env = WebShop()
+    with pytest.raises(DataError, match=told):
+        await env.reset(Task.of({"question": "Q", **columns}))
+
+
+@pytest.mark.parametrize("package", ["bm25s", "Stemmer", "rapidfuzz", "textblob.en"])
+async def test_a_missing_package_is_told_in_a_line(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    nouns._tagger.cache_clear()
+    nouns.nouns.cache_clear()
+    with pytest.raises(ConfigError, match=rf"the web shop needs {package}: pip install 'agentfly\[webshop\]'"):
+        await WebShop().start()
+
+
+async def test_a_person_may_look_around_without_a_task():
+    player = Player(WebShop, Task((), {}, "no task"))
+    await player.begin()
+    result = await player.act(ToolCall("search", {"keywords": "boots"}))
+    assert "Boots" in str(result.observation)
+    await player.close()
+
+
+async def test_one_shop_serves_all():
+    environments = [WebShop() for _ in range(64)]
+    await asyncio.gather(*(env.reset(Task.of(row)) for env, row in zip(environments, ROWS, strict=True)))
+    assert len({id(env.session.shop) for env in environments}) == 1
+    assert len({id(env.session) for env in environments}) == 64

@@ -1,0 +1,72 @@
+"""The generated shop: endless, seeded, with splits that share nothing."""
+
+import json
+
+import pytest
+
+from agentfly.environments.webshop import generated_tasks
+from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.generated import PARTS, catalogue, draw_product
+from agentfly.environments.webshop.goal import Goal
+from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.shop import open_shop
+from agentfly.errors import DataError
+
+
+def test_the_same_seed_draws_the_same_products_and_a_larger_shop_begins_with_them():
+    first = list(catalogue(30, seed=5))
+    draw_product.cache_clear()
+    assert list(catalogue(60, seed=5))[:30] == first
+    assert list(catalogue(30, seed=6)) != first
+
+
+def test_numbers_are_unlike_each_other_and_never_meet():
+    asins = [product.asin for product in catalogue(3000, seed=1)]
+    assert len(set(asins)) == 3000
+    assert all(len(asin) == 10 and asin.isalnum() and asin.isupper() for asin in asins)
+
+
+def test_splits_share_neither_products_nor_wishes():
+    rows = {split: generated_tasks(split, 300, products=300) for split in PARTS}
+    for what in (lambda row: row["question"], lambda row: row["goal"]["asin"]):
+        sets = [{what(row) for row in each} for each in rows.values()]
+        assert sum(map(len, sets)) == len(set.union(*sets))
+    assert all(len({row["question"] for row in each}) == 300 for each in rows.values())
+
+
+def test_fewer_tasks_are_the_beginning_of_more():
+    few, more = (generated_tasks("train", count, products=100, seed=3) for count in (5, 20))
+    assert more[:5] == few
+    assert json.loads(json.dumps(few)) == few
+
+
+@pytest.mark.parametrize("split", PARTS)
+def test_the_expert_buys_what_is_wished_for(split):
+    shop = open_shop("generated/300/2")
+    for row in generated_tasks(split, 40, products=300, seed=2):
+        session = Session(shop, Goal.of(row["goal"]))
+        while action := next_action(session):
+            assert session.act(f"{action[0]}[{action[1]}]"), action
+        assert session.score is not None
+        assert session.score.reward == 1.0, row
+
+
+def test_every_wish_can_be_checked_on_the_pages():
+    for product in catalogue(200, seed=4):
+        said = " ".join([product.title, *product.features]).lower()
+        assert all(attribute in said for attribute in product.attributes)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(DataError, match="no split 'dev'"):
+        generated_tasks("dev", 1)
+    with pytest.raises(DataError, match="1 to 1000000 products, not 0"):
+        generated_tasks("train", 1, products=0)
+    with pytest.raises(DataError, match=r"3 products give rise to \d+ test tasks or little more, not 5000"):
+        generated_tasks("test", 5000, products=3)
+
+
+@pytest.mark.parametrize("name", ["", "corner", "generated", "generated/0/1", "generated/9999999/1", "generated/x/1"])
+def test_there_is_no_such_shop(name):
+    with pytest.raises(DataError, match="there is no shop"):
+        open_shop(name)
