@@ -81,7 +81,9 @@ def asked(model: str, recipe: Any, questions: int) -> list[str]:
     agent = make_agent(recipe, model_name_or_path=model)
     settings = {"max_turns": 4, "sampling": {"temperature": 0.0, "max_tokens": 48}}
     result = asyncio.run(_closed(agent, lambda a, tasks: a.run(tasks, **settings), recipe.eval_tasks[:questions]))
-    by_hops = {hops: [t.reward or 0.0 for t in result.trajectories if t.task.columns["hops"] == hops] for hops in (1, 2)}
+    by_hops = {
+        hops: [t.reward or 0.0 for t in result.trajectories if t.task.columns["hops"] == hops] for hops in (1, 2)
+    }
     return [f"{sum(rewards) / max(len(rewards), 1):.2f}" for rewards in by_hops.values()]
 
 

@@ -1,8 +1,8 @@
 """A generated encyclopaedia: people, towns, countries, companies and rivers that nobody has ever heard of.
 
-All facts are drawn from a seed, so no model can know them. Every thing has one article, which tells its own facts and no
-others': what the article of a person says about her town is its name. Names belong to one split each, by their letters:
-no name of a test encyclopaedia occurs in one for training.
+All facts are drawn from a seed, so no model can know them. Every thing has one article, which tells its own facts and
+nobody else's: of a person's town, her article says the name. Names belong to one split each, by their letters: no name
+of a test encyclopaedia occurs in one for training.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ river    | length     | number  | It is {y} metres long. / From source to mouth 
 
 
 def _relations() -> tuple[Relation, ...]:
-    rows = ([cell.strip() for cell in line.split(" | ")] for line in _TOLD.strip().splitlines())
-    return tuple(Relation(*row[:3], tuple(row[3].split(" / ")), *row[4:]) for row in rows)
+    def relation(kind: str, name: str, target: str, sentences: str, phrase: str, question: str) -> Relation:
+        return Relation(kind, name, target, tuple(sentences.split(" / ")), phrase, question)
+
+    return tuple(relation(*map(str.strip, line.split(" | "))) for line in _TOLD.strip().splitlines())
 
 
 RELATIONS = _relations()

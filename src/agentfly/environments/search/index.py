@@ -1,9 +1,9 @@
 """Indexes on disk: built from a corpus, kept in a folder, loaded in a moment.
 
-    passages.jsonl, passages.npy    the passages, and where each begins
-    bm25/                           words, where it has them
-    vectors.npy                     meanings, where it has them
-    index.json                      what it is; written last, so that a folder without it is no index
+passages.jsonl, passages.npy    the passages, and where each begins
+bm25/                           words, where it has them
+vectors.npy                     meanings, where it has them
+index.json                      what it is; written last, so that a folder without it is no index
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentfly.environments.search.index import load
 from agentfly.environments.search.passages import Retriever
+from agentfly.environments.search.providers import ENGINES, Provider, server
 from agentfly.errors import ConfigError
 
 _OPEN: dict[str, Retriever] = {}
@@ -22,6 +23,12 @@ def open_retriever(source: str) -> Retriever:
 
 
 def _opened(source: str) -> Retriever:
+    if source.startswith(("http://", "https://")):
+        return Provider(server(source))
+    if source in ENGINES:
+        return Provider(ENGINES[source])
     if Path(source).is_dir():
         return load(Path(source))
-    raise ConfigError(f"{source!r} is no folder")
+    raise ConfigError(
+        f"{source!r} is no folder of an index, no http address, and no engine; engines are {', '.join(ENGINES)}"
+    )

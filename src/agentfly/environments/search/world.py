@@ -17,7 +17,8 @@ from agentfly.environments.search.bm25 import BM25Index
 from agentfly.environments.search.encyclopaedia import Encyclopaedia, encyclopaedia
 from agentfly.environments.search.opening import open_retriever
 from agentfly.environments.search.passages import Passage, Retriever, shown
-from agentfly.errors import ConfigError, DataError
+from agentfly.environments.search.providers import SearchFailed
+from agentfly.errors import ConfigError, DataError, EnvironmentFault
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
@@ -59,7 +60,10 @@ class Search(Environment):
         """
         if not query.strip():
             return {"observation": "Error: the query is empty. Say what to look for.", "titles": []}
-        (hits,) = await call(self._retriever.search, [query], self.top_k)
+        try:
+            (hits,) = await call(self._retriever.search, [query], self.top_k)
+        except SearchFailed as error:  # no query could have done better
+            raise EnvironmentFault(str(error)) from error
         titles = [hit.passage.title for hit in hits]
         self.seen += titles
         return {"observation": shown(hits, self.longest), "titles": titles}
