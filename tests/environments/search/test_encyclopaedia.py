@@ -13,7 +13,9 @@ from agentfly.errors import DataError
 from agentfly.types import Task
 
 NAME = re.compile(r"\b[A-Z][a-z]{4,}\b")
-INVENTED = {split: {w for s in range(4) for t in Encyclopaedia.draw(split, s, 100).facts for w in t.split()} for split in SPLITS}
+INVENTED = {
+    split: {w for s in range(4) for t in Encyclopaedia.draw(split, s, 100).facts for w in t.split()} for split in SPLITS
+}
 
 
 def test_the_same_seed_draws_the_same_world() -> None:
