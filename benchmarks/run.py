@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update")
+BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update", "search")
 
 
 def fetch_tokenizers() -> None:

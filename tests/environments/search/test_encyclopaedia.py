@@ -31,7 +31,8 @@ def test_no_name_belongs_to_two_splits() -> None:
     questions = {split: search_tasks(split, 200) for split in SPLITS}
     said = {split: {row["question"] for row in rows} for split, rows in questions.items()}
     assert all(len(each) == 200 for each in said.values())
-    assert not said["train"] & said["test"] and not said["train"] & said["validation"]
+    assert not said["train"] & said["test"]
+    assert not said["train"] & said["validation"]
     assert not said["test"] & said["validation"]
 
 
@@ -56,8 +57,10 @@ def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
             assert (world.kinds[passed[-1]], name) in relations
             passed.append(world.facts[passed[-1]][name])
         assert row["hops"] == len(row["path"]) == hops
-        assert passed[-1] == row["answer"] and len(set(passed)) == hops + 1
-        assert row["start"] in row["question"] and row["answer"] not in row["question"]
+        assert passed[-1] == row["answer"]
+        assert len(set(passed)) == hops + 1
+        assert row["start"] in row["question"]
+        assert row["answer"] not in row["question"]
         assert not any(name in row["question"] for name in passed[1:])  # none of the way is given away
         assert "the the" not in row["question"]
 

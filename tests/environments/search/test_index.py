@@ -109,7 +109,8 @@ def test_an_index_on_disk_finds_what_it_found_in_memory(
     asked = [*TITLES[:9], "who was the mentor?", ""]
     assert first.search(asked, 5) == second.search(asked, 5)
     assert titles(second.search([TITLES[7]], 1)[0]) == [TITLES[7]]
-    assert second.passages[3] == WORLD.passages[3] and len(second.passages) == 60
+    assert second.passages[3] == WORLD.passages[3]
+    assert len(second.passages) == 60
     with pytest.raises(ConfigError, match="is there already"):
         build(WORLD.passages, tmp_path / "index", kind)
 
@@ -149,7 +150,7 @@ def test_corpora_are_read_in_all_their_forms(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b.jsonl cannot be read as a corpus"):
         list(read_corpus(tmp_path / "b.jsonl"))
     (tmp_path / "c.jsonl").write_text('{"name": 1}\n')
-    with pytest.raises(DataError, match="passage 0 must have.*it has 'name'"):
+    with pytest.raises(DataError, match=r"passage 0 must have.*it has 'name'"):
         list(read_corpus(tmp_path / "c.jsonl"))
 
 
@@ -183,7 +184,8 @@ async def test_searches_that_wait_are_made_together_and_never_twice() -> None:
     ]
     assert slow.batches == [8, 8, 4]
     await desk.search(TITLES[0], 1)
-    assert sum(slow.batches) == 20 and desk.cache.hits == 1
+    assert sum(slow.batches) == 20
+    assert desk.cache.hits == 1
 
 
 async def test_who_goes_away_and_what_fails_disturbs_nobody_else() -> None:
@@ -224,16 +226,20 @@ def post(address: str, **asked: Any) -> httpx.Response:
 def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
     reply = post(f"{served}/retrieve", queries=TITLES[:2], topk=2, return_scores=True).json()
     first = reply["result"][1][0]
-    assert len(reply["result"]) == 2 and len(reply["result"][0]) == 2
+    assert len(reply["result"]) == 2
+    assert len(reply["result"][0]) == 2
     assert first["score"] > reply["result"][1][1]["score"] > 0
     title, _, text = first["document"]["contents"].partition("\n")
     assert (title, text) == (f'"{TITLES[1]}"', WORLD.passages[1].text)
     bare = post(f"{served}/retrieve", queries=TITLES[:1]).json()
-    assert len(bare["result"][0]) == 3 and bare["result"][0][0]["contents"].startswith(f'"{TITLES[0]}"\n')
+    assert len(bare["result"][0]) == 3
+    assert bare["result"][0][0]["contents"].startswith(f'"{TITLES[0]}"\n')
     old = post(f"{served}/search", query=TITLES[0], top_k=1).json()
     assert old["results"][0]["contents"] == bare["result"][0][0]["contents"]
     health = httpx.get(f"{served}/health", trust_env=False).json()
-    assert health["status"] == "ok" and health["kind"] == "bm25" and health["batches"] >= 1
+    assert health["status"] == "ok"
+    assert health["kind"] == "bm25"
+    assert health["batches"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -250,7 +256,8 @@ def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
 )
 def test_the_server_refuses_what_it_cannot_read(served: str, path: str, asked: dict[str, Any], told: str) -> None:
     response = post(f"{served}/{path}", **asked)
-    assert response.status_code == 400 and told in response.json()["error"]
+    assert response.status_code == 400
+    assert told in response.json()["error"]
 
 
 def test_the_server_refuses_what_is_no_json_or_too_much(served: str) -> None:
@@ -285,7 +292,7 @@ def test_an_index_is_built_and_asked(tmp_path: Path) -> None:
     assert "50 passages" in typed("build", corpus, "--out", out, "--limit", 50)
     assert typed("ask", out, TITLES[0], "-k", 1) == f"[1] {TITLES[0]}\n{WORLD.passages[0].text}\n"
     assert open_retriever(str(out)) is open_retriever(str(out))
-    with pytest.raises(DataError, match="no file nowhere.jsonl"):
+    with pytest.raises(DataError, match=r"no file nowhere.jsonl"):
         typed("build", "nowhere.jsonl", "--out", tmp_path / "other")
     assert "30 passages" in typed("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
 

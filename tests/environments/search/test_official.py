@@ -32,9 +32,10 @@ def write(folder: Path, name: str, rows: Any) -> Path:
 def test_the_authors_form_is_read(tmp_path: Path) -> None:
     write(tmp_path, "hotpot_dev_distractor_v1.json", [ROW])
     write(tmp_path, "2wikimultihop/dev.json", [{**ROW, "evidences": [["a", "b", "c"]]}])
+    texts = {"Ed Wood": "Ed Wood was American. He made films.", "Al": "Al is American."}
     wanted = {
         "id": "5a8b", "question": ROW["question"], "answer": "yes", "kind": "comparison", "titles": ["Al", "Ed Wood"],
-        "passages": [{"title": "Ed Wood", "text": "Ed Wood was American. He made films."}, {"title": "Al", "text": "Al is American."}],
+        "passages": [{"title": title, "text": text} for title, text in texts.items()],
     }  # fmt: skip
     assert hotpotqa_tasks("test", data=tmp_path) == two_wiki_tasks("test", data=tmp_path) == [wanted]
 
@@ -42,7 +43,9 @@ def test_the_authors_form_is_read(tmp_path: Path) -> None:
 def test_train_and_validation_share_no_question(tmp_path: Path) -> None:
     write(tmp_path, "hotpot_train_v1.1.json", [{**ROW, "_id": str(n), "question": f"Q{n}?"} for n in range(400)])
     train, validation = ({row["question"] for row in hotpotqa_tasks(s, data=tmp_path)} for s in ("train", "validation"))
-    assert not train & validation and len(train | validation) == 400 and 5 < len(validation) < 40
+    assert not train & validation
+    assert len(train | validation) == 400
+    assert 5 < len(validation) < 40
 
 
 def test_what_is_missing_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +88,9 @@ def data() -> Path:
 
 async def test_questions_with_their_passages_can_be_searched(data: Path) -> None:
     rows = hotpotqa_tasks("test", data=data, file="hotpotqa_closed_60.json")
-    assert len(rows) == 60 and rows[0]["answer"] == "yes" and len(rows[0]["passages"]) == 10
+    assert len(rows) == 60
+    assert rows[0]["answer"] == "yes"
+    assert len(rows[0]["passages"]) == 10
     found = 0
     for row in rows:
         world = Search()
@@ -98,12 +103,14 @@ async def test_questions_with_their_passages_can_be_searched(data: Path) -> None
 
 def test_all_pairs_of_the_dev_set_are_read(data: Path) -> None:
     rows = hotpotqa_tasks("test", data=data, file="hotpotqa_dev_pairs.json")
-    assert len(rows) == 7405 and "passages" not in rows[0]
+    assert len(rows) == 7405
+    assert "passages" not in rows[0]
 
 
 def test_the_corpus_of_two_wiki_is_read_and_indexed(data: Path) -> None:
     passages = two_wiki_passages(data=data)
-    assert len(passages) == 6119 and passages[0].title == "Teutberga"
+    assert len(passages) == 6119
+    assert passages[0].title == "Teutberga"
     index = BM25Index(passages)
     (hits,) = index.search(["Who was the husband of Teutberga?"], 3)
     assert hits[0].passage.title == "Teutberga"

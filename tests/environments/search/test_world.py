@@ -71,7 +71,8 @@ async def test_instances_share_the_index_and_nothing_else() -> None:
     worlds = await asyncio.gather(*(world(row) for row in rows for _ in range(4)))
     assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopaedia, drawn and indexed once
     await search(worlds[0], rows[0]["start"])
-    assert worlds[0].seen and not worlds[1].seen
+    assert worlds[0].seen
+    assert not worlds[1].seen
     await worlds[0].reset(Task.of(rows[1]))
     assert worlds[0].seen == []
 
