@@ -12,7 +12,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from agentfly.errors import DataError
 from agentfly.outcome import CallStatus, StopReason
@@ -152,10 +151,8 @@ def qa_f1_tool(
 
 def used_tools(trajectory: Trajectory) -> bool:
     """Whether the chain ended with an answer tool, in a turn after one in which another call went well."""
-    earlier: Any = trajectory.turns[:-1]
-    return trajectory.stop is StopReason.TOOL_END and any(
-        call.status is CallStatus.OK for turn in earlier for call in turn.calls
-    )
+    earlier = (call.status for turn in trajectory.turns[:-1] for call in turn.calls)
+    return trajectory.stop is StopReason.TOOL_END and CallStatus.OK in earlier
 
 
 def _with_format(prediction: str, by: str, *columns: Answers) -> dict[str, float]:

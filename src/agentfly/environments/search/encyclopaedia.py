@@ -7,7 +7,6 @@ of a test encyclopaedia occurs in one for training.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,12 +100,6 @@ class Encyclopaedia:
         passages = [Passage(title, _article(title, kinds[title], facts[title], random), title) for title in facts]
         random.shuffle(passages)
         return cls(facts, kinds, tuple(passages))
-
-
-@functools.lru_cache(maxsize=64)
-def encyclopaedia(split: str, seed: int, articles: int) -> Encyclopaedia:
-    """The same as `Encyclopaedia.draw`, but the last few are kept."""
-    return Encyclopaedia.draw(split, seed, articles)
 
 
 def split_of(word: str) -> str:

@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.search.encyclopaedia import OF_KIND, Encyclopaedia, Relation, encyclopaedia
+from agentfly.environments.search.encyclopaedia import OF_KIND, Encyclopaedia, Relation
 from agentfly.errors import DataError
 
 HOPS = (1, 2, 3, 4)
@@ -36,7 +36,7 @@ def search_tasks(
 
 
 def _asked(split: str, seed: int, articles: int, hops: Sequence[int]) -> Iterator[dict[str, Any]]:
-    random, world = Random(f"questions {split} {seed}"), encyclopaedia(split, seed, articles)
+    random, world = Random(f"questions {split} {seed}"), Encyclopaedia.draw(split, seed, articles)
     for at in range(PER_WORLD):
         start, path = _path(world, hops[at % len(hops)], random)
         yield {

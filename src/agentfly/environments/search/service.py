@@ -60,14 +60,13 @@ class Desk:
             try:
                 most = max(k for _, k in batch)
                 found = await call(self._retriever.search, [query for query, _ in batch], most)
-            except Exception as error:
-                for future in batch.values():
-                    future.set_exception(error)
-                    future.exception()  # whoever asked may have gone
-            else:
                 for (asked, future), hits in zip(batch.items(), found, strict=True):
                     self.cache.keep(asked, hits[: asked[1]])
                     future.set_result(hits[: asked[1]])
+            except Exception as error:
+                for future in (each for each in batch.values() if not each.done()):
+                    future.set_exception(error)
+                    future.exception()  # whoever asked may have gone
             finally:
                 for asked in batch:
                     self._made.pop(asked, None)
@@ -76,6 +75,7 @@ class Desk:
 def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
     """The server, as an ASGI application. `top_k` is for those who do not say how many they want."""
     try:
+        import uvicorn  # noqa: F401  (who serves needs it next; better to hear so now)
         from starlette.applications import Starlette
         from starlette.requests import Request
         from starlette.responses import JSONResponse, Response
@@ -85,9 +85,12 @@ def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
 
     async def replied(request: Request, path: str) -> Response:
         try:
-            if int(request.headers.get("content-length", 0)) > MOST_BYTES:
-                return JSONResponse({"error": f"a request has at most {MOST_BYTES} bytes"}, 413)
-            asked = json.loads(await request.body())
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    return JSONResponse({"error": f"a request has at most {MOST_BYTES} bytes"}, 413)
+            asked = json.loads(body)
             reply = await (_retrieve if path == "/retrieve" else _search)(desk, asked, top_k)
             return JSONResponse(reply)
         except SearchFailed as error:

@@ -7,14 +7,14 @@ so an instance holds nothing but what its chain has seen.
 
 from __future__ import annotations
 
-import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
 from agentfly.environments.search.bm25 import BM25Index
-from agentfly.environments.search.encyclopaedia import Encyclopaedia, encyclopaedia
+from agentfly.environments.search.encyclopaedia import Encyclopaedia
 from agentfly.environments.search.opening import open_retriever
 from agentfly.environments.search.passages import Passage, Retriever, shown
 from agentfly.environments.search.providers import SearchFailed
@@ -23,7 +23,10 @@ from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
-_DRAWING = threading.Lock()
+_SHELF: OrderedDict[tuple[str, int, int], tuple[Encyclopaedia, BM25Index]] = OrderedDict()
+_SHELF_LOCK = threading.Lock()
+_ROOM = 100_000
+"""Articles that are kept indexed, of the encyclopaedias that were used last; the present one in any case."""
 _DEFAULT = {"split": "train", "seed": 0, "articles": 200}
 """What is searched where nobody says anything."""
 
@@ -94,14 +97,15 @@ def _named(column: Any) -> tuple[str, int, int]:
 
 
 def _drawn(split: str, seed: int, articles: int) -> tuple[Encyclopaedia, BM25Index]:
-    with _DRAWING:  # the chains of a group ask for the same one at once
-        return _indexed(split, seed, articles)
-
-
-@functools.lru_cache(maxsize=64)
-def _indexed(split: str, seed: int, articles: int) -> tuple[Encyclopaedia, BM25Index]:
-    world = encyclopaedia(split, seed, articles)
-    return world, BM25Index(world.passages)
+    key = (split, seed, articles)
+    with _SHELF_LOCK:  # the chains of a group ask for the same one at once
+        if key not in _SHELF:
+            world = Encyclopaedia.draw(*key)
+            _SHELF[key] = world, BM25Index(world.passages)
+        _SHELF.move_to_end(key)
+        while len(_SHELF) > 1 and sum(size for _, _, size in _SHELF) > _ROOM:
+            _SHELF.popitem(last=False)
+        return _SHELF[key]
 
 
 def _of_the_task(rows: Any) -> BM25Index:
