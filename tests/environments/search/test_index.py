@@ -188,6 +188,27 @@ async def test_searches_that_wait_are_made_together_and_never_twice() -> None:
     assert desk.cache.hits == 1
 
 
+async def test_clients_that_come_one_by_one_are_all_served() -> None:
+    desk, index = Desk(BM25Index(WORLD.passages), Cache(0), workers=2), BM25Index(WORLD.passages)
+
+    async def client(own: int) -> list[str]:
+        return [titles(await desk.search(TITLES[(own * 7 + n) % 60], 1))[0] for n in range(20)]
+
+    found = await asyncio.wait_for(asyncio.gather(*map(client, range(9))), 60)
+    assert found == [
+        [titles(index.search([TITLES[(own * 7 + n) % 60]], 1)[0])[0] for n in range(20)] for own in range(9)
+    ]
+
+
+async def test_a_retriever_that_answers_too_little_is_an_error_not_a_wait() -> None:
+    class Short:
+        def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+            return []
+
+    with pytest.raises(ValueError, match="zip"):
+        await asyncio.wait_for(Desk(Short(), Cache()).search("x", 1), 10)
+
+
 async def test_who_goes_away_and_what_fails_disturbs_nobody_else() -> None:
     desk = Desk(Slow(), Cache())
     gone = asyncio.create_task(desk.search(TITLES[0], 1))

@@ -34,7 +34,8 @@ class Desk:
         self._retriever, self._batch, self._workers = retriever, batch, workers
         self._waiting: dict[Asked, asyncio.Future[list[Hit]]] = {}
         self._made: dict[Asked, asyncio.Future[list[Hit]]] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._working = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def search(self, query: str, k: int) -> list[Hit]:
         """The best `k` passages for a query."""
@@ -44,32 +45,39 @@ class Desk:
         future = self._waiting.get(asked) or self._made.get(asked)
         if future is None:
             future = self._waiting[asked] = asyncio.get_running_loop().create_future()
-            if len(self._running) < self._workers:
+            if self._working < self._workers:
+                self._working += 1
                 task = asyncio.create_task(self._work())
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+                self._tasks.add(task)  # the loop itself would let it be collected
+                task.add_done_callback(self._tasks.discard)
         return list(await asyncio.shield(future))  # others may wait for it too
 
     async def _work(self) -> None:
         """Make whatever waits, batch by batch, until nothing does."""
-        while self._waiting:
-            batch = dict(list(self._waiting.items())[: self._batch])
-            for asked in batch:
-                self._made[asked] = self._waiting.pop(asked)
-            self.batches += 1
-            try:
-                most = max(k for _, k in batch)
-                found = await call(self._retriever.search, [query for query, _ in batch], most)
-                for (asked, future), hits in zip(batch.items(), found, strict=True):
-                    self.cache.keep(asked, hits[: asked[1]])
-                    future.set_result(hits[: asked[1]])
-            except Exception as error:
-                for future in (each for each in batch.values() if not each.done()):
-                    future.set_exception(error)
-                    future.exception()  # whoever asked may have gone
-            finally:
+        try:
+            while self._waiting:
+                batch = dict(list(self._waiting.items())[: self._batch])
                 for asked in batch:
-                    self._made.pop(asked, None)
+                    self._made[asked] = self._waiting.pop(asked)
+                await self._make(batch)
+        finally:  # at once: who comes between the last look and this would wait for ever
+            self._working -= 1
+
+    async def _make(self, batch: Mapping[Asked, asyncio.Future[list[Hit]]]) -> None:
+        self.batches += 1
+        try:
+            most = max(k for _, k in batch)
+            found = await call(self._retriever.search, [query for query, _ in batch], most)
+            for (asked, future), hits in zip(batch.items(), found, strict=True):
+                self.cache.keep(asked, hits[: asked[1]])
+                future.set_result(hits[: asked[1]])
+        except Exception as error:
+            for future in (each for each in batch.values() if not each.done()):
+                future.set_exception(error)
+                future.exception()  # whoever asked may have gone
+        finally:
+            for asked in batch:
+                self._made.pop(asked, None)
 
 
 def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
