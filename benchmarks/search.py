@@ -9,8 +9,8 @@ it comes. The server is asked by 64 clients at once, once a query at a time, as 
 import argparse
 import asyncio
 import importlib.util
-import resource
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +28,7 @@ INSTANCES = (1, 16, 64)
 async def world(instances: int, chains: int) -> list[str]:
     """Chains of a lease, a reset and four searches, so many at once."""
     rows = [Task.of(row) for row in search_tasks("train", 50)]
-    manager, before = ResourceManager(), _memory()
+    manager = ResourceManager()
     places, spent = asyncio.Semaphore(instances), {"reset": 0.0, "search": 0.0}
 
     async def chain(number: int) -> None:
@@ -47,19 +47,27 @@ async def world(instances: int, chains: int) -> list[str]:
     wall, used = time.perf_counter() - begun, time.process_time() - used
     steps = sum(1 + rows[number % len(rows)].columns["hops"] for number in range(chains))
     await manager.close()
-    memory = max(0.0, _memory() - before) / instances
+    memory = await _memory(rows, instances)
     return [
         str(instances),
         f"{steps / wall:,.0f}",
         f"{chains / wall:,.0f}",
         f"{used / steps * 1e3:.2f}",
-        f"{memory:,.0f}",
+        f"{memory:.1f}",
     ]
 
 
-def _memory() -> float:
-    """KiB that this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+async def _memory(rows: list[Task], instances: int) -> float:
+    """KiB that one of so many instances holds, beside the shared indexes, after a search."""
+    tracemalloc.start()
+    held = []
+    for number in range(instances):
+        held.append(Search())
+        await held[-1].reset(rows[number % len(rows)])
+        await held[-1].search(query=rows[number % len(rows)].columns["start"])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / instances / 1024
 
 
 def indexes(articles: int, queries: int) -> list[list[str]]:

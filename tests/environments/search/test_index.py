@@ -118,11 +118,11 @@ def test_an_index_on_disk_finds_what_it_found_in_memory(
 def test_a_hybrid_ranks_highest_what_both_rank_high() -> None:
     words, meanings = BM25Index(WORLD.passages), DenseIndex.of(WORLD.passages, by_letters)
     query = f"{TITLES[0]} {TITLES[1][:4]}"
-    (fused,) = indexing.HybridIndex(words, meanings).search([query], 60)
+    (fused,) = indexing.HybridIndex(words, meanings).search([query], 50)
     ranks = [{t: r for r, t in enumerate(titles(each.search([query], 50)[0]), 1)} for each in (words, meanings)]
     worth = {t: sum(1 / (60 + each[t]) for each in ranks if t in each) for t in {*ranks[0], *ranks[1]}}
-    assert {hit.passage.title: hit.score for hit in fused} == pytest.approx(worth)
-    assert [hit.score for hit in fused] == sorted(worth.values(), reverse=True)
+    assert [hit.score for hit in fused] == pytest.approx(sorted(worth.values(), reverse=True)[:50])
+    assert all(hit.score == pytest.approx(worth[hit.passage.title]) for hit in fused)
 
 
 def test_what_cannot_be_built_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ async def test_questions_with_their_passages_can_be_searched(data: Path) -> None
         await world.start()
         await world.reset(Task.of(row))
         for title in row["titles"]:
-            found += (await world.search(query=title))["titles"][0] == title
-    assert found >= 115  # of 120; some titles are words of each other's texts
+            found += title in (await world.search(query=title))["titles"]
+    assert found >= 115  # of 120; some titles are words of all the texts
 
 
 def test_all_pairs_of_the_dev_set_are_read(data: Path) -> None:
