@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update", "webshop")
+BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update", "search")
 
 
 def fetch_tokenizers() -> None:

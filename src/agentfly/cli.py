@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from agentfly.commands.models import app as models
+from agentfly.commands.searching import app as search
 
 app = typer.Typer(
     help="Train language-model agents with reinforcement learning.",
@@ -22,6 +23,7 @@ app = typer.Typer(
 template = typer.Typer(help="Chat templates.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(template, name="template")
 app.add_typer(models, name="models")
+app.add_typer(search, name="search")
 env = typer.Typer(
     help="Environments: which there are, started, played by hand, watched.", no_args_is_help=True, rich_markup_mode=None
 )

@@ -6,4 +6,6 @@ from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.webshop import WebShop
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "WebShop"]
+from agentfly.environments.search.world import Search
+
+__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]

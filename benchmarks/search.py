@@ -1,0 +1,143 @@
+"""What searching costs: the world at 1, 16 and 64 instances, the index against plainer ones, the server with batches.
+
+    python -m benchmarks.search [--quick]
+
+Beside the index stand `rank_bm25`, which goes through all passages for each query (where it is installed), and bm25s as
+it comes. The server is asked by 64 clients at once, once a query at a time, as a simple retrieval server would do it.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+from agentfly import Task
+from agentfly.environments.search import Encyclopaedia, Search, search_tasks
+from agentfly.environments.search.bm25 import BM25Index
+from agentfly.environments.search.cache import Cache
+from agentfly.environments.search.service import Desk
+from agentfly.resources import ResourceManager
+from benchmarks.table import print_table
+
+INSTANCES = (1, 16, 64)
+
+
+async def world(instances: int, chains: int) -> list[str]:
+    """Chains of a lease, a reset and four searches, so many at once."""
+    rows = [Task.of(row) for row in search_tasks("train", 50)]
+    manager = ResourceManager()
+    places, spent = asyncio.Semaphore(instances), {"reset": 0.0, "search": 0.0}
+
+    async def chain(number: int) -> None:
+        task = rows[number % len(rows)]
+        async with places, manager.leases(task, [Search]) as leases:
+            begun = time.perf_counter()
+            environment = await leases.get(Search)
+            between = time.perf_counter()
+            for title in task.columns["start"], *task.columns["path"]:
+                await environment.search(query=title)  # type: ignore[attr-defined]
+            spent["reset"] += between - begun
+            spent["search"] += time.perf_counter() - between
+
+    begun, used = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(chain(number) for number in range(chains)))
+    wall, used = time.perf_counter() - begun, time.process_time() - used
+    steps = sum(1 + rows[number % len(rows)].columns["hops"] for number in range(chains))
+    await manager.close()
+    memory = await _memory(rows, instances)
+    return [
+        str(instances),
+        f"{steps / wall:,.0f}",
+        f"{chains / wall:,.0f}",
+        f"{used / steps * 1e3:.2f}",
+        f"{memory:.1f}",
+    ]
+
+
+async def _memory(rows: list[Task], instances: int) -> float:
+    """KiB that one of so many instances holds, beside the shared indexes, after a search."""
+    tracemalloc.start()
+    held = []
+    for number in range(instances):
+        held.append(Search())
+        await held[-1].reset(rows[number % len(rows)])
+        await held[-1].search(query=rows[number % len(rows)].columns["start"])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / instances / 1024
+
+
+def indexes(articles: int, queries: int) -> list[list[str]]:
+    passages = Encyclopaedia.draw("train", 1, articles).passages
+    texts = [f"{each.title} {each.text}" for each in passages]
+    asked = [each.title for each in passages[:: max(1, articles // queries)]][:queries]
+    rows = [_timed("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), asked)]
+    import bm25s
+
+    def plain() -> Any:
+        index = bm25s.BM25()
+        index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+        return index
+
+    def retrieve(index: Any, query: str) -> Any:
+        tokens = bm25s.tokenize([query], show_progress=False, return_ids=False)
+        return index.retrieve(tokens, k=3, show_progress=False)
+
+    rows.append(_timed("bm25s as it comes", plain, retrieve, asked))
+    if importlib.util.find_spec("rank_bm25") is not None:
+        from rank_bm25 import BM25Okapi
+
+        words = [text.lower().split() for text in texts]
+        rows.append(
+            _timed("rank_bm25", lambda: BM25Okapi(words), lambda i, q: i.get_top_n(q.lower().split(), texts, 3), asked)
+        )
+    return rows
+
+
+def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], asked: list[str]) -> list[str]:
+    begun = time.process_time()
+    index = make()
+    made = time.process_time()
+    for query in asked:
+        ask(index, query)
+    return [name, f"{made - begun:.2f}", f"{(time.process_time() - made) / len(asked) * 1e3:.2f}"]
+
+
+async def desk(articles: int, queries: int, batch: int, *, repeated: bool) -> float:
+    """Queries a second through the desk of the server, of 64 clients."""
+    passages = Encyclopaedia.draw("train", 1, articles).passages
+    served = Desk(BM25Index(passages), Cache(100_000 if repeated else 0), batch=batch)
+    asked = [passages[(n % 50 if repeated else n) % articles].title for n in range(queries)]
+
+    async def client(own: list[str]) -> None:
+        for query in own:
+            await served.search(query, 3)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(asked[n::64]) for n in range(64)))
+    return queries / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    chains, articles, queries = (64, 300, 50) if quick else (2000, 6000, 500)
+    asyncio.run(world(64, 64))  # draws and indexes the encyclopaedias
+    rows = [asyncio.run(world(instances, chains)) for instances in INSTANCES]
+    header = ["instances", "searches/s", "chains/s", "CPU-ms a search", "KiB an instance"]
+    print_table("The world: a lease, a reset and one to five searches", header, rows)
+    header = ["index", "built, CPU-s", "a query, CPU-ms"]
+    print_table(f"BM25 over {articles:,} articles", header, indexes(articles, queries))
+    rows = [
+        [name, f"{asyncio.run(desk(articles, 4 * queries, batch, repeated=repeated)):,.0f}"]
+        for name, batch, repeated in (("one at a time", 1, False), ("in batches", 64, False), ("cached", 64, True))
+    ]
+    print_table("The server's desk, 64 clients", ["", "queries/s"], rows)
+
+
+if __name__ == "__main__":
+    main()

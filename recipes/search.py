@@ -1,0 +1,47 @@
+"""An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
+
+    agentfly sft recipes/search.py --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly train recipes/search.py model=warm
+    agentfly eval recipes/search.py --model warm --by hops
+    agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+
+Nobody can know the answers: people, towns and rivers are drawn from a seed, a new encyclopaedia for every 25 questions,
+and held-out ones share not even a name with those for training. A search shows one article, which names the next thing
+to search for; so a question of two hops takes two searches, in the right order.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.search import Search, search_tasks
+from agentfly.rewards import qa_em
+from agentfly.training import TrainConfig
+
+PROMPT = "Search, then answer in as few words as there are."
+
+
+class OneArticle(Search):
+    """An encyclopaedia, of which a search shows the best article only: small models lose their way among several."""
+
+    top_k = 1
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=[OneArticle], reward=qa_em, system_prompt=PROMPT)
+
+
+tasks = search_tasks("train", 2000, hops=(1, 2), articles=100)
+eval_tasks = search_tasks("validation", 100, hops=(1, 2), articles=100)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=4,
+    sampling={"max_tokens": 48},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=40,
+    eval_every=10,
+    save_every=20,
+)

@@ -1,0 +1,18 @@
+"""Searching: indexes, engines, a generated encyclopaedia, and a world to search in."""
+
+from agentfly.environments.search.encyclopaedia import Encyclopaedia
+from agentfly.environments.search.opening import open_retriever
+from agentfly.environments.search.passages import Hit, Passage, Retriever, read_corpus
+from agentfly.environments.search.questions import search_tasks
+from agentfly.environments.search.world import Search
+
+__all__ = [
+    "Encyclopaedia",
+    "Hit",
+    "Passage",
+    "Retriever",
+    "Search",
+    "open_retriever",
+    "read_corpus",
+    "search_tasks",
+]

@@ -1,0 +1,254 @@
+"""Engines on the web and retrieval servers, all asked in one way: keys from the environment, a rate, retries, a cache.
+
+An engine says what a request looks like and how to read the reply; everything else is done once, here. A search that
+fails for good raises SearchFailed, which says what to do; a chain sees it as a failed call of its tool.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from agentfly.environments.search.cache import Cache
+from agentfly.environments.search.passages import Hit, Passage
+from agentfly.errors import AgentFlyError, ConfigError, describe
+
+RETRIES = 4
+TIMEOUT = 20.0
+LONGEST_PAUSE = 30.0
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+"""Statuses after which asking again may help."""
+_TAG = re.compile(r"<[^>]*>")
+
+
+class SearchFailed(AgentFlyError):
+    """An engine gave no results, again and again, or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How one engine is asked and read."""
+
+    name: str
+    address: str
+    """Where it is, unless the variable AGENTFLY_<NAME>_URL names another place."""
+    ask: Callable[[str, int, str], dict[str, Any]]
+    """From query, number and key to what `httpx.Client.request` takes: method, params, json, headers."""
+    read: Callable[[Any], list[Passage]]
+    """From the JSON of the reply to passages, best first. May raise KeyError and the like for what it cannot read."""
+    key: str | None = None
+    """The environment variable with the key; None: it needs none."""
+    most: int = 10
+    """Results that may be asked for at once."""
+    per_second: float = 5.0
+
+
+class Provider:
+    """An engine in use: a Retriever. Any number of threads may search at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        per_second: float | None = None,
+        cache: Cache | None = None,
+        retries: int = RETRIES,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.engine, self._retries = engine, retries
+        self._address = os.environ.get(f"AGENTFLY_{engine.name.upper()}_URL") or engine.address
+        self._key = _key_of(engine)
+        self._rate = _Rate(per_second if per_second is not None else engine.per_second)
+        self._cache = cache if cache is not None else Cache()
+        self._client = httpx.Client(timeout=timeout, headers={"User-Agent": "agentfly"}, follow_redirects=True)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        return [self._one(query, k) for query in queries]
+
+    def _one(self, query: str, k: int) -> list[Hit]:
+        return self._cache.get((self.engine.name, self._address, query, k), lambda: self._asked(query, k))
+
+    def _asked(self, query: str, k: int) -> list[Hit]:
+        asked = self.engine.ask(query, min(k, self.engine.most), self._key)
+        reply = self._replied({"method": "GET", "url": self._address, **asked})
+        try:
+            passages = self.engine.read(reply)[:k]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise SearchFailed(
+                f"{self.engine.name} replied {reply!r:.120}, which cannot be read ({error!r})"
+            ) from error
+        return [Hit(each, 1 / rank) for rank, each in enumerate(passages, 1)]
+
+    def _replied(self, request: dict[str, Any]) -> Any:
+        """The JSON of the reply. What may pass is tried again, later and later, or when the engine says."""
+        wrong = ""
+        for attempt in range(self._retries + 1):
+            self._rate.wait()
+            pause = min(2.0**attempt / 2, LONGEST_PAUSE)
+            try:
+                response = self._client.request(**request)
+                if response.is_success:
+                    return response.json()
+                wrong = f"status {response.status_code}: {response.text:.120}"
+                if response.status_code not in _AGAIN:
+                    break
+                pause = _told_pause(response, pause)
+            except (httpx.HTTPError, ValueError) as error:
+                wrong = describe(error)
+            if attempt < self._retries:
+                time.sleep(pause)
+        hint = f"; is {self.engine.key} right?" if "status 401" in wrong or "status 403" in wrong else ""
+        raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {wrong}{hint}")
+
+
+def _key_of(engine: Engine) -> str:
+    if engine.key is None:
+        return ""
+    if not (key := os.environ.get(engine.key, "").strip()):
+        raise ConfigError(f"{engine.name} needs a key: set the environment variable {engine.key}")
+    return key
+
+
+def _told_pause(response: httpx.Response, otherwise: float) -> float:
+    try:
+        return min(max(float(response.headers["retry-after"]), 0.0), LONGEST_PAUSE)
+    except (KeyError, ValueError):
+        return otherwise
+
+
+class _Rate:
+    """Lets so many through a second, evenly spaced, whoever comes."""
+
+    def __init__(self, per_second: float) -> None:
+        if not per_second > 0:
+            raise ConfigError(f"a rate must be above 0 searches a second, not {per_second!r}")
+        self._gap, self._next, self._lock = 1 / per_second, 0.0, threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._next)
+            self._next = begin + self._gap
+        if begin > now:
+            time.sleep(begin - now)
+
+
+def plain_text(markup: str) -> str:
+    """Text without the marks that engines put around the words that matched."""
+    return html.unescape(_TAG.sub("", markup)).strip()
+
+
+# ── retrieval servers ──
+
+
+def server(address: str) -> Engine:
+    """A retrieval server: `agentfly search serve`, one of Search-R1's kind, or, where the address ends in /search, one
+    of the original AgentFly's kind."""
+    if address.rstrip("/").endswith("/search"):
+        return Engine(
+            "server",
+            address,
+            lambda query, k, _: {"method": "POST", "json": {"query": query, "top_k": k}},
+            lambda reply: [Passage.of(row, number) for number, row in enumerate(reply["results"])],
+            most=100,
+            per_second=10_000,
+        )
+    address = address.rstrip("/")
+    return Engine(
+        "server",
+        address if address.endswith("/retrieve") else f"{address}/retrieve",
+        lambda query, k, _: {"method": "POST", "json": {"queries": [query], "topk": k, "return_scores": True}},
+        lambda reply: [Passage.of(_document(row), number) for number, row in enumerate(reply["result"][0])],
+        most=100,
+        per_second=10_000,
+    )
+
+
+def _document(row: Mapping[str, Any]) -> Any:
+    return row.get("document", row)  # without scores, a row is the document itself
+
+
+# ── the engines ──
+
+
+def _passages(rows: Any, title: str, text: str, address: str) -> list[Passage]:
+    found = (row for row in rows or () if row.get(text))
+    return [Passage(plain_text(row.get(title) or ""), plain_text(row[text]), row.get(address) or "") for row in found]
+
+
+def _read_wikipedia(reply: Mapping[str, Any]) -> list[Passage]:
+    if "error" in reply:
+        raise ValueError(reply["error"].get("info"))
+    pages = sorted((reply.get("query") or {}).get("pages") or [], key=lambda page: page["index"])
+    return [
+        Passage(page["title"], page["extract"].strip(), f"https://en.wikipedia.org/wiki/{quote(page['title'])}")
+        for page in pages
+        if (page.get("extract") or "").strip()
+    ]
+
+
+def _ask_wikipedia(query: str, k: int, _: str) -> dict[str, Any]:
+    return {
+        "params": {
+            "action": "query", "format": "json", "formatversion": 2, "generator": "search", "gsrsearch": query[:300],
+            "gsrlimit": k, "prop": "extracts", "exintro": 1, "explaintext": 1, "exlimit": k,
+        }
+    }  # fmt: skip
+
+
+def _read_serper(reply: Mapping[str, Any]) -> list[Passage]:
+    box = reply.get("answerBox") or {}
+    answer = box.get("answer") or box.get("snippet")
+    first = [Passage(box.get("title") or "Answer", plain_text(str(answer)), box.get("link") or "")] if answer else []
+    return first + _passages(reply.get("organic"), "title", "snippet", "link")
+
+
+def _ask_tavily(query: str, k: int, key: str) -> dict[str, Any]:
+    asked = {"query": query[:400], "max_results": k}
+    return {"method": "POST", "json": asked, "headers": {"Authorization": f"Bearer {key}"}}
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("wikipedia", "https://en.wikipedia.org/w/api.php", _ask_wikipedia, _read_wikipedia, most=20),
+        Engine(
+            "serper",
+            "https://google.serper.dev/search",
+            lambda query, k, key: {"method": "POST", "json": {"q": query, "num": k}, "headers": {"X-API-KEY": key}},
+            _read_serper,
+            key="SERPER_API_KEY",
+        ),
+        Engine(
+            "brave",
+            "https://api.search.brave.com/res/v1/web/search",
+            lambda query, k, key: {"params": {"q": query[:400], "count": k}, "headers": {"X-Subscription-Token": key}},
+            lambda reply: _passages((reply.get("web") or {}).get("results"), "title", "description", "url"),
+            key="BRAVE_API_KEY",
+            most=20,
+            per_second=1.0,
+        ),
+        Engine(
+            "tavily",
+            "https://api.tavily.com/search",
+            _ask_tavily,
+            lambda reply: _passages(reply["results"], "title", "content", "url"),
+            key="TAVILY_API_KEY",
+            most=20,
+        ),
+    )
+}
+"""Engines by name."""

@@ -1,0 +1,74 @@
+"""Searching as a plain tool: the web, Wikipedia, a retrieval server, or any source under a name of your own.
+
+Nothing is opened before the first search, so that a missing key is told then, and only to whom it concerns. Chains
+share the connections, the rate and the cache of an engine.
+"""
+
+from __future__ import annotations
+
+import os
+
+from agentfly.environments.search.opening import open_retriever
+from agentfly.environments.search.passages import Retriever, shown
+from agentfly.errors import ConfigError
+from agentfly.threads import call
+from agentfly.tooling import Tool, tool
+
+TOP_K = 3
+SERVER = "RETRIEVER_API_URL"
+"""The environment variable with the address of the retrieval server."""
+
+
+async def _found(source: Retriever | str, query: str, top_k: int) -> str:
+    if not query.strip():
+        return "Error: the query is empty. Say what to look for."
+    retriever = await call(open_retriever, source) if isinstance(source, str) else source
+    (hits,) = await call(retriever.search, [query], top_k)
+    return shown(hits)
+
+
+def search_tool(source: Retriever | str, name: str = "search", *, top_k: int = TOP_K) -> Tool:
+    """A tool that searches a source: a retriever, an index's folder, a server's address, or an engine's name."""
+
+    @tool(name=name)
+    async def search(query: str) -> str:
+        """Search for passages. Shows the few that fit best, each with its title.
+
+        Args:
+            query: What to look for: a name, or a few words that the passage should have.
+        """
+        return await _found(source, query, top_k)
+
+    return search
+
+
+@tool
+async def google_search(query: str) -> str:
+    """Search the web. Shows the titles and excerpts of the best pages.
+
+    Args:
+        query: What to look for, in the words that a page about it would have.
+    """
+    return await _found("serper", query, TOP_K)
+
+
+@tool
+async def wikipedia_search(query: str) -> str:
+    """Search Wikipedia. Shows the titles and introductions of the best articles.
+
+    Args:
+        query: What to look for: the name of an article, or a few words.
+    """
+    return await _found("wikipedia", query, TOP_K)
+
+
+@tool
+async def retrieve(query: str) -> str:
+    """Search a collection of passages. Shows the few that fit best, each with its title.
+
+    Args:
+        query: What to look for: a name, or a few words that the passage should have.
+    """
+    if not (address := os.environ.get(SERVER)):
+        raise ConfigError(f"set {SERVER} to the address of a retrieval server; `agentfly search serve` starts one")
+    return await _found(address, query, TOP_K)

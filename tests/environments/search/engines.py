@@ -1,0 +1,89 @@
+"""A server on loopback that speaks as the engines on the web do, and fails on demand."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+
+class Engines:
+    """What was asked, and what is replied next."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.asked: list[dict[str, Any]] = []
+        self.failures: list[tuple[int, dict[str, str]]] = []
+        """Statuses and headers that the next requests get instead of results."""
+        self.body: str | None = None
+        """A reply instead of results; None: results."""
+        self.slow = 0.0
+
+
+def _wikipedia(asked: dict[str, Any]) -> dict[str, Any]:
+    titles = [f"{asked['gsrsearch']} {n}" for n in range(1, int(asked["gsrlimit"]) + 1)]
+    pages = [
+        {"pageid": n, "ns": 0, "title": t, "index": n, "extract": f"{t} is a page."} for n, t in enumerate(titles, 1)
+    ]
+    return {"batchcomplete": True, "query": {"pages": pages[::-1]}}  # by page id, not by rank
+
+
+def _serper(asked: dict[str, Any]) -> dict[str, Any]:
+    organic = [
+        {"title": f"R{n}", "link": f"http://r/{n}", "snippet": f"About {asked['q']}."} for n in range(asked["num"])
+    ]
+    return {"searchParameters": asked, "answerBox": {"title": "Box", "answer": "42"}, "organic": organic}
+
+
+def _brave(asked: dict[str, Any]) -> dict[str, Any]:
+    rows = [{"title": "B &amp; C", "url": "http://b", "description": f"About <strong>{asked['q']}</strong>."}]
+    return {"web": {"results": rows}}
+
+
+def _tavily(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"query": asked["query"], "results": [{"title": "T", "url": "http://t", "content": "Text.", "score": 0.9}]}
+
+
+REPLIES = {"/wikipedia": _wikipedia, "/serper": _serper, "/brave": _brave, "/tavily": _tavily}
+
+
+@contextmanager
+def engines() -> Iterator[Engines]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply(dict(parse_qsl(urlsplit(self.path).query)))
+
+        def do_POST(self) -> None:
+            self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def _reply(self, asked: dict[str, Any]) -> None:
+            path = urlsplit(self.path).path
+            there.asked.append({"path": path, "asked": asked, "headers": dict(self.headers), "at": time.monotonic()})
+            time.sleep(there.slow)
+            status, headers = there.failures.pop(0) if there.failures else (200, {})
+            body = there.body or json.dumps(REPLIES[path](asked) if status == 200 else {"error": "no"})
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body.encode()))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    there = Engines(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield there
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

