@@ -14,8 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update", "webshop")
-BENCHMARKS = ("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update", "search")
+BENCHMARKS = (
+    *("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
+    *("alfworld", "search", "webshop"),
+)
 
 
 def fetch_tokenizers() -> None:

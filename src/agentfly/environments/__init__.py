@@ -4,8 +4,7 @@ from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
-from agentfly.environments.webshop import WebShop
-
 from agentfly.environments.search.world import Search
+from agentfly.environments.webshop import WebShop
 
 __all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]

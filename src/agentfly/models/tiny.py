@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.errors import ConfigError
+from agentfly.extras import needed
 
 SEED = 0
 STEPS = 1000
@@ -41,12 +41,8 @@ def build(
     folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED, heads: int = 5, layers: int = 3
 ) -> None:
     """Make the tokenizer and the model, let it imitate the demonstrations, write both."""
-    try:
+    with needed("to build the tiny model", "train"):
         import torch
-    except ImportError as error:
-        raise ConfigError(
-            "the tiny model is trained with torch, which is missing: pip install 'agentfly[train]'"
-        ) from error
     from agentfly.models.lookup import demonstrations
     from agentfly.models.tiny_tokenizer import tiny_tokenizer
 

@@ -5,4 +5,16 @@ from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_
 from agentfly.rewards.code import output_match, unit_tests
 from agentfly.rewards.webshop import webshop_reward
 
-__all__ = ["alfworld_episode_reward", "alfworld_won", "output_match", "qa_em", "qa_em_format", "qa_em_tool", "qa_f1", "qa_f1_format", "qa_f1_tool", "unit_tests", "webshop_reward"]
+__all__ = [
+    "alfworld_episode_reward",
+    "alfworld_won",
+    "output_match",
+    "qa_em",
+    "qa_em_format",
+    "qa_em_tool",
+    "qa_f1",
+    "qa_f1_format",
+    "qa_f1_tool",
+    "unit_tests",
+    "webshop_reward",
+]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentfly.errors import ConfigError
+from agentfly.extras import needed
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import replace
 from agentfly.runs.record import StepRecord
@@ -28,10 +28,8 @@ def write_curve(directory: RunDirectory) -> None:
 
 def draw(records: Sequence[StepRecord], title: str = "") -> Figure:
     """The curve as a figure that belongs to nobody: matplotlib's own state and windows are not touched."""
-    try:
+    with needed("the reward curve", "train"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("the reward curve needs matplotlib: pip install 'agentfly[train]'") from error
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     _training(axes, records)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentfly.errors import ConfigError
+from agentfly.extras import needed
 
 _PREFIX, _INNER = "base_model.model.", ".base_layer"
 """What peft writes around the name of a weight: in front of all, and of those with an adapter."""
@@ -23,10 +24,8 @@ def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
     """
     if has_adapters(model):
         raise ConfigError("the model has adapters already: train those, and leave lora_rank out")
-    try:
+    with needed("lora_rank", "train"):
         import peft
-    except ImportError as error:
-        raise ConfigError("lora_rank needs peft, which is missing: pip install 'agentfly[train]'") from error
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)

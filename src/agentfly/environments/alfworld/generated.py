@@ -19,6 +19,7 @@ from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import task_row
 from agentfly.environments.alfworld.pddl_writing import identifier
 from agentfly.environments.alfworld.rooms import FITS, LAMPS, OPENABLE, ROOMS, Room, traits_of
+from agentfly.environments.data import checked_split
 from agentfly.errors import ConfigError
 
 SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -45,8 +46,7 @@ def generated_tasks(
         chosen = [Kind(kind) for kind in kinds] if kinds else list(Kind)
     except ValueError as error:
         raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in Kind)}") from None
-    if split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+    checked_split(split)
     games = itertools.islice(_distinct(split, seed, chosen), count)
     return [task_row(f"generated/{split}/{seed}/{number}", game) for number, game in enumerate(games)]
 

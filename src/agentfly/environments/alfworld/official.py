@@ -7,9 +7,6 @@ packed into `games.jsonl.xz`, a line for each game with `id`, `task`, `problem` 
 from __future__ import annotations
 
 import itertools
-import json
-import lzma
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +16,18 @@ from typing import Any
 from agentfly.environments.alfworld.game import Game
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.pddl import read_problem
+from agentfly.environments.data import Source, read_json, read_rows
 from agentfly.errors import DataError
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 """Our names for the official splits. The official names do as well, `valid_train` among them."""
 PACKED = "games.jsonl.xz"
 FOLDER = "json_2.1.1"
-_SOURCE = "https://github.com/alfworld/alfworld: pip install alfworld; alfworld-download --data-dir FOLDER/alfworld"
+ALFWORLD = Source(
+    "the set of ALFWorld's games",
+    "https://github.com/alfworld/alfworld (pip install alfworld; alfworld-download --data-dir FOLDER/alfworld)",
+    "alfworld",
+)
 _TASK = re.compile(r"Your task is to: (.*?)\"")
 
 
@@ -68,68 +70,40 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     there = {*SPLITS.values(), "valid_train"}
     if official not in there:
         raise DataError(f"there is no split {split!r}; there are {', '.join(SPLITS)} and {', '.join(sorted(there))}")
-    folder = data_folder()
+    folder = ALFWORLD.path()
     packed, unpacked = folder / PACKED, folder / FOLDER / official
     if not packed.is_file() and not unpacked.is_dir():
-        raise DataError(f"there is neither {packed} nor {unpacked}; they come from {_SOURCE}")
+        raise DataError(f"there is neither {packed} nor {unpacked}; they come from {ALFWORLD.address}")
     found = _packed(packed, official) if packed.is_file() else _downloaded(unpacked, official)
     first = next(found, None)
     if first is None:
         raise DataError(
-            f"{packed if packed.is_file() else unpacked} has no game of {official}; they come from {_SOURCE}"
+            f"{packed if packed.is_file() else unpacked} has no game of {official}; they come from {ALFWORLD.address}"
         )
     return itertools.chain([first], found)
 
 
-def data_folder() -> Path:
-    """Where the official files are."""
-    data = os.environ.get("AGENTFLY_DATA")
-    if not data:
-        raise DataError(
-            f"set AGENTFLY_DATA to the folder whose folder `alfworld` has the official games, from {_SOURCE}"
-        )
-    return Path(data) / "alfworld"
-
-
 def _packed(path: Path, split: str) -> Iterator[OfficialGame]:
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if f'"{split}/' not in line:
-                    continue  # most lines are of other splits, and reading them all takes long
-                row = _json(line, f"line {number} of {path}")
-                if str(row.get("id")).startswith(f"{split}/"):
-                    yield _game(row["id"], row, row.get("task"), row.get("problem"), f"line {number} of {path}")
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    # Most lines are of other splits, and parsing them all takes long.
+    for place, row in read_rows(path, only=f'"{split}/'):
+        if str(row.get("id")).startswith(f"{split}/"):
+            yield _game(row["id"], row, row.get("task"), row.get("problem"), place)
 
 
 def _downloaded(folder: Path, split: str) -> Iterator[OfficialGame]:
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
-        try:
-            row = _json(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+        row = read_json(path)
+        if not isinstance(row, dict):
+            raise DataError(f"{path} is no game: {row!r:.60}")
         if row.get("solvable") is False:
             continue  # upstream leaves these out too
         grammar = str(row.get("grammar"))
         if "move {o} to {r}" not in grammar:
-            raise DataError(
-                f"{path} has the words of an ALFWorld before 0.4 (`put … in/on …`); download it anew: {_SOURCE}"
-            )
+            old = "has the words of an ALFWorld before 0.4 (`put … in/on …`)"
+            raise DataError(f"{path} {old}; download it anew: {ALFWORLD.address}")
         task = _TASK.search(grammar)
         id_ = "/".join((split, *path.parts[-3:-1]))
         yield _game(id_, row, task and task[1], row.get("pddl_problem"), str(path))
-
-
-def _json(text: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{place} is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place} is no game: {row!r:.60}")
-    return row
 
 
 def _game(id: str, row: dict[str, Any], task: object, problem: object, place: str) -> OfficialGame:

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentfly.environments.alfworld.game import Game
 from agentfly.environments.alfworld.pddl_writing import write_problem
-from agentfly.errors import ConfigError
+from agentfly.extras import needed
 
 
 class UpstreamGame:
@@ -52,14 +52,9 @@ class UpstreamGame:
 
 
 def _modules() -> tuple[Any, Any, Any, Any]:
-    try:
+    with needed("ALFWorld's own engine", "alfworld", "use the environment ALFWorld, which needs nothing"):
         import textworld
         from alfworld import info
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from textworld.envs.pddl import PddlEnv
-    except ImportError as error:
-        raise ConfigError(
-            f"the official engine of ALFWorld is not installed ({error}); pip install 'agentfly[alfworld]', "
-            "or use the environment ALFWorld, which needs nothing"
-        ) from error
     return textworld, PddlEnv, AlfredDemangler, info

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from agentfly.environments.search.passages import Hit, Passage
-from agentfly.errors import ConfigError
+from agentfly.extras import needed
 
-MISSING = "searching by words needs bm25s and PyStemmer: pip install 'agentfly[search]'"
 LONGEST = 512
 """Words of a query that count; nobody asks for more, and a megabyte of them must hold up nobody else."""
 _WORD = re.compile(r"\w+")
@@ -94,16 +93,12 @@ _STOP_WORDS = frozenset(
 
 
 def _bm25s() -> Any:
-    try:
+    with needed("searching by words", "search"):
         import bm25s
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
     return bm25s
 
 
 def _stemmer() -> Any:
-    try:
+    with needed("searching by words", "search"):
         import Stemmer
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
     return Stemmer.Stemmer("english")

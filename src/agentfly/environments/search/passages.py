@@ -6,9 +6,7 @@ whose first line is the title, as the corpora of Search-R1 have it.
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
+from agentfly.environments.data import read_rows
 from agentfly.errors import DataError
 
-_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +82,8 @@ def _cut(text: str, longest: int) -> str:
 
 def read_corpus(path: str | Path, limit: int | None = None) -> Iterator[Passage]:
     """The passages of a file, one after another; the first `limit` of them."""
-    path = Path(path)
-    try:
-        with _UNPACK.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-            for number, row in enumerate(islice(_rows(file, path), limit)):
-                yield Passage.of(row, number)
-    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read as a corpus: {error}") from error
-
-
-def _rows(file: Any, path: Path) -> Iterator[Any]:
-    if ".json" not in path.suffixes:
-        yield from (json.loads(line) for line in file if line.strip())
-        return
-    rows = json.load(file)
-    if not isinstance(rows, list):
-        raise DataError(f"{path} must hold a list of passages, not a {type(rows).__name__}")
-    yield from rows
+    for number, (_, row) in enumerate(islice(read_rows(Path(path)), limit)):
+        yield Passage.of(row, number)
 
 
 class PassageFile(Sequence[Passage]):

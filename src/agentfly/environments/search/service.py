@@ -18,7 +18,8 @@ from typing import Any
 from agentfly.environments.search.cache import Cache
 from agentfly.environments.search.passages import Hit, Retriever
 from agentfly.environments.search.providers import SearchFailed
-from agentfly.errors import ConfigError, describe
+from agentfly.errors import describe
+from agentfly.extras import needed
 from agentfly.threads import call
 
 MOST_PASSAGES, MOST_QUERIES, MOST_BYTES = 100, 1000, 8 << 20
@@ -82,14 +83,12 @@ class Desk:
 
 def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
     """The server, as an ASGI application. `top_k` is for those who do not say how many they want."""
-    try:
+    with needed("serving", "search"):
         import uvicorn  # noqa: F401  (who serves needs it next; better to hear so now)
         from starlette.applications import Starlette
         from starlette.requests import Request
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
-    except ImportError as error:
-        raise ConfigError("serving needs starlette and uvicorn: pip install 'agentfly[search]'") from error
 
     async def replied(request: Request, path: str) -> Response:
         try:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.environments.webshop import expert, pages
-from agentfly.environments.webshop.extra import needed
 from agentfly.environments.webshop.generated import generated_tasks
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
@@ -17,6 +16,7 @@ from agentfly.environments.webshop.nouns import nouns
 from agentfly.environments.webshop.session import Session
 from agentfly.environments.webshop.shop import open_shop, opened
 from agentfly.errors import DataError
+from agentfly.extras import needed
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
@@ -94,7 +94,7 @@ class WebShop(Environment):
 
 
 def _load() -> None:
-    with needed():
+    with needed("the web shop", "webshop"):
         for package in ("bm25s", "rapidfuzz", "Stemmer"):
             importlib.import_module(package)
     nouns("a warm lexicon")

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import cast
 
-from agentfly.environments.webshop.extra import needed
+from agentfly.extras import needed
 
 _JOINT = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")
 _NEVER = frozenset({"plus"})
@@ -27,7 +27,7 @@ def nouns(title: str) -> tuple[str, ...]:
 @functools.cache
 def _tagger() -> Callable[[str], list[tuple[str, str]]]:
     """The tagger, with its lexicon read."""
-    with needed():
+    with needed("the web shop", "webshop"):
         from textblob.en import tag
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves the closing of its files to the collector

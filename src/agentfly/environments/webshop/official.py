@@ -7,15 +7,13 @@ a price, and the price where there is a range.
 from __future__ import annotations
 
 import functools
-import json
-import lzma
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from agentfly.environments.data import Source, checked_split, read_json
 from agentfly.environments.webshop.goal import Goal, goals_of, limited
 from agentfly.environments.webshop.product import Product, read_product
 from agentfly.errors import DataError
@@ -29,7 +27,7 @@ HUMAN = "items_human_ins.json"
 """The wishes that people wrote, of all products."""
 SPLITS = {"test": slice(0, 500), "validation": slice(500, 1500), "train": slice(1500, None)}
 _ORDER = 233
-_SOURCE = "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it"
+WEBSHOP = Source("WebShop's data", "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it", "webshop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,7 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
     Splits are by goal, as in WebShop: one product may have goals in several of them, a goal is in one. With `human`,
     goals in people's words; else in those of WebShop's rules, one for each combination of a product's options.
     """
-    if split not in SPLITS:
-        raise DataError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+    checked_split(split)
     listed = read_products(shop)
     goals = [goal for each in listed for goal in (each.human if human else _ruled(each))]
     Random(_ORDER).shuffle(goals)
@@ -73,15 +70,15 @@ def read_products(shop: str) -> list[Listed]:
     """The products of an official shop, in their order."""
     if shop not in FILES:
         raise DataError(f"there is no official shop {shop!r}; there are {', '.join(FILES)}")
-    return list(_read(shop, _folder()))
+    return list(_read(shop, WEBSHOP.path()))
 
 
 @functools.lru_cache(maxsize=2)
 def _read(shop: str, folder: Path) -> tuple[Listed, ...]:
-    products, known = (_json(folder, name) for name in FILES[shop])
-    human = _json(folder, HUMAN) if _file(folder, HUMAN) else {}
+    products, known = (read_json(WEBSHOP.file(name)) for name in FILES[shop])
+    human = read_json(found) if (found := WEBSHOP.find(HUMAN)) else {}
     if not isinstance(products, list) or not isinstance(known, dict) or not isinstance(human, dict):
-        raise DataError(f"{folder} holds other files of these names than WebShop's; they come from {_SOURCE}")
+        raise DataError(f"{folder} holds other files of these names than WebShop's; they come from {WEBSHOP.address}")
     out: dict[str, Listed] = {}
     for number, row in enumerate(products):
         try:
@@ -101,25 +98,3 @@ def _listed(row: dict[str, Any], known: dict[str, Any], human: list[dict[str, An
         if each["instruction_attributes"]
     )
     return Listed(product, known.get("instruction") or "", tuple(known.get("instruction_attributes") or ()), wishes)
-
-
-def _folder() -> Path:
-    data = os.environ.get("AGENTFLY_DATA")
-    if not data:
-        raise DataError(f"set AGENTFLY_DATA to the folder whose folder `webshop` has WebShop's data, from {_SOURCE}")
-    return Path(data) / "webshop"
-
-
-def _file(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.xz") if path.is_file()), None)
-
-
-def _json(folder: Path, name: str) -> Any:
-    path = _file(folder, name)
-    if path is None:
-        raise DataError(f"there is no {name} (or {name}.xz) in {folder}; it comes from {_SOURCE}")
-    try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            return json.load(file)
-    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error

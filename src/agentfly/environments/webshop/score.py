@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agentfly.environments.webshop.extra import needed
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.nouns import nouns
 from agentfly.environments.webshop.product import Product
+from agentfly.extras import needed
 
 _CLOSE = 85
 """Of 100, above which two phrases mean the same."""
@@ -102,7 +102,7 @@ def _colour(value: str) -> str:
 
 def _is_close(phrase: str, others: Iterable[str]) -> bool:
     """Whether one of the others has the same words, or nearly so."""
-    with needed():
+    with needed("the web shop", "webshop"):
         from rapidfuzz.fuzz import token_set_ratio
         from rapidfuzz.utils import default_process
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from agentfly.environments.webshop.extra import needed
+from agentfly.extras import needed
 
 K1, B = 0.9, 0.4
 """How much repeating a word counts, and how much a text's length does: what Anserini sets."""
@@ -25,7 +25,7 @@ class Index:
     """Finds texts by words."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        with needed():
+        with needed("the web shop", "webshop"):
             import bm25s
             import Stemmer
             from bm25s.stopwords import STOPWORDS_EN

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentfly.errors import ConfigError, describe
+from agentfly.extras import needed
 
 NAMESPACE = "agentfly"
 """Where managers have their names, whatever the job."""
@@ -40,11 +41,9 @@ def _unavailable(error: BaseException | None) -> bool:
 
 def installed() -> Any:
     """The ray package."""
-    try:
+    with needed("a cluster", "ray"):
         import ray
         import ray.exceptions  # the package alone does not promise it
-    except ImportError as error:
-        raise ConfigError("Ray is not installed; run: pip install 'agentfly[ray]'") from error
     return ray
 
 
