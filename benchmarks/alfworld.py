@@ -13,7 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from agentfly.environments.alfworld import ALFWorld, generated_tasks
+from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import Game
 from agentfly.environments.alfworld.household import Household
@@ -61,7 +61,7 @@ def played(make: Callable[[Game], Engine], games: list[Game]) -> tuple[float, fl
 
 def compared(quick: bool) -> list[list[str]]:
     """A row for each engine."""
-    games = [Game.from_json(row["game"]) for row in generated_tasks(60 if quick else 600, split="test")]
+    games = [Game.from_json(row["game"]) for row in ALFWorld.draw_tasks("test", 60 if quick else 600)]
     reset, step, steps = played(Household, games)
     rows = [["ours", f"{reset:.3f}", f"{step:.4f}", f"{1000 / step:.0f}", str(steps), "1×"]]
     if importlib.util.find_spec("textworld") is None:
@@ -74,7 +74,7 @@ def compared(quick: bool) -> list[list[str]]:
 
 async def managed(instances: int, episodes: int) -> list[str]:
     """Whole games through leases, so many at once."""
-    tasks = [Task.of(row) for row in generated_tasks(min(episodes, 64), split="test")]
+    tasks = [Task.of(row) for row in ALFWorld.draw_tasks("test", min(episodes, 64))]
     manager, steps = ResourceManager(), 0
 
     async def episode(task: Task) -> None:
@@ -102,7 +102,7 @@ async def managed(instances: int, episodes: int) -> list[str]:
 
 def memory(instances: int) -> float:
     """Kilobytes that one more game holds."""
-    rows = generated_tasks(instances, split="test")
+    rows = ALFWorld.draw_tasks("test", instances)
     tracemalloc.start()
     held = [Household(Game.from_json(row["game"])) for row in rows]
     for house in held:

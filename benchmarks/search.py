@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentfly import Task
-from agentfly.environments.search import Encyclopaedia, Search, search_tasks
+from agentfly.environments.search import Encyclopaedia, Search
 from agentfly.environments.search.bm25 import BM25Index
 from agentfly.environments.search.cache import Cache
 from agentfly.environments.search.service import Desk
@@ -27,7 +27,7 @@ INSTANCES = (1, 16, 64)
 
 async def world(instances: int, chains: int) -> list[str]:
     """Chains of a lease, a reset and four searches, so many at once."""
-    rows = [Task.of(row) for row in search_tasks("train", 50)]
+    rows = [Task.of(row) for row in Search.draw_tasks("train", 50)]
     manager = ResourceManager()
     places, spent = asyncio.Semaphore(instances), {"reset": 0.0, "search": 0.0}
 

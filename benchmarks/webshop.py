@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from agentfly import Task
-from agentfly.environments.webshop import WebShop, generated_tasks, official_tasks
+from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.environments.webshop.expert import next_action
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a web shop costs.")
     parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
     quick = parser.parse_args().quick
-    tasks = [Task.of(row) for row in generated_tasks("train", 50 if quick else 500)]
+    tasks = [Task.of(row) for row in WebShop.draw_tasks("train", 50 if quick else 500)]
     rows = []
     for instances in (1, 16, 64):
         steps, resets = asyncio.run(pace(instances, 0.2 if quick else 3.0, tasks))
@@ -173,7 +173,7 @@ def main() -> None:
     asyncio.run(world.reset(tasks[0]))
     header = ["page", "text, µs", "HTML and back, µs", "ratio"]
     print_table("The text of a page", header, pages(shop, world.session.goal, 50 if quick else 1000))
-    print_policies("Generated, test", generated_tasks("test", 50 if quick else 500))
+    print_policies("Generated, test", WebShop.draw_tasks("test", 50 if quick else 500))
     if os.environ.get("AGENTFLY_DATA"):
         rows = [row for split in SPLITS for row in official_tasks(split)]
         print_policies("Official, all splits", rows[:: 100 if quick else 1])

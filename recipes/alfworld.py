@@ -11,7 +11,7 @@ in AGENTFLY_DATA, `agentfly eval` on a file of `official_tasks("validation")` gi
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.alfworld import ALFWorld, generated_tasks
+from agentfly.environments.alfworld import ALFWorld
 from agentfly.rewards import alfworld_won
 from agentfly.training import TrainConfig
 
@@ -20,8 +20,8 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ALFWorld.alfworld_step], reward=alfworld_won)
 
 
-tasks = generated_tasks(1200)
-eval_tasks = generated_tasks(60, split="validation")
+tasks = ALFWorld.draw_tasks("train", 1200)
+eval_tasks = ALFWorld.draw_tasks("validation", 60)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",

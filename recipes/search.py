@@ -13,7 +13,7 @@ to search for; so a question of two hops takes two searches, in the right order.
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.search import Search, search_tasks
+from agentfly.environments.search import Search
 from agentfly.rewards import qa_em
 from agentfly.training import TrainConfig
 
@@ -30,8 +30,8 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=[OneArticle], reward=qa_em, system_prompt=PROMPT)
 
 
-tasks = search_tasks("train", 2000, hops=(1, 2), articles=100)
-eval_tasks = search_tasks("validation", 100, hops=(1, 2), articles=100)
+tasks = Search.draw_tasks("train", 2000, hops=(1, 2), articles=100)
+eval_tasks = Search.draw_tasks("validation", 100, hops=(1, 2), articles=100)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.environments.webshop import WebShop, generated_tasks, official_tasks
+from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
 from agentfly.training import TrainConfig
 
@@ -26,7 +26,7 @@ def agent(**model: Any) -> HFAgent:
 
 
 def tasks_of(split: str, count: int) -> list[dict[str, Any]]:
-    return official_tasks(split)[:count] if os.environ.get("AGENTFLY_DATA") else generated_tasks(split, count)
+    return official_tasks(split)[:count] if os.environ.get("AGENTFLY_DATA") else WebShop.draw_tasks(split, count)
 
 
 tasks = tasks_of("train", 5000)

@@ -265,8 +265,9 @@ def start_environment(
     """Start instances, say how that went, and hold them until Ctrl-C."""
     from agentfly.commands import loading, worlds
 
-    chosen = worlds.task_of(question, task, row)
-    raise typer.Exit(0 if worlds.start(loading.environment(name), instances, chosen, once=once) else 1)
+    kind = loading.environment(name)
+    chosen = worlds.task_of(kind, question, task, row)
+    raise typer.Exit(0 if worlds.start(kind, instances, chosen, once=once) else 1)
 
 
 @env.command("play")
@@ -276,7 +277,8 @@ def play_environment(
     """Act in an environment by hand, and see what a model would see."""
     from agentfly.commands import loading, playing, worlds
 
-    playing.play(loading.environment(name), worlds.task_of(question, task, row))
+    kind = loading.environment(name)
+    playing.play(kind, worlds.task_of(kind, question, task, row))
 
 
 @env.command("status")

@@ -2,7 +2,8 @@
 
 An environment is a plain class. Its `@tool` methods are its actions. The resource manager makes the instances: it calls
 `start` once, `reset` before each chain, `check` on one that has been idle, and `close` at the end; nobody else does.
-A world that knows what is best to do says so in `expert`, and demonstrations are made of it.
+A world that knows tasks of its own draws them in `draw_tasks`; one that knows what is best to do says so in `expert`,
+and demonstrations are made of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import enum
 import inspect
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentfly.errors import ConfigError
 from agentfly.types import Task, ToolCall
@@ -91,6 +92,16 @@ class Environment:
     """A world that one chain at a time acts in. The constructor takes no arguments and does nothing slow."""
 
     pool: ClassVar[Pool] = Pool()
+    scored_by: ClassVar[str] = ""
+    """The name of the reward that is meant for its tasks; empty: none is."""
+
+    @classmethod
+    def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
+        """So many tasks of a split (train, validation or test): rows, the same for the same arguments.
+
+        No task is in two splits, whatever the seeds.
+        """
+        raise ConfigError(f"{cls.__name__} draws no tasks of its own; take them from a file")
 
     async def start(self) -> None:
         """Make the world ready. Slow work goes here; called once for each instance."""
@@ -149,6 +160,11 @@ class Place(Protocol):
     async def house(self, kind: type[Environment]) -> Housed:
         """Make an instance, not yet started. Raises what the user can mend as ConfigError, the rest as it comes."""
         ...
+
+
+def draws_tasks(kind: type[Environment]) -> bool:
+    """Whether it has tasks of its own."""
+    return kind.draw_tasks.__func__ is not Environment.draw_tasks.__func__  # type: ignore[attr-defined]
 
 
 def refuse_unmakable(kind: type[Environment]) -> None:

@@ -245,7 +245,7 @@ def test_what_cannot_be_played() -> None:
 )
 def test_a_task_that_cannot_be_meant(question: str | None, data: str | None, row: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        task_of(question, Path(data) if data else None, row)
+        task_of(Environment, question, Path(data) if data else None, row)
 
 
 def test_by_hand_in_a_terminal_ctrl_c_gives_up_an_action_and_ctrl_d_leaves() -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly.commands.console import harmless
-from agentfly.environment import Environment, Pool, Scope
+from agentfly.environment import Environment, Pool, Scope, draws_tasks
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import Figures, Leases, ResourceManager
 from agentfly.resources.status import Report, reports
@@ -40,14 +40,16 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
-def task_of(question: str | None, data: Path | None, row: str | None) -> Task | None:
-    """The task that the command line names; None where it names none."""
+def task_of(kind: type[Environment], question: str | None, data: Path | None, row: str | None) -> Task | None:
+    """The task that the command line names, or the world's own first one; None where there is neither."""
     if question is not None and data is not None:
         raise ConfigError("--question and --task both say what the task is; give one")
     if data is None:
         if row is not None:
             raise ConfigError("--row takes a row of the file that --task names; give that too")
-        return None if question is None else Task.of(question, "0")
+        if question is not None:
+            return Task.of(question, "0")
+        return Task.of(kind.draw_tasks("train", 1)[0]) if draws_tasks(kind) else None
     found = select(read_tasks(data), row if row is not None else "0")
     if len(found) != 1:
         raise ConfigError(f"--row {row} is {len(found)} tasks; name one")

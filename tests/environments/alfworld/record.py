@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import Game, Goal, Kind
-from agentfly.environments.alfworld.generated import generated_tasks
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
@@ -120,7 +120,7 @@ def official_texts(official: OfficialGame) -> dict[str, str]:
 
 def sample() -> Iterator[tuple[str, dict[str, Any], Game, dict[str, str]]]:
     """The games to record, each with what is kept of it beside the trace, and the texts to play it from."""
-    for number, row in enumerate(generated_tasks(18, split="validation", seed=7)):
+    for number, row in enumerate(ALFWorld.draw_tasks("validation", 18, seed=7)):
         yield f"generated {number}", {"game": row["game"]}, Game.from_json(row["game"]), {}
     for split, every in (("train", 150), ("valid_train", 40), ("valid_seen", 20)):
         for number, official in enumerate(official_games(split)):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.game import Game
-from agentfly.environments.alfworld.generated import generated_tasks
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
@@ -80,7 +80,7 @@ def test_the_traces_saw_everything(traces: dict[str, Any]) -> None:
 def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
     for module in ("textworld", "fast_downward", "alfworld"):
         pytest.importorskip(module, reason="the official engine is in the extra 'alfworld'")
-    row = generated_tasks(1, split="test", seed=3, kinds=["pick_heat_then_place_in_recep"])[0]
+    row = ALFWorld.draw_tasks("test", 1, seed=3, kinds=["pick_heat_then_place_in_recep"])[0]
     game = Game.from_json(row["game"])
     played: list[tuple[Game, dict[str, str]]] = [(game, {})]
     try:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import Game, Kind
-from agentfly.environments.alfworld.generated import fingerprint, generated_tasks
+from agentfly.environments.alfworld.generated import fingerprint
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import official_tasks
 from agentfly.environments.alfworld.pddl_writing import write_problem
@@ -21,7 +22,7 @@ GRAMMAR = 'action PutObject { template :: "move {o} to {r}"; } "rhs": "Your task
 
 
 def games(count: int, **settings: object) -> list[Game]:
-    return [Game.from_json(row["game"]) for row in generated_tasks(count, **settings)]  # type: ignore[arg-type]
+    return [Game.from_json(row["game"]) for row in ALFWorld.draw_tasks(count=count, **settings)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("explores", [False, True])
@@ -71,13 +72,13 @@ def test_splits_are_fixed_and_share_no_game() -> None:
 
 
 def test_the_question_does_not_say_where_things_are() -> None:
-    for row in generated_tasks(30):
+    for row in ALFWorld.draw_tasks("train", 30):
         things = [thing["name"] for thing in row["game"]["things"]]
         assert not [name for name in things if f"{name}," in row["question"] or f"{name}." in row["question"]]
 
 
 def test_rows_go_through_a_file(tmp_path: Path) -> None:
-    rows = generated_tasks(3)
+    rows = ALFWorld.draw_tasks("train", 3)
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     assert [task.columns["game"] for task in read_tasks(path)] == [row["game"] for row in rows]
@@ -85,9 +86,9 @@ def test_rows_go_through_a_file(tmp_path: Path) -> None:
 
 def test_what_there_is_not_is_named() -> None:
     with pytest.raises(ConfigError, match="look_at_obj_in_light"):
-        generated_tasks(1, kinds=["dance"])
+        ALFWorld.draw_tasks("train", 1, kinds=["dance"])
     with pytest.raises(ConfigError, match="validation"):
-        generated_tasks(1, split="valid")
+        ALFWorld.draw_tasks("valid", 1)
     with pytest.raises(DataError, match="valid_seen"):
         official_tasks("dev")
 

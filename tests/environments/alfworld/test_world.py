@@ -9,7 +9,7 @@ import json
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream, generated_tasks
+from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards.alfworld import alfworld_episode_reward, alfworld_won
@@ -45,7 +45,7 @@ async def winning(row: dict[str, object]) -> list[str]:
 
 
 async def test_experts_of_64_games_at_once_earn_everything() -> None:
-    shown = await demonstrate(agent_of(), generated_tasks(64), max_turns=80)
+    shown = await demonstrate(agent_of(), ALFWorld.draw_tasks("train", 64), max_turns=80)
     assert len(shown.kept) == 64
     chain = shown.kept[0]
     assert chain.reward == 1.0
@@ -53,7 +53,7 @@ async def test_experts_of_64_games_at_once_earn_everything() -> None:
 
 
 async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> None:
-    (row,) = generated_tasks(1)
+    (row,) = ALFWorld.draw_tasks("train", 1)
     *before, last = await winning(row)
     undoing = called(last, "take bread 1 from sidetable 1", "look")
     result = await agent_of(script=[*map(called, before), undoing, "never said"]).run(row, max_turns=80)
@@ -68,14 +68,14 @@ async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> No
 
 
 async def test_saying_that_it_is_done_earns_nothing() -> None:
-    (row,) = generated_tasks(1)
+    (row,) = ALFWorld.draw_tasks("train", 1)
     for script in (["It is done."], [called("You win!", "won", ""), "Done."]):
         (chain,) = await agent_of(script=script).run(row)
         assert chain.reward == 0.0
 
 
 async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
-    first, second = generated_tasks(2)
+    first, second = ALFWorld.draw_tasks("train", 2)
     used, fresh = await world(first), await world(second)
     for action in await winning(first):
         await used.alfworld_step(action)
@@ -86,7 +86,7 @@ async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
 
 
 async def test_strange_actions_are_answered() -> None:
-    (row,) = generated_tasks(1)
+    (row,) = ALFWorld.draw_tasks("train", 1)
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000})]
     script = [f'<tool_call>{{"name": "alfworld_step", "arguments": {each}}}</tool_call>' for each in strange]
     (chain,) = await agent_of(script=[*script, called("look"), "Enough."]).run(row, max_turns=8)
@@ -100,7 +100,7 @@ async def test_the_commands_can_be_shown() -> None:
     class Telling(ALFWorld):
         shows_commands = True
 
-    (row,) = generated_tasks(1)
+    (row,) = ALFWorld.draw_tasks("train", 1)
     made = Telling()
     await made.reset(Task.of(row))
     said = (await made.alfworld_step("look"))["observation"]
@@ -110,16 +110,13 @@ async def test_the_commands_can_be_shown() -> None:
     assert await made.alfworld_get_task_objective() in row["question"]
 
 
-async def test_a_task_without_a_game_is_refused_and_none_at_all_is_drawn() -> None:
-    made = ALFWorld()
-    with pytest.raises(DataError, match="generated_tasks"):
-        await made.reset(Task.of("Put a mug on the desk."))
-    await made.reset(Task((), {}, "no task"))
-    assert made.expert()
+async def test_a_task_without_a_game_is_refused() -> None:
+    with pytest.raises(DataError, match=r"ALFWorld\.draw_tasks"):
+        await ALFWorld().reset(Task.of("Put a mug on the desk."))
 
 
 async def test_the_official_engine_is_the_same_environment() -> None:
-    (row,) = generated_tasks(1, kinds=["look_at_obj_in_light"])
+    (row,) = ALFWorld.draw_tasks("train", 1, kinds=["look_at_obj_in_light"])
     if importlib.util.find_spec("textworld") is None:
         with pytest.raises(ConfigError, match=r"agentfly\[alfworld\]"):
             UpstreamGame((await world(row))._game)

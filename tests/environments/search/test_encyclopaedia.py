@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.environments.search import Encyclopaedia, search_tasks
+from agentfly.environments.search import Encyclopaedia, Search
 from agentfly.environments.search.encyclopaedia import RELATIONS, SPLITS, split_of
 from agentfly.errors import DataError
 from agentfly.types import Task
@@ -21,14 +21,14 @@ INVENTED = {
 def test_the_same_seed_draws_the_same_world() -> None:
     assert Encyclopaedia.draw("train", 3, 60) == Encyclopaedia.draw("train", 3, 60)
     assert Encyclopaedia.draw("train", 3, 60).facts != Encyclopaedia.draw("train", 4, 60).facts
-    assert search_tasks("test", 60, seed=1) == search_tasks("test", 60, seed=1)
-    assert search_tasks("test", 30, seed=1) == search_tasks("test", 60, seed=1)[:30]
+    assert Search.draw_tasks("test", 60, seed=1) == Search.draw_tasks("test", 60, seed=1)
+    assert Search.draw_tasks("test", 30, seed=1) == Search.draw_tasks("test", 60, seed=1)[:30]
 
 
 def test_no_name_belongs_to_two_splits() -> None:
     for split, words in INVENTED.items():
         assert {split_of(word) for word in words - {"Works"}} == {split}
-    questions = {split: search_tasks(split, 200) for split in SPLITS}
+    questions = {split: Search.draw_tasks(split, 200) for split in SPLITS}
     said = {split: {row["question"] for row in rows} for split, rows in questions.items()}
     assert all(len(each) == 200 for each in said.values())
     assert not said["train"] & said["test"]
@@ -50,7 +50,7 @@ def test_an_article_tells_its_own_facts_and_no_others() -> None:
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
 def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
     relations = {(each.kind, each.name): each for each in RELATIONS}
-    for row in search_tasks("validation", 60, hops=[hops], articles=60):
+    for row in Search.draw_tasks("validation", 60, hops=[hops], articles=60):
         world = Encyclopaedia.draw(**row["encyclopaedia"])
         passed = [row["start"]]
         for name in row["path"]:
@@ -66,12 +66,12 @@ def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
 
 
 def test_guessing_pays_nothing() -> None:
-    answers = Counter(row["answer"] for row in search_tasks("train", 1000))
+    answers = Counter(row["answer"] for row in Search.draw_tasks("train", 1000))
     assert answers.most_common(1)[0][1] <= 10
 
 
 def test_rows_are_plain_json_and_tasks() -> None:
-    rows = search_tasks("train", 30)
+    rows = Search.draw_tasks("train", 30)
     assert json.loads(json.dumps(rows)) == rows
     assert len({Task.of(row).id for row in rows}) == 30
 
@@ -87,7 +87,7 @@ def test_rows_are_plain_json_and_tasks() -> None:
 )
 def test_what_cannot_be_drawn_is_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(DataError, match=told):
-        search_tasks(**{"split": "train", "number": 5, **wrong})
+        Search.draw_tasks(**{"split": "train", "count": 5, **wrong})
 
 
 def test_large_ones_never_run_out_of_names() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install
 
 from agentfly.agents import HFAgent
 from agentfly.environments import Search
-from agentfly.environments.search import Hit, Passage, search_tasks
+from agentfly.environments.search import Hit, Passage
 from agentfly.environments.search.providers import SearchFailed
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import qa_em
@@ -37,7 +37,7 @@ async def search(made: Search, query: str) -> str:
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 async def test_the_expert_answers_every_question_by_searching(split: str) -> None:
     agent = make_agent()
-    shown = await demonstrate(agent, search_tasks(split, 100))
+    shown = await demonstrate(agent, Search.draw_tasks(split, 100))
     await agent.close()
     assert len(shown.kept) == 100
     for chain in shown.kept:
@@ -46,7 +46,7 @@ async def test_the_expert_answers_every_question_by_searching(split: str) -> Non
 
 
 async def test_the_expert_knows_only_what_it_was_shown() -> None:
-    row = search_tasks("train", 1, hops=[2])[0]
+    row = Search.draw_tasks("train", 1, hops=[2])[0]
     made = await world(row)
     first = made.expert()
     assert first == ToolCall("search", {"query": row["start"]})
@@ -58,7 +58,7 @@ async def test_the_expert_knows_only_what_it_was_shown() -> None:
 
 
 async def test_the_answer_is_in_no_observation_but_that_of_its_article() -> None:
-    for row in search_tasks("test", 20, hops=[3]):
+    for row in Search.draw_tasks("test", 20, hops=[3]):
         made = await world(row)
         titles = (await made.search(query=row["question"]))["titles"]
         text = await search(made, row["question"])
@@ -67,7 +67,7 @@ async def test_the_answer_is_in_no_observation_but_that_of_its_article() -> None
 
 
 async def test_instances_share_the_index_and_nothing_else() -> None:
-    rows = search_tasks("train", 8, articles=60)
+    rows = Search.draw_tasks("train", 8, articles=60)
     worlds = await asyncio.gather(*(world(row) for row in rows for _ in range(4)))
     assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopaedia, drawn and indexed once
     await search(worlds[0], rows[0]["start"])
@@ -135,8 +135,8 @@ async def test_a_source_of_the_class_is_searched_and_its_failure_is_a_fault_of_t
 
 
 async def test_a_policy_that_does_not_search_earns_nothing() -> None:
-    rows, random = search_tasks("train", 100), seeded("guess")
-    answers = [row["answer"] for row in search_tasks("train", 100, seed=9)]
+    rows, random = Search.draw_tasks("train", 100), seeded("guess")
+    answers = [row["answer"] for row in Search.draw_tasks("train", 100, seed=9)]
     assert sum(qa_em(random.choice(answers), row["answer"])["reward"] for row in rows) == 0
     assert sum(qa_em(row["start"], row["answer"])["reward"] for row in rows) == 0
     everything = " ".join(answers + [row["answer"] for row in rows])

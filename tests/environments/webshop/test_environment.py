@@ -10,8 +10,9 @@ from agentfly import Pool, Task
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.commands.playing import Player
+from agentfly.commands.worlds import task_of
 from agentfly.environments import WebShop
-from agentfly.environments.webshop import generated_tasks, nouns
+from agentfly.environments.webshop import nouns
 from agentfly.errors import ConfigError, DataError
 from agentfly.outcome import StopReason
 from agentfly.rewards import webshop_reward
@@ -20,7 +21,7 @@ from agentfly.training.demonstrations import demonstrate
 from agentfly.types import ToolCall
 from tests.fakes import call
 
-ROWS = generated_tasks("train", 64, products=200)
+ROWS = WebShop.draw_tasks("train", 64, products=200)
 
 
 def agent(*turns: str, kind: type[WebShop] = WebShop) -> HFAgent:
@@ -163,12 +164,16 @@ async def test_a_missing_package_is_told_in_a_line(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     nouns._tagger.cache_clear()
     nouns.nouns.cache_clear()
-    with pytest.raises(ConfigError, match=rf"the web shop needs {package}: pip install 'agentfly\[webshop\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"the web shop needs {package}, which is not installed: pip install 'agentfly\[webshop\]'"
+    ):
         await WebShop().start()
 
 
 async def test_a_person_may_look_around_without_a_task():
-    player = Player(WebShop, Task((), {}, "no task"))
+    task = task_of(WebShop, None, None, None)
+    assert task is not None
+    player = Player(WebShop, task)
     await player.begin()
     result = await player.act(ToolCall("search", {"keywords": "boots"}))
     assert "Boots" in str(result.observation)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agentfly.environments.webshop import generated_tasks
+from agentfly.environments.webshop import WebShop
 from agentfly.environments.webshop.expert import next_action
 from agentfly.environments.webshop.generated import PARTS, catalogue, draw_product
 from agentfly.environments.webshop.goal import Goal
@@ -27,7 +27,7 @@ def test_numbers_are_unlike_each_other_and_never_meet():
 
 
 def test_splits_share_neither_products_nor_wishes():
-    rows = {split: generated_tasks(split, 300, products=300) for split in PARTS}
+    rows = {split: WebShop.draw_tasks(split, 300, products=300) for split in PARTS}
     for what in (lambda row: row["question"], lambda row: row["goal"]["asin"]):
         sets = [{what(row) for row in each} for each in rows.values()]
         assert sum(map(len, sets)) == len(set.union(*sets))
@@ -35,7 +35,7 @@ def test_splits_share_neither_products_nor_wishes():
 
 
 def test_fewer_tasks_are_the_beginning_of_more():
-    few, more = (generated_tasks("train", count, products=100, seed=3) for count in (5, 20))
+    few, more = (WebShop.draw_tasks("train", count, products=100, seed=3) for count in (5, 20))
     assert more[:5] == few
     assert json.loads(json.dumps(few)) == few
 
@@ -43,7 +43,7 @@ def test_fewer_tasks_are_the_beginning_of_more():
 @pytest.mark.parametrize("split", PARTS)
 def test_the_expert_buys_what_is_wished_for(split):
     shop = open_shop("generated/300/2")
-    for row in generated_tasks(split, 40, products=300, seed=2):
+    for row in WebShop.draw_tasks(split, 40, products=300, seed=2):
         session = Session(shop, Goal.of(row["goal"]))
         while action := next_action(session):
             assert session.act(f"{action[0]}[{action[1]}]"), action
@@ -59,11 +59,11 @@ def test_every_wish_can_be_checked_on_the_pages():
 
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(DataError, match="no split 'dev'"):
-        generated_tasks("dev", 1)
+        WebShop.draw_tasks("dev", 1)
     with pytest.raises(DataError, match="1 to 1000000 products, not 0"):
-        generated_tasks("train", 1, products=0)
+        WebShop.draw_tasks("train", 1, products=0)
     with pytest.raises(DataError, match=r"3 products give rise to \d+ test tasks or little more, not 5000"):
-        generated_tasks("test", 5000, products=3)
+        WebShop.draw_tasks("test", 5000, products=3)
 
 
 @pytest.mark.parametrize("name", ["", "corner", "generated", "generated/0/1", "generated/9999999/1", "generated/x/1"])

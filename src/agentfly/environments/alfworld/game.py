@@ -133,7 +133,7 @@ class Game:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"this is no game of the household: {type(error).__name__} {error}; the column 'game' is made by "
-                "generated_tasks or official_tasks of agentfly.environments.alfworld"
+                "ALFWorld.draw_tasks or official_tasks"
             ) from error
 
     @classmethod

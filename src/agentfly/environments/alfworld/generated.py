@@ -35,13 +35,8 @@ _WORDS = {
 }
 
 
-def generated_tasks(
-    count: int, *, split: str = "train", seed: int = 0, kinds: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """So many tasks of a split: rows with `id`, `question`, `kind` and `game`, the same for the same arguments.
-
-    `kinds` names the kinds of task, which take turns; None takes all six.
-    """
+def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str] | None) -> list[dict[str, Any]]:
+    """So many tasks of a split: rows with `id`, `question`, `kind` and `game`."""
     try:
         chosen = [Kind(kind) for kind in kinds] if kinds else list(Kind)
     except ValueError as error:

@@ -5,14 +5,13 @@ A game that was won stays won: the chain ends there, and nothing that is still s
 
 from __future__ import annotations
 
-from random import Random
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from agentfly.environment import Environment, Pool
-from agentfly.environments.alfworld import words
+from agentfly.environments.alfworld import generated, words
 from agentfly.environments.alfworld.expert import next_command
-from agentfly.environments.alfworld.game import Game, Kind
-from agentfly.environments.alfworld.generated import draw_game
+from agentfly.environments.alfworld.game import Game
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.errors import ConfigError, DataError
@@ -34,13 +33,21 @@ class Engine(Protocol):
 class ALFWorld(Environment):
     """A household in text: find things, clean, heat or cool them, put them where they belong."""
 
+    scored_by = "alfworld_won"
     shows_commands: ClassVar[bool] = False
     """Whether every observation ends with the commands that do something now."""
     expert_explores: ClassVar[bool] = True
     """Whether the expert has to search as a player does; else it knows where everything is."""
 
+    @classmethod
+    def draw_tasks(
+        cls, split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Games of all six kinds, which take turns, or of the `kinds` that are named; every one can be won."""
+        return generated.draw_tasks(split, count, seed, kinds)
+
     async def reset(self, task: Task) -> None:
-        """Begin the game of the column `game`; for an empty task, as `agentfly env play` has it, a generated one."""
+        """Begin the game of the column `game`."""
         self._game = _game_of(task)
         self._house = Household(self._game)
         self.steps = 0
@@ -126,11 +133,6 @@ class ALFWorldUpstream(ALFWorld):
 
 
 def _game_of(task: Task) -> Game:
-    if "game" in task.columns:
-        return Game.from_json(task.columns["game"])
-    if task.messages:
-        raise DataError(
-            f"task {task.id!r} has no column 'game'; generated_tasks and official_tasks of "
-            "agentfly.environments.alfworld make rows that have it"
-        )
-    return draw_game(Random(0), Kind.PLACE)
+    if "game" not in task.columns:
+        raise DataError(f"task {task.id!r} has no column 'game'; ALFWorld.draw_tasks and official_tasks make such rows")
+    return Game.from_json(task.columns["game"])

@@ -3,7 +3,6 @@
 from agentfly.environments.search.encyclopaedia import Encyclopaedia
 from agentfly.environments.search.opening import open_retriever
 from agentfly.environments.search.passages import Hit, Passage, Retriever, read_corpus
-from agentfly.environments.search.questions import search_tasks
 from agentfly.environments.search.world import Search
 
 __all__ = [
@@ -14,5 +13,4 @@ __all__ = [
     "Search",
     "open_retriever",
     "read_corpus",
-    "search_tasks",
 ]

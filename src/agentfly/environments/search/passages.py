@@ -20,7 +20,6 @@ from agentfly.environments.data import read_rows
 from agentfly.errors import DataError
 
 
-
 @dataclass(frozen=True, slots=True)
 class Passage:
     """A piece of text that can be found."""

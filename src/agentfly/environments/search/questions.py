@@ -19,10 +19,8 @@ PER_WORLD = 25
 """Questions that are asked about one encyclopaedia before the next is drawn."""
 
 
-def search_tasks(
-    split: str, number: int, *, hops: Sequence[int] = HOPS, articles: int = 200, seed: int = 0
-) -> list[dict[str, Any]]:
-    """So many questions of a split, always the same for the same arguments, as rows of a data set."""
+def draw_tasks(split: str, number: int, seed: int, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
+    """So many questions of a split, as rows of a data set."""
     if not hops or any(each not in HOPS for each in hops):
         raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, not {hops!r:.80}")
     rows: dict[str, dict[str, Any]] = {}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
+from agentfly.environments.search import questions
 from agentfly.environments.search.bm25 import BM25Index
 from agentfly.environments.search.encyclopaedia import Encyclopaedia
 from agentfly.environments.search.opening import open_retriever
@@ -27,13 +28,12 @@ _SHELF: OrderedDict[tuple[str, int, int], tuple[Encyclopaedia, BM25Index]] = Ord
 _SHELF_LOCK = threading.Lock()
 _ROOM = 100_000
 """Articles that are kept indexed, of the encyclopaedias that were used last; the present one in any case."""
-_DEFAULT = {"split": "train", "seed": 0, "articles": 200}
-"""What is searched where nobody says anything."""
 
 
 class Search(Environment):
     """Passages to be searched: of the task, of a generated encyclopaedia, or of any index, server or engine."""
 
+    scored_by = "qa_em"
     source: ClassVar[Retriever | str | None] = None
     """A retriever; or the folder of an index, the address of a server, the name of an engine. None: see above."""
     top_k: ClassVar[int] = 3
@@ -41,17 +41,33 @@ class Search(Environment):
     longest: ClassVar[int] = 2000
     """Characters of a passage that are shown."""
 
+    @classmethod
+    def draw_tasks(
+        cls,
+        split: str = "train",
+        count: int = 100,
+        *,
+        seed: int = 0,
+        hops: Sequence[int] = questions.HOPS,
+        articles: int = 200,
+    ) -> list[dict[str, Any]]:
+        """Questions that take so many `hops`, in turn, about encyclopaedias of so many `articles`."""
+        return questions.draw_tasks(split, count, seed, hops, articles)
+
     async def reset(self, task: Task) -> None:
         columns, self.seen = task.columns, list[str]()
         self._world: Encyclopaedia | None = None
         self._asked: Mapping[str, Any] = columns
         if columns.get("passages") is not None:
             self._retriever = await call(_of_the_task, columns["passages"])
-        elif columns.get("encyclopaedia") is not None or self.source is None:
-            named = columns.get("encyclopaedia") or _DEFAULT
-            self._world, self._retriever = await call(_drawn, *_named(named))
+        elif columns.get("encyclopaedia") is not None:
+            self._world, self._retriever = await call(_drawn, *_named(columns["encyclopaedia"]))
+        elif (source := self.source) is None:
+            raise DataError(
+                f"nothing to search in: task {task.id!r} has neither passages nor an encyclopaedia, and "
+                f"{type(self).__name__}.source is not set; Search.draw_tasks makes tasks that have one"
+            )
         else:
-            source = self.source
             self._retriever = await call(open_retriever, source) if isinstance(source, str) else source
 
     @tool
@@ -77,7 +93,7 @@ class Search(Environment):
         It knows which relations the question means, but of the facts only those of articles that it has been shown.
         """
         if self._world is None or "path" not in self._asked:
-            raise ConfigError("only the questions of search_tasks have an expert; these have no column `path`")
+            raise ConfigError("only the questions of Search.draw_tasks have an expert; these have no column `path`")
         what = self._asked["start"]
         for relation in self._asked["path"]:
             if what not in self.seen:

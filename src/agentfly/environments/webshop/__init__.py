@@ -1,7 +1,6 @@
 """A web shop after WebShop (Yao and others, 2022): its pages, actions, goals and score, on its data or on generated."""
 
 from agentfly.environments.webshop.environment import WebShop
-from agentfly.environments.webshop.generated import generated_tasks
 from agentfly.environments.webshop.official import official_tasks
 
-__all__ = ["WebShop", "generated_tasks", "official_tasks"]
+__all__ = ["WebShop", "official_tasks"]

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from agentfly import threads
 from agentfly.environment import Environment
-from agentfly.environments.webshop import expert, pages
-from agentfly.environments.webshop.generated import generated_tasks
+from agentfly.environments.webshop import expert, generated, pages
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
 from agentfly.environments.webshop.nouns import nouns
@@ -20,15 +19,20 @@ from agentfly.extras import needed
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
-_LOOKING_AROUND = {"products": 1000, "seed": 0}
-"""The shop of somebody who comes without a task."""
-
 
 class WebShop(Environment):
     """A shop to search in, with pages to click through; buying ends the chain and gives it its score."""
 
+    scored_by = "webshop_reward"
     view: ClassVar[Literal["text", "rich", "html"]] = "text"
     """How pages are shown: WebShop's plain text, its text with buttons marked, or HTML. Set it on a subclass."""
+
+    @classmethod
+    def draw_tasks(
+        cls, split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Wishes of customers of a generated shop with so many `products`; those of the same seed share the shop."""
+        return generated.draw_tasks(split, count, seed, products)
 
     async def start(self) -> None:
         """Fail now where a package is missing; and load what is slow to load."""
@@ -36,10 +40,7 @@ class WebShop(Environment):
 
     async def reset(self, task: Task) -> None:
         """A customer with the wish of the column `goal`, in the shop of the column `shop`."""
-        columns = task.columns
-        if not columns and not task.messages:
-            columns = generated_tasks("train", 1, **_LOOKING_AROUND)[0]
-        goal, name = Goal.of(columns.get("goal")), columns.get("shop")
+        goal, name = Goal.of(task.columns.get("goal")), task.columns.get("shop")
         if not isinstance(name, str):
             raise DataError(f"the column `shop` names the shop, such as 'official'; it is {name!r:.60}")
         shop = opened(name) or await threads.call(open_shop, name)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from agentfly.environments.data import checked_split
 from agentfly.environments.webshop.goal import Goal, goal_of
 from agentfly.environments.webshop.kinds import ProductKind, words
 from agentfly.environments.webshop.product import Product
@@ -78,10 +79,9 @@ def _some(values: tuple[str, ...], random: Random) -> tuple[str, ...]:
     return tuple(value for value in values if value in kept)
 
 
-def generated_tasks(split: str, count: int, *, products: int = 1000, seed: int = 0) -> list[dict[str, Any]]:
+def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
     """So many different tasks of a split: rows with `question`, `goal`, `shop` and `id`. More begin with fewer."""
-    if split not in PARTS:
-        raise DataError(f"there is no split {split!r}; there are {', '.join(PARTS)}")
+    checked_split(split)
     if not 1 <= products <= LARGEST:
         raise DataError(f"a generated shop has 1 to {LARGEST} products, not {products}")
     goals: dict[str, Goal] = {}
