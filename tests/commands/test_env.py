@@ -20,6 +20,7 @@ import pytest
 from agentfly.commands.loading import environment
 from agentfly.commands.typed import read_call
 from agentfly.commands.worlds import start, task_of
+from agentfly.environment import Environment
 from agentfly.environments import CodeInterpreter
 from agentfly.errors import ConfigError
 from agentfly.tooling import Toolbox
@@ -29,6 +30,7 @@ WORLDS = '''
 import asyncio
 from agentfly import Environment, Task, tool
 from agentfly.environment import Pool
+from agentfly.environment import Environment
 from agentfly.errors import EnvironmentFault
 
 PNG = b"\\x89PNG" + bytes(20)
