@@ -54,11 +54,8 @@ async def repeated(
     async def worker() -> None:
         nonlocal done
         while time.perf_counter() < begun + seconds:
-            done += (
-                await chain(manager, kind, next(tasks), steps)
-                if steps
-                else 1 + await chain(manager, kind, next(tasks), 0)
-            )
+            took = await chain(manager, kind, next(tasks), steps)
+            done += took if steps else 1
 
     await asyncio.gather(*(worker() for _ in range(instances)))
     return done / (time.perf_counter() - begun)
