@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,7 +186,10 @@ def sft(
     expert: Annotated[int | None, typer.Option(help="Have the environment's expert do so many tasks.")] = None,
     data: Annotated[Path | None, typer.Option(help="Tasks for the expert; else the recipe's `tasks`.")] = None,
     threshold: Annotated[float, typer.Option(help="The reward from which the expert's chain is imitated.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Of a recipe whose `agent` is a function: the model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Of a recipe whose `agent` is a function: the model; `new` is a tiny one, from scratch."),
+    ] = None,
     template: Annotated[str | None, typer.Option(help="A chat template by name; else the tokenizer's own.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the optimizer.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Demonstrations in each step.")] = 8,
@@ -200,10 +204,12 @@ def sft(
     import agentfly.commands.imitating as imitating
 
     lesson = imitating.Lesson(out, demos, expert, threshold, steps, batch_size, learning_rate, held_out, seed)
-    chosen = running.recipe(recipe, running.given(model_name_or_path=model, template=template), unheard=True)
-    if data is not None:
-        chosen = chosen.overridden(None, data, None, {}, {})
-    imitating.taught(chosen, lesson)
+    made = imitating.new_model(recipe, data, lesson) if model == imitating.NEW else nullcontext(model)
+    with made as name:
+        chosen = running.recipe(recipe, running.given(model_name_or_path=name, template=template), unheard=True)
+        if data is not None:
+            chosen = chosen.overridden(None, data, None, {}, {})
+        imitating.taught(chosen, lesson)
 
 
 @app.command()

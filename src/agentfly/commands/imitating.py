@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,10 @@ from rich.console import Console
 
 from agentfly.agent import BaseAgent
 from agentfly.commands.progress import Steps
-from agentfly.commands.running import Run
-from agentfly.encoding.tokenizer import load_tokenizer
+from agentfly.commands.running import Run, recipe
+from agentfly.encoding.tokenizer import BYTES, load_tokenizer
 from agentfly.errors import ConfigError
-from agentfly.models import resolve
+from agentfly.models import resolve, tiny
 from agentfly.training.demonstrations import demonstrate, read_demonstrations
 from agentfly.trajectory import Trajectory
 
@@ -52,6 +54,26 @@ class Lesson:
             raise ConfigError(f"--held-out is a share from 0 to below 1, not {self.held_out}")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ConfigError(f"--out {self.out} is there already; give a folder that is not, or is empty")
+
+
+NEW = "new"
+"""The name of a model that is not there yet."""
+_WORDS = 200
+"""Demonstrations whose words its tokenizer is made of."""
+
+
+@contextmanager
+def new_model(path: Path, data: Path | None, lesson: Lesson) -> Iterator[str]:
+    """A tiny model that knows nothing but the words of the recipe's demonstrations, for as long as it is wanted."""
+    run = recipe(path, {"model_name_or_path": BYTES}, unheard=True)
+    run = run.overridden(None, data, None, {}, {}) if data is not None else run
+    few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
+    shown = asyncio.run(_gathered(run, few, lambda _: None))
+    read = run.agent.template.codec.decode
+    texts = [read(span.ids.tolist()) for chain in shown for part in chain.segments for span in part.spans]
+    with tempfile.TemporaryDirectory() as folder:
+        tiny.build_new(Path(folder), texts, seed=lesson.seed)
+        yield folder
 
 
 def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -41,30 +41,45 @@ def build(
     folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED, heads: int = 5, layers: int = 3
 ) -> None:
     """Make the tokenizer and the model, let it imitate the demonstrations, write both."""
-    with needed("to build the tiny model", "train"):
-        import torch
     from agentfly.models.lookup import demonstrations
     from agentfly.models.tiny_tokenizer import tiny_tokenizer
 
-    shown = list(demonstrations(steps * BATCH, seed))
-    tokenizer = tiny_tokenizer(text for each in shown for text in (*_FRAME, *each.texts))
-    with _apart():
-        torch.default_generator.manual_seed(seed)
+    with _apart(seed):
+        shown = list(demonstrations(steps * BATCH, seed))
+        tokenizer = tiny_tokenizer(text for each in shown for text in (*_FRAME, *each.texts))
         model = _model(tokenizer, heads, layers)
         _imitate(model, examples(tokenizer, shown), Random(seed))
-    model.save_pretrained(folder)
+        _write(folder, model, tokenizer)
+
+
+def build_new(folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 1024) -> None:
+    """Write a model of this size that knows nothing, with a tokenizer that knows the words of these texts."""
+    from agentfly.models.tiny_tokenizer import CONTEXT, tiny_tokenizer
+
+    with _apart(seed):
+        tokenizer = tiny_tokenizer(texts, vocabulary, context=4 * CONTEXT)
+        _write(folder, _model(tokenizer, heads=5, layers=3), tokenizer)
+
+
+def _write(folder: Path, model: Any, tokenizer: Any) -> None:
+    from agentfly.backends.transformers.loading import without_bars
+
+    with without_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def _apart(seed: int) -> Iterator[None]:
     """Whatever the caller has set in torch neither changes the model nor is changed."""
-    import torch
+    with needed("to build a tiny model", "train"):
+        import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with another number of threads, sums come out otherwise in the last digit
     try:
         with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.enable_grad():
+            torch.default_generator.manual_seed(seed)
             yield
     finally:
         torch.set_num_threads(threads)

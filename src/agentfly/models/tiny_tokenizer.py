@@ -44,7 +44,7 @@ TEMPLATE = """\
 """ChatML with Hermes calls. Of a tool only the name and its parameters are shown: a schema is longer than the rest."""
 
 
-def tiny_tokenizer(texts: Iterable[str]) -> Any:
+def tiny_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, context: int = CONTEXT) -> Any:
     """A byte-level BPE tokenizer, trained on these texts, with its chat template."""
     from transformers import PreTrainedTokenizerFast
 
@@ -54,7 +54,7 @@ def tiny_tokenizer(texts: Iterable[str]) -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(_CALL),
+        vocab_size=vocabulary - len(_CALL),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -62,5 +62,5 @@ def tiny_tokenizer(texts: Iterable[str]) -> Any:
     tokenizer.train_from_iterator((piece for text in texts for piece in _CUT.split(text)), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _CALL])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=TEMPLATE, model_max_length=CONTEXT
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=TEMPLATE, model_max_length=context
     )
