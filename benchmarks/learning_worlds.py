@@ -1,8 +1,8 @@
 """Do agents learn in the prebuilt worlds? From nothing, on a CPU: an expert is imitated a little, then rewards teach.
 
-Each run is the world's own recipe. A model of a million parameters, whose tokenizer is made of the expert's words, first
-imitates the expert on tasks for training (`agentfly sft --model new`), then `agentfly train` goes on from there. Figures
-are of held-out tasks. One thread, so that runs can be made side by side.
+Each run is the world's own recipe. A model of a million parameters, with a tokenizer made of the expert's words, first
+imitates the expert on tasks for training (`agentfly sft --model new`); `agentfly train` goes on from there. Figures are
+of held-out tasks. One thread, so that runs can be made side by side.
 
     python -m benchmarks.learning_worlds [WORLD …] [--seeds 0] [--out FOLDER] [--quick]
 
