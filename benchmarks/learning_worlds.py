@@ -36,7 +36,7 @@ class Study:
 
 STUDIES = {
     "alfworld": Study(expert=800, steps=400),
-    "search": Study(expert=800, steps=600),
+    "search": Study(expert=6000, steps=1000),
 }
 
 

@@ -30,7 +30,7 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[OneArticle], reward=qa_em, system_prompt=PROMPT)
 
 
-tasks = Search.draw_tasks("train", 2000, hops=(1, 2), articles=100)
+tasks = Search.draw_tasks("train", 6000, hops=(1, 2), articles=100)
 eval_tasks = Search.draw_tasks("validation", 100, hops=(1, 2), articles=100)
 config = TrainConfig(
     model="warm",

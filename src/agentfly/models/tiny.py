@@ -53,7 +53,7 @@ def build(
 
 
 def build_new(
-    folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 1024, context: int = 8192
+    folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 448, context: int = 8192
 ) -> None:
     """Write a model of this size that knows nothing, with a tokenizer that knows the words of these texts."""
     from agentfly.models.tiny_tokenizer import tiny_tokenizer
