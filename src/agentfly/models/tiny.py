@@ -64,7 +64,7 @@ def build_new(
 
 
 def _write(folder: Path, model: Any, tokenizer: Any) -> None:
-    from agentfly.backends.transformers.loading import without_bars
+    from agentfly.models.bars import without_bars
 
     with without_bars():
         model.save_pretrained(folder)

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from agentfly.algorithm import Piece
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, combine_metrics
-from agentfly.backends.transformers.loading import dtype_of, load_model, without_bars
+from agentfly.backends.transformers.loading import dtype_of, load_model
 from agentfly.errors import ConfigError, DataError, ModelBroken, RecordError
+from agentfly.models.bars import without_bars
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample, Sequences, micro_batches, mini_batches, shown
 from agentfly.training.critic import Critic, below

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 
 from agentfly.errors import ConfigError
+from agentfly.models.bars import without_bars
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,20 +29,6 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
         ) from error
     return model.to(device).eval()
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Transformers draws no progress bars: they would be drawn over what is shown live."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def device_of(asked: str | None) -> torch.device:
