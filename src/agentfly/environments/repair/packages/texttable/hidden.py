@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from texttable import Table, wrap
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -28,7 +30,7 @@ def test_no_line_is_too_long_and_no_word_is_lost():
 def test_lines_are_as_full_as_they_can_be():
     for width in range(5, 30):
         lines = wrap(TEXT, width)
-        assert all(len(a) + 1 + len(b.split()[0]) > width for a, b in zip(lines, lines[1:], strict=False))
+        assert all(len(a) + 1 + len(b.split()[0]) > width for a, b in pairwise(lines))
 
 
 def test_a_line_that_just_fits():
