@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agentfly.environments.code_judge import Verdict
 from agentfly.environments.repair.generated import INDEX
 from agentfly.environments.repair.judge import RepairJudge, taken_apart, test_names
 from agentfly.environments.repair.mutation import Mutation, mutations
@@ -40,6 +41,7 @@ class QuickJudge(RepairJudge):
     """Gives up early: a bug that makes a test hang would cost every chain that leaves it."""
 
     limits = Limits(seconds=3, memory=1 << 30, output=1 << 20)
+    total_seconds = 8.0
 
 
 async def worth_a_task(
@@ -50,11 +52,15 @@ async def worth_a_task(
     encoded = {path: text.encode() for path, text in sources.items()}
     verdict = await judge.unit_tests(*taken_apart(package.name, package.hidden, encoded))
     failed = [failure.partition("(")[0] for failure in verdict.failures]
-    if not 0 < len(failed) <= MOST_FAILING * verdict.total or any("took too long" in each for each in verdict.failures):
+    if not 0 < len(failed) <= MOST_FAILING * verdict.total or _hangs(verdict):
         return None
     report = _report(package, await shown(judge, package, encoded), expected)
     fails = [name for name in test_names(package.hidden) if name in failed]
     return report and {"package": package.name, **mutation.to_json(), "fails": fails, **report}
+
+
+def _hangs(verdict: Verdict) -> bool:
+    return any(failure.endswith(("it took too long", "no time left for it")) for failure in verdict.failures)
 
 
 def _report(package: Package, came: list[str], expected: list[str]) -> dict[str, str] | None:
@@ -83,7 +89,8 @@ async def index() -> list[dict[str, Any]]:
         package = shipped(name)
         expected = await shown(judge, package)
         tried = [each for path, text in package.sources.items() for each in mutations(path, text)]
-        entries = [entry for each in tried if (entry := await worth_a_task(judge, package, each, expected))]
+        judged = await asyncio.gather(*(worth_a_task(judge, package, each, expected) for each in tried))
+        entries = [entry for entry in judged if entry is not None]
         found += [{**entry, "number": number} for number, entry in enumerate(entries)]
         print(f"{name}: {len(entries)} of {len(tried)} bugs are worth a task", flush=True)
     return found

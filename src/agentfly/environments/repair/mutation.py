@@ -1,4 +1,4 @@
-"""Bugs of one line: a comparison, an operator, a number, a condition, two arguments or a return that is wrong.
+"""Bugs of one line: a comparison, an operator, a value, a condition, a call or a return that is wrong, or missing.
 
 They are made in the text of a source file, so all other lines stay as they were written.
 """
@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _COMPARISONS = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+    ast.Lt: ("<", "<=", ">"), ast.LtE: ("<=", "<", ">="), ast.Gt: (">", ">=", "<"), ast.GtE: (">=", ">", "<="),
+    ast.Eq: ("==", "!=", "<="), ast.NotEq: ("!=", "==", "<"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
     ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
 }  # fmt: skip
 _ARITHMETIC = {
@@ -22,6 +22,7 @@ _ARITHMETIC = {
     ast.FloorDiv: ("//", "%"), ast.Mod: ("%", "//"), ast.Pow: ("**", "*"),
 }  # fmt: skip
 _BOOLEAN = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
+_OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any", "True": "False", "False": "True"}
 _TENTHS = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
 
 Edit = tuple[str, int, int, int, str]
@@ -42,9 +43,9 @@ class Mutation:
 
     def applied(self, text: str) -> str:
         """The file with the bug in it."""
-        lines = text.splitlines(keepends=True)
-        lines[self.line - 1] = lines[self.line - 1].replace(self.before, self.after)
-        return "".join(lines)
+        lines = text.split("\n")
+        lines[self.line - 1] = self.after
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,7 +58,7 @@ class Mutation:
 
 def mutations(path: str, text: str) -> Iterator[Mutation]:
     """Every bug that can be put into a source file, in the order of its lines."""
-    lines, seen = text.splitlines(), set()
+    lines, seen = text.split("\n"), set()
     edits = sorted((edit for node in ast.walk(ast.parse(text)) for edit in _edits(node, lines)), key=lambda e: e[1:])
     for kind, line, start, end, instead in edits:
         before = lines[line - 1]
@@ -89,6 +90,10 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
             yield from _between("arithmetic", node.target, node.value, _ARITHMETIC.get(type(node.op)), lines)
         case ast.BoolOp():
             yield from _between("boolean", node.values[0], node.values[1], _BOOLEAN[type(node.op)], lines)
+        case ast.Constant() if type(node.value) is bool:
+            yield from _replaced("constant", node, _OPPOSITES[str(node.value)], lines)
+        case ast.Name() if node.id in _OPPOSITES:
+            yield from _replaced("function", node, _OPPOSITES[node.id], lines)
         case ast.Constant() if type(node.value) is int:
             yield from _replaced("constant", node, f"{node.value + 1}", lines)
             if node.value > 0:
@@ -99,28 +104,41 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
             yield from _swapped(first, second, lines)
         case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
             yield from _replaced("return", value, "None", lines)
+    if isinstance(node, ast.stmt) and _can_be_missing(node):
+        yield from _replaced("missing", node, "pass", lines)
 
 
-def _is_plain(lines: list[str], *nodes: ast.expr) -> bool:
+def _can_be_missing(node: ast.stmt) -> bool:
+    """Whether what follows still has its names without a statement."""
+    match node:
+        case ast.AugAssign() | ast.Delete() | ast.Break() | ast.Expr(value=ast.Call()):
+            return True
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            return True
+    return False
+
+
+def _is_plain(lines: list[str], *nodes: ast.expr | ast.stmt) -> bool:
     """Whether nodes are all on one line, whose columns are characters."""
     numbers = {number for node in nodes for number in (node.lineno, node.end_lineno)}
     return len(numbers) == 1 and lines[nodes[0].lineno - 1].isascii()
 
 
 def _between(
-    kind: str, left: ast.expr, right: ast.expr, words: tuple[str, str] | None, lines: list[str]
+    kind: str, left: ast.expr, right: ast.expr, words: tuple[str, ...] | None, lines: list[str]
 ) -> Iterator[Edit]:
     """Another operator between two operands."""
     if words is None or not _is_plain(lines, left, right):
         return
     start, end = left.end_col_offset or 0, right.col_offset
     text = lines[left.lineno - 1][start:end]
-    old, new = words
+    old, *others = words
     if found := re.search(rf"\b{old}\b" if old.isalpha() else re.escape(old), text):
-        yield kind, left.lineno, start + found.start(), start + found.end(), new
+        for new in others:
+            yield kind, left.lineno, start + found.start(), start + found.end(), new
 
 
-def _replaced(kind: str, node: ast.expr, instead: str, lines: list[str]) -> Iterator[Edit]:
+def _replaced(kind: str, node: ast.expr | ast.stmt, instead: str, lines: list[str]) -> Iterator[Edit]:
     if _is_plain(lines, node):
         yield kind, node.lineno, node.col_offset, node.end_col_offset or 0, instead
 

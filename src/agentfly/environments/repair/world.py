@@ -63,7 +63,7 @@ class Repair(CodeInterpreter):
         if "mutation" not in self._columns:
             raise ConfigError("only tasks with a column `mutation` have an expert; those of Repair.draw_tasks do")
         bug = Mutation(**self._columns["mutation"])
-        lines = (await self._live.get(bug.path)).decode().splitlines()
+        lines = (await self._live.get(bug.path)).decode().split("\n")
         if bug.line <= len(lines) and lines[bug.line - 1] == bug.after:
             if not self._looked:
                 first, last = max(1, bug.line - _AROUND), bug.line + _AROUND
