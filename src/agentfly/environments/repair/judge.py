@@ -37,9 +37,9 @@ class RepairJudge(CodeJudge):
 
     async def passed(self, columns: Mapping[str, Any], sources: Mapping[str, bytes]) -> frozenset[str]:
         """The tests that a package passes; `columns` are those of its task, `sources` its files as they are now."""
-        if sum(map(len, sources.values())) > _MOST_BYTES:
-            return frozenset()
         tests = columns.get("tests")
+        if isinstance(tests, str) and sum(map(len, sources.values())) > _MOST_BYTES:
+            return frozenset()
         if isinstance(tests, str):
             return await self._plain(columns["package"], tests, sources)
         if isinstance(tests, Mapping):

@@ -24,6 +24,7 @@ from agentfly.resources.sandbox import FileRefused, Limits, Session
 from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
 
 _MOST_REPORT = 16 << 20
+_RESULTS = ("fail_to_pass", "pass_to_pass")
 _PLUGIN = """
 import json
 _out = open({report!r}, "a")
@@ -32,6 +33,14 @@ def pytest_runtest_logreport(report):
         said = report.longreprtext if report.failed else ""
         _out.write(json.dumps([report.nodeid, report.outcome, said[-4000:]]) + "\\n")
         _out.flush()
+"""
+_COPY = """
+import os, shutil
+for entry in os.scandir(folder):
+    if entry.is_dir(follow_symlinks=False):
+        shutil.copytree(entry.path, entry.name, symlinks=True)
+    else:
+        shutil.copy2(entry.path, entry.name, follow_symlinks=False)
 """
 _PASSES = ("assert [1, 2] == sorted([2, 1])", "assert 'a'.upper() == 'A'", "assert isinstance(3, int)")
 _FAILS = ("assert [1, 2] == sorted([2, 3])", "assert 'a'.upper() == 'B'", "raise ValueError('no')")
@@ -71,7 +80,7 @@ async def run_pytest(
     columns: Mapping[str, Any], sources: Mapping[str, bytes], mechanism: Mechanism, limits: Limits
 ) -> Run:
     """Run all test files of a task against its package as it is now."""
-    image = columns.get("image")
+    image = columns.get("image_id")
     sandbox = await shared_sandbox(Container(image=image) if image else mechanism)
     session = await sandbox.open_session(limits)
     try:
@@ -83,11 +92,10 @@ async def run_pytest(
 async def _run(session: Session, columns: Mapping[str, Any], sources: Mapping[str, bytes]) -> Run:
     package = columns["package"]
     await unpack(session, columns)
-    if columns.get("folder"):  # what the chain deleted is not to come back from the image
-        await session.shell(f"rm -rf -- {shlex.quote(package)} {shlex.quote(package)}.py")
     own = {path: text for path, text in columns["files"].items() if not is_source(path, package)}
     files: dict[str, Any] = {**own, **columns["tests"], **sources}
-    tests = sorted(path for path in {**own, **columns["tests"]} if _is_collected(path))
+    named = {test.partition("::")[0] for name in _RESULTS for test in columns.get(name, ())}
+    tests = sorted(named | {path for path in {**own, **columns["tests"]} if _is_collected(path)})
     if not tests:
         raise DataError("the task has no test file: none is named test_….py or …_test.py")
     guard = _Guard(posixpath.dirname(tests[0]))
@@ -109,9 +117,9 @@ async def _run(session: Session, columns: Mapping[str, Any], sources: Mapping[st
 async def unpack(session: Session, columns: Mapping[str, Any]) -> None:
     """Bring the folder of the task's image, where one is named, into the session's own."""
     if folder := columns.get("folder"):
-        outcome = await session.shell(f"cp -r {shlex.quote(str(folder))}/. .")
+        outcome = await session.run(f"exec({_COPY!r}, {{'folder': {str(folder)!r}}})")  # leaves no names behind
         if not outcome.ok:
-            raise DataError(f"the image's folder {folder!r} cannot be copied: {outcome.text[:200]}")
+            raise DataError(f"the image's folder {folder!r} cannot be copied: {outcome.error}")
 
 
 def _is_collected(path: str) -> bool:

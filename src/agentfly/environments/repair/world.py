@@ -6,6 +6,8 @@ judged by its source files alone (see `judge`), so nothing else that it writes h
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +17,12 @@ from agentfly.environments.repair.mutation import Mutation
 from agentfly.environments.repair.pytest_run import is_source, unpack
 from agentfly.errors import ConfigError, DataError
 from agentfly.resources.container import Container
-from agentfly.resources.sandbox import Outcome
+from agentfly.resources.sandbox import FileRefused, Outcome
 from agentfly.resources.sandbox.shared import shared_sandbox
 from agentfly.types import Task, ToolCall
 
-_MOST_SOURCES = 2000
+_LARGEST = 1 << 20
+"""Bytes of a source file; a larger one is none."""
 _AROUND = 5
 """Lines that the expert looks at before and after the bug."""
 
@@ -38,11 +41,11 @@ class Repair(CodeInterpreter):
         return generated.draw_tasks(split, count, seed, packages)
 
     async def reset(self, task: Task) -> None:
-        """A fresh session with the package of the columns `package` and `files`; in the container of `image`, if there
+        """A fresh session with the package of the columns `package` and `files`; in a container of `image_id`, if there
         is one, with what that has in `folder`."""
         self._columns = _checked(task)
         self._looked = self._ran = False
-        if image := task.columns.get("image"):
+        if image := task.columns.get("image_id"):
             self._sandbox = await shared_sandbox(Container(image=image))
             self._fresh = False
         await super().reset(task)
@@ -54,9 +57,13 @@ class Repair(CodeInterpreter):
     async def sources(self) -> dict[str, bytes]:
         """The package's source files as they are now."""
         package = self._columns["package"]
-        there = [entry for entry in await self._live.listing(deep=True) if entry.kind == "file"]
-        chosen = [entry for entry in there if is_source(entry.path, package)][:_MOST_SOURCES]
-        return {entry.path: await self._live.get(entry.path) for entry in chosen}
+        found = dict[str, bytes]()
+        for folder, deep in ((package, True), (posixpath.dirname(package) or ".", False)):
+            with contextlib.suppress(FileRefused):  # a package may be a module, and what it is may change as we look
+                for entry in await self._live.listing(folder, deep=deep):
+                    if entry.kind == "file" and entry.size <= _LARGEST and is_source(entry.path, package):
+                        found[entry.path] = await self._live.get(entry.path, _LARGEST)
+        return found
 
     async def expert(self) -> ToolCall | str:
         """Look at the wrong line, put it right, run the tests."""
