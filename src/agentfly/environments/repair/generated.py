@@ -50,7 +50,7 @@ def _row(bug: Mapping[str, Any], split: str) -> dict[str, Any]:
     files = {**package.files, mutation.path: mutation.applied(package.files[mutation.path])}
     fails = bug["fails"]
     return {
-        "id": f"{package.name}/{mutation.path.rpartition('/')[2]}:{mutation.line}/{bug['number']}",
+        "id": mutation.name,
         "question": _question(bug),
         "package": package.name,
         "kind": mutation.kind,

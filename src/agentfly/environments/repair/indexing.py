@@ -91,7 +91,7 @@ async def index() -> list[dict[str, Any]]:
         tried = [each for path, text in package.sources.items() for each in mutations(path, text)]
         judged = await asyncio.gather(*(worth_a_task(judge, package, each, expected) for each in tried))
         entries = [entry for entry in judged if entry is not None]
-        found += [{**entry, "number": number} for number, entry in enumerate(entries)]
+        found += entries
         print(f"{name}: {len(entries)} of {len(tried)} bugs are worth a task", flush=True)
     return found
 

@@ -47,6 +47,12 @@ class Mutation:
         lines[self.line - 1] = self.after
         return "\n".join(lines)
 
+    @property
+    def name(self) -> str:
+        """Where it is, and a mark that only this bug has."""
+        mark = hashlib.sha256(f"{self.path}/{self.line}/{self.after}".encode()).hexdigest()
+        return f"{self.path}:{self.line}/{mark[:8]}"
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -114,7 +114,7 @@ class _Finding:
         hidden = {test.partition("::")[0] for test in fails}
         visible = {path: text for path, text in self.tests.items() if path not in hidden}
         return {
-            "id": f"{self.package}/{mutation.path}:{mutation.line}/{mutation.kind}",
+            "id": mutation.name,
             "question": self._question(fails[0], run),
             "package": self.package,
             "kind": mutation.kind,
