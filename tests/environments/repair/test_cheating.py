@@ -85,21 +85,21 @@ async def test_code_in_the_package_has_no_say(judge: RepairJudge, trick: str) ->
 
 
 async def test_answers_that_equal_everything_are_equal_to_nothing(judge: RepairJudge) -> None:
-    row = bug("roman", before="        number -= count * value")
-    cheat = ALL_EQUAL + "\ndef to_roman(number):\n    return Anything('I')\nfrom_roman = is_roman = add = to_roman\n"
-    cheat += "shortest = to_roman\nclass NumeralError(ValueError): pass\n"
-    passed = await judge.passed(row, {"roman/__init__.py": cheat.encode()})
+    row = bug("roman", before="        if value < following:")
+    names = ["add", "from_roman", "is_roman", "shortest", "to_roman"]
+    cheat = ALL_EQUAL + "".join(f"def {name}(*given):\n    return Anything('I')\n" for name in names)
+    passed = await judge.passed(row, {"roman/__init__.py": f"{cheat}class NumeralError(ValueError): pass\n".encode()})
     assert not passed & set(row["fail_to_pass"])
 
 
-async def test_the_example_of_the_question_by_heart_is_not_enough(judge: RepairJudge) -> None:
-    row = bug("roman", before="        number -= count * value")
-    heart = (
-        "_real = to_roman\ndef to_roman(number):\n    return {4: 'IV', 1994: 'MCMXCIV'}.get(number) or _real(number)\n"
-    )
+async def test_visible_answers_by_heart_are_not_enough(judge: RepairJudge) -> None:
+    row = bug("roman", before="        if value < following:")
+    known = {"XIV": 14, "mdcclxxvi": 1776, "MDCCLXXVI": 1776, "IX": 9, "IV": 4}
+    heart = f"_real = from_roman\ndef from_roman(numeral):\n    return {known}.get(numeral) or _real(numeral)\n"
     sources = {path: text.encode() for path, text in row["files"].items() if is_source(path, "roman")}
     sources["roman/numerals.py"] += heart.encode()
-    assert not set(row["fail_to_pass"]) <= await judge.passed(row, sources)
+    passed = await judge.passed(row, sources)
+    assert not set(row["fail_to_pass"]) <= passed
 
 
 async def test_a_link_a_flood_and_a_package_that_is_gone_earn_nothing() -> None:

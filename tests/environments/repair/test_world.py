@@ -13,7 +13,8 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import Repair
 from agentfly.errors import ConfigError, DataError
 from agentfly.resources.sandbox import SandboxUnavailable, open_sandbox
-from agentfly.rewards import repaired, tests_pass
+from agentfly.rewards import repaired
+from agentfly.rewards import tests_pass as part_repaired
 from agentfly.training.demonstrations import demonstrate
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -58,23 +59,23 @@ def size(split: str, *packages: str) -> int:
 
 async def test_the_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
-    rows += Repair.draw_tasks("test", 8, seed=3)
+    rows += Repair.draw_tasks("test", 4, seed=3)
     agent = HFAgent(tools=[Repair], reward=repaired, template="chatml", backend=ScriptedBackend("-"))
     shown = await demonstrate(agent, rows, max_concurrent_chains=4)
     assert shown.reasons == {}
-    assert len(shown.kept) == 12
+    assert len(shown.kept) == 8
     assert all("OK" in answers(chain)[-1] for chain in shown.kept)  # the visible tests pass as well
 
 
 async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
     row = bug("roman")
-    for reward in (repaired, tests_pass):
+    for reward in (repaired, part_repaired):
         chain = await played(row, reward=reward)
         assert chain.reward == 0.0
         assert chain.score.metrics == {"fail_to_pass": 0.0, "pass_to_pass": 1.0}
     broken = row["files"]["roman/numerals.py"].replace(row["mutation"]["after"], row["mutation"]["before"])
     broken = broken.replace("def is_roman(text):", "def is_roman(text):\n    return True\n\ndef unused(text):")
-    chain = await played(row, call("write_file", path="roman/numerals.py", content=broken), reward=tests_pass)
+    chain = await played(row, call("write_file", path="roman/numerals.py", content=broken), reward=part_repaired)
     assert chain.reward == 0.0
     assert chain.score.metrics["fail_to_pass"] == 1.0
     assert chain.score.metrics["pass_to_pass"] < 1.0
@@ -176,7 +177,7 @@ async def test_strange_calls_are_answered() -> None:
     row = bug("roman")
     chain = await played(
         row,
-        call("read_file", path=7),
+        call("read_file", path={"a": 1}),
         call("edit_file", path="roman/numerals.py", old="", new="x"),
         call("edit_file", path="roman/numerals.py", old="return", new="x"),
         call("edit_file", path="roman", old="a", new="b"),

@@ -23,7 +23,7 @@ _ARITHMETIC = {
 }  # fmt: skip
 _BOOLEAN = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any", "True": "False", "False": "True"}
-_TENTHS = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
+_TWENTIETHS = {"train": range(13), "validation": range(13, 17), "test": range(17, 20)}
 
 Edit = tuple[str, int, int, int, str]
 """Kind, line, first and last column, and what is put there instead."""
@@ -59,7 +59,7 @@ class Mutation:
     def is_in(self, split: str, package: str) -> bool:
         """Whether it belongs to a split. All bugs of one line do, so a line to be repaired is in one split only."""
         mark = hashlib.sha256(f"{package}/{self.path}: {self.before.strip()}".encode()).digest()
-        return mark[0] % 10 in _TENTHS[split]
+        return int.from_bytes(mark[:8], "big") % 20 in _TWENTIETHS[split]
 
 
 def mutations(path: str, text: str) -> Iterator[Mutation]:
