@@ -1,13 +1,15 @@
 """Repository repair in the container of a task's own image."""
 
+import importlib
 import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.environments import Repair
+from agentfly.environments import Repair, RepairJudge
 from agentfly.errors import DataError
 from agentfly.rewards import repaired
 from agentfly.types import Task
@@ -21,11 +23,12 @@ async def test_the_image_of_a_task_is_where_its_chain_works() -> None:
     (row,) = Repair.draw_tasks("train", 1)
     bug = row["mutation"]
     fix = call("write_file", path=bug["path"], content=row["files"][bug["path"]].replace(bug["after"], bug["before"]))
-    script = [call("run_shell", command="cat /proc/1/cmdline"), fix, "Done."]
+    script = [call("run_shell", command="ls /usr/bin"), fix, "Done."]
     agent = HFAgent(tools=[Repair], reward=repaired, template="chatml", backend=ScriptedBackend(script))
     (chain,) = await agent.run({**row, "image_id": IMAGE}, max_turns=3)
     assert chain.reward == 1.0
-    assert "boot" in chain.messages[3].text or "utf8" in chain.messages[3].text
+    (programs,) = [message.text for message in chain.messages if "dash" in message.text]
+    assert "awk" not in programs  # the image has hardly any
 
 
 async def test_the_folder_of_an_image_is_what_is_repaired() -> None:
@@ -48,3 +51,27 @@ async def test_the_folder_of_an_image_is_what_is_repaired() -> None:
     with pytest.raises(DataError, match="cannot be copied"):
         await world.reset(Task.of({**row, "folder": "/nowhere"}))
     await world.close()
+
+
+def files_of(*libraries: str) -> dict[str, str]:
+    """The sources of libraries that an image may lack."""
+    homes = [Path(str(importlib.import_module(name).__file__)) for name in libraries]
+    found = {home.name: home for home in homes if home.stem != "__init__"}
+    for folder in (home.parent for home in homes if home.stem == "__init__"):
+        found |= {path.relative_to(folder.parent).as_posix(): path for path in folder.rglob("*.py")}
+    return {name: path.read_text() for name, path in found.items()}
+
+
+async def test_pytest_runs_in_a_fresh_container_of_the_image() -> None:
+    row = {
+        "image_id": IMAGE,
+        "package": "warm",
+        "files": files_of("_pytest", "pytest", "pluggy", "iniconfig", "packaging", "py", "pygments"),
+        "tests": {"tests/test_warm.py": "from warm import is_warm\n\n\ndef test_warm():\n    assert is_warm(21)\n"},
+    }
+    judge = RepairJudge()
+    await judge.start()
+    for sign, passed in ((">", {"tests/test_warm.py::test_warm"}), ("<", set())):
+        run = await judge.run_pytest(row, {"warm.py": f"def is_warm(t):\n    return t {sign} 20\n".encode()})
+        assert run.honest, run.output
+        assert run.passed == passed

@@ -123,7 +123,7 @@ class _Finding:
             "fail_to_pass": fails,
             "pass_to_pass": sorted(good.passed & run.passed),
             "mutation": mutation.to_json(),
-            "test_command": "python3 -m pytest -q",
+            "test_command": "python3 -m pytest -q" if visible else "ls",
         }
 
     def _question(self, test: str, run: Run) -> str:
