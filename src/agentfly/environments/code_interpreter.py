@@ -24,7 +24,7 @@ _TIMEOUT = 600.0
 """Seconds after which a call is given up altogether; a session's own limit ends it long before."""
 _LARGEST = 1 << 20
 """Bytes of a file that is read or edited as text."""
-_CHANGES = 50
+_CHANGES = 20
 """Changes of files that can be taken back."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -217,12 +217,19 @@ class CodeInterpreter(Environment):
     async def _remember(self, path: str) -> None:
         """Keep what a file is now, for `undo_edit`; None where there is none."""
         name = self._name(path)
-        folder = posixpath.dirname(name) or "."
         try:
-            there = any(each.path == name for each in await self._live.listing(folder))
+            self._history.append((name, await self._live.get(path, _LARGEST)))
+        except FileRefused:
+            if await self._is_there(name):  # too large to keep: then nothing before it can be had back either
+                self._history = deque((each for each in self._history if each[0] != name), _CHANGES)
+            else:
+                self._history.append((name, None))
+
+    async def _is_there(self, name: str) -> bool:
+        try:
+            return any(each.path == name for each in await self._live.listing(posixpath.dirname(name) or "."))
         except FileRefused:  # the folder is not there either
-            there = False
-        self._history.append((name, await self._live.get(path, _LARGEST) if there else None))
+            return False
 
     async def _text(self, path: str) -> str:
         try:

@@ -35,6 +35,8 @@ async def tests_pass(
 async def _parts(
     env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
 ) -> tuple[float, float]:
+    if isinstance(fail_to_pass, str) or isinstance(pass_to_pass, str):
+        raise DataError("the columns 'fail_to_pass' and 'pass_to_pass' must be lists of tests, not texts")
     if not fail_to_pass:
         raise DataError("the column 'fail_to_pass' names no test: there is nothing to repair")
     passed = await judge.passed(task.columns, await env.sources())

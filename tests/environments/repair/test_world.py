@@ -221,6 +221,8 @@ async def test_rewards_refuse_what_they_cannot_judge() -> None:
     assert "the column 'tests'" in chain.failures[-1].message
     chain = await played({**row, "fail_to_pass": []})
     assert "nothing to repair" in chain.failures[-1].message
+    chain = await played({**row, "fail_to_pass": '["test_x"]'})
+    assert "must be lists" in chain.failures[-1].message
     without = {name: value for name, value in row.items() if name != "mutation"}
     agent = HFAgent(tools=[Repair], template="chatml", backend=ScriptedBackend("-"))
     with pytest.raises(ConfigError, match=r"Repair\.draw_tasks"):

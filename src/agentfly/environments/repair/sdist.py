@@ -85,8 +85,9 @@ class _Finding:
 
     async def tasks(self, split: str, count: int, random: Random) -> list[dict[str, Any]]:
         await self.judge.start()
-        good = await self._run(self.sources)
-        if not good.honest or not good.passed:
+        good, again = await self._run(self.sources), await self._run(self.sources)
+        passing = good.passed & again.passed  # twice: what passes by chance would break a chain's reward
+        if not good.honest or not passing:
             raise ConfigError(
                 f"no test of {self.package!r} passes in the sandbox, even without a bug; it needs pytest "
                 f"(pip install 'agentfly[repair]') and whatever the package imports. pytest said: {good.output[-500:]}"
@@ -97,7 +98,7 @@ class _Finding:
         for mutation in tried:
             if len(rows) == count:
                 break
-            if mutation.is_in(split, self.package) and (row := await self._task(mutation, good)):
+            if mutation.is_in(split, self.package) and (row := await self._task(mutation, passing)):
                 rows.append(row)
         return rows
 
@@ -105,11 +106,11 @@ class _Finding:
         columns = {"package": self.package, "files": self.others, "tests": self.tests}
         return await self.judge.run_pytest(columns, {path: text.encode() for path, text in sources.items()})
 
-    async def _task(self, mutation: Mutation, good: Run) -> dict[str, Any] | None:
+    async def _task(self, mutation: Mutation, passing: frozenset[str]) -> dict[str, Any] | None:
         sources = {**self.sources, mutation.path: mutation.applied(self.sources[mutation.path])}
         run = await self._run(sources)
-        fails = sorted(good.passed - run.passed)
-        if not run.honest or not 0 < len(fails) <= self.most_failing * len(good.passed):
+        fails = sorted(passing - run.passed)
+        if not run.honest or not 0 < len(fails) <= self.most_failing * len(passing):
             return None
         hidden = {test.partition("::")[0] for test in fails}
         visible = {path: text for path, text in self.tests.items() if path not in hidden}
@@ -121,7 +122,7 @@ class _Finding:
             "files": {**self.others, **visible, **sources},
             "tests": {path: self.tests[path] for path in sorted(hidden)},
             "fail_to_pass": fails,
-            "pass_to_pass": sorted(good.passed & run.passed),
+            "pass_to_pass": sorted(passing & run.passed),
             "mutation": mutation.to_json(),
             "test_command": "python3 -m pytest -q" if visible else "ls",
         }
