@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.data import checked_split
-from agentfly.environments.repair.judge import test_names
+from agentfly.environments.repair.judge import names_of_tests
 from agentfly.environments.repair.mutation import Mutation
 from agentfly.environments.repair.package import NAMES, shipped
 from agentfly.errors import DataError
@@ -57,7 +57,7 @@ def _row(bug: Mapping[str, Any], split: str) -> dict[str, Any]:
         "files": files,
         "tests": package.hidden,
         "fail_to_pass": fails,
-        "pass_to_pass": [name for name in test_names(package.hidden) if name not in fails],
+        "pass_to_pass": [name for name in names_of_tests(package.hidden) if name not in fails],
         "mutation": mutation.to_json(),
         "test_command": TEST_COMMAND,
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentfly.environments.code_judge import Verdict
 from agentfly.environments.repair.generated import INDEX
-from agentfly.environments.repair.judge import RepairJudge, taken_apart, test_names
+from agentfly.environments.repair.judge import RepairJudge, names_of_tests, taken_apart
 from agentfly.environments.repair.mutation import Mutation, mutations
 from agentfly.environments.repair.package import NAMES, Package, shipped
 from agentfly.resources.sandbox import Limits
@@ -55,7 +55,7 @@ async def worth_a_task(
     if not 0 < len(failed) <= MOST_FAILING * verdict.total or _hangs(verdict):
         return None
     report = _report(package, await shown(judge, package, encoded), expected)
-    fails = [name for name in test_names(package.hidden) if name in failed]
+    fails = [name for name in names_of_tests(package.hidden) if name in failed]
     return report and {"package": package.name, **mutation.to_json(), "fails": fails, **report}
 
 

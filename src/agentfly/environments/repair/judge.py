@@ -51,7 +51,7 @@ class RepairJudge(CodeJudge):
         solution, rest = taken_apart(package, tests, sources)
         verdict = await self.unit_tests(solution, rest)
         failed = {failure.partition("(")[0] for failure in verdict.failures}
-        return frozenset(name for name in test_names(tests) if name not in failed)
+        return frozenset(name for name in names_of_tests(tests) if name not in failed)
 
     async def run_pytest(self, columns: Mapping[str, Any], sources: Mapping[str, bytes]) -> Run:
         """What pytest says of all test files, in a fresh session of the task's image or of this machine's sandbox."""
@@ -72,7 +72,7 @@ def _root(node: ast.ImportFrom) -> str:
     return (node.module or "").partition(".")[0]
 
 
-def test_names(tests: str) -> list[str]:
+def names_of_tests(tests: str) -> list[str]:
     """The names of the tests in a text."""
     functions = (node for node in ast.parse(tests).body if isinstance(node, ast.FunctionDef))
     return [node.name for node in functions if node.name.startswith("test")]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfly.errors import DataError
-from agentfly.resources.container import Container
 from agentfly.resources.sandbox import FileRefused, Limits, Session
+from agentfly.resources.sandbox.cells import CellSandbox
 from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
 
 _MOST_REPORT = 16 << 20
@@ -80,9 +80,7 @@ async def run_pytest(
     columns: Mapping[str, Any], sources: Mapping[str, bytes], mechanism: Mechanism, limits: Limits
 ) -> Run:
     """Run all test files of a task against its package as it is now."""
-    image = columns.get("image_id")
-    sandbox = await shared_sandbox(Container(image=image) if image else mechanism)
-    session = await sandbox.open_session(limits)
+    session = await (await sandbox_of(columns, mechanism)).open_session(limits)
     try:
         return await _run(session, columns, sources)
     finally:
@@ -112,6 +110,15 @@ async def _run(session: Session, columns: Mapping[str, Any], sources: Mapping[st
     except FileRefused:
         said = ""
     return guard.read(said, outcome.text) if outcome.files_kept else Run({}, {}, False, outcome.text)
+
+
+async def sandbox_of(columns: Mapping[str, Any], mechanism: Mechanism) -> CellSandbox:
+    """Where the sessions of a task are: in containers of its image, where it has one."""
+    if image := columns.get("image_id"):
+        from agentfly.resources.container import Container  # late: few tasks have one
+
+        mechanism = Container(image=image)
+    return await shared_sandbox(mechanism)
 
 
 async def unpack(session: Session, columns: Mapping[str, Any]) -> None:

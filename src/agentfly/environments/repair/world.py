@@ -14,11 +14,9 @@ from typing import Any
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.repair import generated
 from agentfly.environments.repair.mutation import Mutation
-from agentfly.environments.repair.pytest_run import is_source, unpack
+from agentfly.environments.repair.pytest_run import is_source, sandbox_of, unpack
 from agentfly.errors import ConfigError, DataError
-from agentfly.resources.container import Container
 from agentfly.resources.sandbox import FileRefused, Outcome
-from agentfly.resources.sandbox.shared import shared_sandbox
 from agentfly.types import Task, ToolCall
 
 _LARGEST = 1 << 20
@@ -45,9 +43,9 @@ class Repair(CodeInterpreter):
         is one, with what that has in `folder`."""
         self._columns = _checked(task)
         self._looked = self._ran = False
-        if image := task.columns.get("image_id"):
-            self._sandbox = await shared_sandbox(Container(image=image))
-            self._fresh = False
+        sandbox = await sandbox_of(self._columns, self.mechanism)
+        if sandbox is not self._sandbox:
+            self._sandbox, self._fresh = sandbox, False
         await super().reset(task)
 
     async def _fill(self) -> None:
