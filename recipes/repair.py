@@ -1,8 +1,8 @@
 """An agent that repairs small Python packages: it reads what goes wrong, finds the line, and puts it right.
 
     agentfly train recipes/repair.py model=Qwen/Qwen2.5-Coder-3B-Instruct backend=vllm
-    agentfly sft recipes/repair.py --model new --expert 300      # first imitate the expert
-    agentfly eval recipes/repair.py --by kind
+    agentfly eval recipes/repair.py --model Qwen/Qwen2.5-Coder-3B-Instruct --by kind
+    agentfly sft recipes/repair.py --model new --expert 300 --steps 400 --learning-rate 2e-3 --out warm
 
 Every task is a package of about a hundred lines in which one line is wrong. The tests that decide are never where the
 agent is, so it cannot pass them by changing them. Lines that are wrong in held-out tasks are never wrong in those for

@@ -116,6 +116,8 @@ def test_what_there_is_not_is_named() -> None:
         Repair.draw_tasks("dev", 1)
     with pytest.raises(DataError, match=r"train has \d+ tasks .* not 5000; package_tasks makes more"):
         Repair.draw_tasks("train", 5000)
+    with pytest.raises(DataError, match="not -1"):
+        Repair.draw_tasks("train", -1)
 
 
 SOURCE = '''\

@@ -30,7 +30,7 @@ def draw_tasks(split: str, count: int, seed: int, packages: Sequence[str] | None
     if unknown := [name for name in chosen if name not in NAMES]:
         raise DataError(f"there is no package {unknown[0]!r:.80}; there are {', '.join(NAMES)}")
     bugs = [bug for bug in _index() if bug["package"] in chosen and _mutation(bug).is_in(split, bug["package"])]
-    if count > len(bugs):
+    if not 0 <= count <= len(bugs):
         raise DataError(f"{split} has {len(bugs)} tasks of {', '.join(chosen)}, not {count}; package_tasks makes more")
     return [_row(bug, split) for bug in Random(f"{split}/{seed}").sample(bugs, len(bugs))[:count]]
 
@@ -48,7 +48,7 @@ def _mutation(bug: Mapping[str, Any]) -> Mutation:
 def _row(bug: Mapping[str, Any], split: str) -> dict[str, Any]:
     package, mutation = shipped(bug["package"]), _mutation(bug)
     files = {**package.files, mutation.path: mutation.applied(package.files[mutation.path])}
-    fails = bug["fails"]
+    fails = list(bug["fails"])
     return {
         "id": mutation.name,
         "question": _question(bug),

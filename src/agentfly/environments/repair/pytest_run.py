@@ -90,26 +90,45 @@ async def run_pytest(
 async def _run(session: Session, columns: Mapping[str, Any], sources: Mapping[str, bytes]) -> Run:
     package = columns["package"]
     await unpack(session, columns)
-    own = {path: text for path, text in columns["files"].items() if not is_source(path, package)}
-    files: dict[str, Any] = {**own, **columns["tests"], **sources}
-    named = {test.partition("::")[0] for name in _RESULTS for test in columns.get(name, ())}
-    tests = sorted(named | {path for path in {**own, **columns["tests"]} if _is_collected(path)})
+    own = {path: text for path, text in (columns.get("files") or {}).items() if not is_source(path, package)}
+    own |= columns["tests"]
+    named = {test.partition("::")[0] for name in _RESULTS for test in columns.get(name) or ()}
+    tests = sorted(named | {path for path in own if _is_collected(path)})
     if not tests:
         raise DataError("the task has no test file: none is named test_….py or …_test.py")
-    guard = _Guard(posixpath.dirname(tests[0]))
-    for path, data in {**files, **guard.files}.items():
-        await session.put(path, data.encode() if isinstance(data, str) else data)
-    roots = ":".join(sorted({posixpath.dirname(package) or "."} | {"."}))
-    command = (
-        f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={shlex.quote(roots)} python3 -B -m pytest -q -p no:cacheprovider "
-        f"-p {guard.plugin} -o addopts= -o filterwarnings= {shlex.join([*tests, guard.path])}"
+    guard = _Guard(posixpath.dirname(tests[0]), posixpath.basename(package))
+    own |= guard.files
+    for path, data in {**own, **sources}.items():
+        await session.put(path, _encoded(data))
+    outcome = await session.shell(_command(package, [*tests, guard.path], guard.plugin))
+    if not outcome.files_kept or not await _are_unchanged(session, own):
+        return Run({}, {}, False, outcome.text)
+    return guard.read(await _content(session, guard.report), outcome.text)
+
+
+def _command(package: str, tests: list[str], plugin: str) -> str:
+    roots = ":".join(sorted({posixpath.dirname(package) or ".", "."}))
+    return (
+        f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={shlex.quote(roots)} python3 -B -m pytest -q --rootdir=. "
+        f"-p no:cacheprovider -p {plugin} -o addopts= -o filterwarnings= {shlex.join(tests)}"
     )
-    outcome = await session.shell(command)
+
+
+def _encoded(data: str | bytes) -> bytes:
+    return data.encode() if isinstance(data, str) else data
+
+
+async def _are_unchanged(session: Session, files: Mapping[str, Any]) -> bool:
+    """Whether the tests are still what they were before the package ran beside them."""
+    python = {path: _encoded(data) for path, data in files.items() if path.endswith(".py")}
+    return all([await _content(session, path) == data for path, data in python.items()])
+
+
+async def _content(session: Session, path: str) -> bytes:
     try:
-        said = (await session.get(guard.report, _MOST_REPORT)).decode("utf-8", "replace")
+        return await session.get(path, _MOST_REPORT)
     except FileRefused:
-        said = ""
-    return guard.read(said, outcome.text) if outcome.files_kept else Run({}, {}, False, outcome.text)
+        return b""
 
 
 async def sandbox_of(columns: Mapping[str, Any], mechanism: Mechanism) -> CellSandbox:
@@ -137,7 +156,7 @@ def _is_collected(path: str) -> bool:
 class _Guard:
     """A test file of known results, and the plugin that reports."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, package: str) -> None:
         self.plugin, self.report = (f"run_{secrets.token_hex(8)}" for _ in range(2))
         self.path = posixpath.join(folder, f"test_{secrets.token_hex(4)}.py")
         bodies = [(body, "passed") for body in _PASSES] + [(body, "failed") for body in _FAILS]
@@ -145,11 +164,12 @@ class _Guard:
         named = [(f"test_{secrets.token_hex(4)}", body, wanted) for body, wanted in bodies]
         self._wanted = {f"{self.path}::{name}": wanted for name, _, wanted in named}
         self.files = {
-            self.path: "\n\n\n".join(f"def {name}():\n    {body}" for name, body, _ in named) + "\n",
+            self.path: "\n\n\n".join([f"import {package}", *(f"def {n}():\n    {body}" for n, body, _ in named)])
+            + "\n",
             f"{self.plugin}.py": _PLUGIN.format(report=self.report),
         }
 
-    def read(self, report: str, output: str) -> Run:
+    def read(self, report: bytes, output: str) -> Run:
         results, told = dict[str, str](), dict[str, str]()
         for line in report.splitlines():
             try:

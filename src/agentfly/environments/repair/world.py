@@ -102,8 +102,8 @@ def _unique(lines: list[str], bug: Mutation) -> tuple[str, str]:
 
 def _checked(task: Task) -> dict[str, Any]:
     """The columns of a task that can be reset to."""
-    columns = dict(task.columns)
-    if not isinstance(columns.get("package"), str) or not isinstance(columns.setdefault("files", {}), dict):
+    columns = {**task.columns, "files": task.columns.get("files") or {}}
+    if not isinstance(columns.get("package"), str) or not isinstance(columns["files"], dict):
         raise DataError(
             f"task {task.id!r} needs the columns `package`, a name, and `files`, its texts by path; "
             "Repair.draw_tasks and package_tasks make such rows"
