@@ -4,7 +4,18 @@ from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
+from agentfly.environments.repair import Repair, RepairJudge
 from agentfly.environments.search.world import Search
 from agentfly.environments.webshop import WebShop
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]
+__all__ = [
+    "ALFWorld",
+    "ALFWorldUpstream",
+    "CodeInterpreter",
+    "CodeJudge",
+    "ModelServer",
+    "Repair",
+    "RepairJudge",
+    "Search",
+    "WebShop",
+]

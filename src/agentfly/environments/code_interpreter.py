@@ -7,7 +7,9 @@ its chain, and the model is told that what it had is gone.
 from __future__ import annotations
 
 import functools
+import posixpath
 import shlex
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +24,8 @@ _TIMEOUT = 600.0
 """Seconds after which a call is given up altogether; a session's own limit ends it long before."""
 _LARGEST = 1 << 20
 """Bytes of a file that is read or edited as text."""
+_CHANGES = 20
+"""Changes of files that can be taken back."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
@@ -80,6 +84,7 @@ class CodeInterpreter(Environment):
         await self._fill()
 
     async def _fill(self) -> None:
+        self._history: deque[tuple[str, bytes | None]] = deque(maxlen=_CHANGES)
         for path, data in self._files.items():
             await self._live.put(path, data)
 
@@ -113,13 +118,19 @@ class CodeInterpreter(Environment):
 
     @tool(timeout=_TIMEOUT, max_length=20_000)
     @_refusals_told
-    async def read_file(self, path: str) -> str:
-        """Read a text file.
+    async def read_file(self, path: str, first: int = 1, last: int | None = None) -> str:
+        """Read a text file, or some of its lines.
 
         Args:
             path: The file, from the working folder.
+            first: The first line to read.
+            last: The last line to read; without it, all to the end.
         """
-        return await self._text(path)
+        text = await self._text(path)
+        if first <= 1 and last is None:
+            return text
+        lines = text.splitlines(keepends=True)
+        return "".join(lines[max(first, 1) - 1 : last]) or f"{path} has {len(lines)} lines; none of them is meant."
 
     @tool(timeout=_TIMEOUT)
     @_refusals_told
@@ -130,6 +141,7 @@ class CodeInterpreter(Environment):
             path: The file, from the working folder; folders on the way are made.
             content: All of the file's new text.
         """
+        await self._remember(path)
         await self._live.put(path, content.encode())
         return f"{path} written."
 
@@ -147,8 +159,29 @@ class CodeInterpreter(Environment):
         found = text.count(old) if old else 0
         if found != 1:
             raise FileRefused(f"the old text occurs {found} times in {path}; it must occur exactly once")
+        await self._remember(path)
         await self._live.put(path, text.replace(old, new).encode())
         return f"{path} written."
+
+    @tool(timeout=_TIMEOUT)
+    @_refusals_told
+    async def undo_edit(self, path: str) -> str:
+        """Take back the last change that edit_file or write_file made to a file; again, the one before it.
+
+        Args:
+            path: The file, from the working folder.
+        """
+        name = self._name(path)
+        at = max((number for number, (each, _) in enumerate(self._history) if each == name), default=None)
+        if at is None:
+            raise FileRefused(f"there is no change of {path} to undo")
+        before = self._history[at][1]
+        if before is None:
+            await self._live.shell(f"rm -f -- {shlex.quote(name)}")
+        else:
+            await self._live.put(name, before)
+        del self._history[at]
+        return f"{path} is {'gone again' if before is None else 'as it was before the last change'}."
 
     @tool(timeout=_TIMEOUT)
     @_refusals_told
@@ -176,6 +209,27 @@ class CodeInterpreter(Environment):
         if outcome.status == 1 and not outcome.output:
             return "No line matches."
         return (await self._told(outcome))["observation"] if outcome.status else outcome.output
+
+    def _name(self, path: str) -> str:
+        """A path as it is however it was written."""
+        return posixpath.relpath(posixpath.join(self._live.folder, path), self._live.folder)
+
+    async def _remember(self, path: str) -> None:
+        """Keep what a file is now, for `undo_edit`; None where there is none."""
+        name = self._name(path)
+        try:
+            self._history.append((name, await self._live.get(path, _LARGEST)))
+        except FileRefused:
+            if await self._is_there(name):  # too large to keep: then nothing before it can be had back either
+                self._history = deque((each for each in self._history if each[0] != name), _CHANGES)
+            else:
+                self._history.append((name, None))
+
+    async def _is_there(self, name: str) -> bool:
+        try:
+            return any(each.path == name for each in await self._live.listing(posixpath.dirname(name) or "."))
+        except FileRefused:  # the folder is not there either
+            return False
 
     async def _text(self, path: str) -> str:
         try:

@@ -3,10 +3,12 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import agentfly
 from agentfly.errors import ConfigError
 from agentfly.resources.owner import is_leftover, process_name
 from agentfly.resources.sandbox import (
@@ -214,3 +216,20 @@ async def test_a_session_tells_its_memory_and_may_rest(open_session, sandboxes) 
     for use in (session.memory(), session.rest(), session.wake()):
         with pytest.raises(SessionOver):
             await use
+
+
+@pytest.mark.parametrize("mechanism", ["zygote", "namespaces"])
+async def test_sessions_see_nothing_of_agentfly_where_it_is_installed(mechanism: str) -> None:
+    """Answers to tasks are among its files."""
+    try:
+        plan = mechanisms.make_plan(mechanism, None)
+        installed = replace(plan.python, sites=(*plan.python.sites, str(Path(agentfly.__file__).parents[1])))
+        sandbox, _ = mechanisms._make(replace(plan, python=installed, view=make_view(installed)), ())
+        await mechanisms.prove(sandbox)
+    except SandboxUnavailable as error:
+        pytest.skip(f"{mechanism} does not work here: {error}")
+    async with sandbox:
+        session = await sandbox.open_session()
+        seen = await session.shell("ls /opt/site/*/agentfly; find / -name hidden.py -o -name code_judge.py 2>&1")
+        assert "launch.py" in seen.output
+        assert "environments" not in seen.output

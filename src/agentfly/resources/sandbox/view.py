@@ -1,7 +1,8 @@
 """What a session sees of the host: a Python, its libraries, the system's programs, all read-only.
 
 The interpreter keeps the paths it has on the host, so whatever starts there starts here. Libraries of a virtual
-environment are bound below `/opt/site`. Nothing else of the host's files is there.
+environment are bound below `/opt/site`. Nothing else of the host's files is there; of AgentFly itself only what runs
+inside, for the answers to a task may be among its files.
 """
 
 from __future__ import annotations
@@ -89,7 +90,15 @@ def make_view(python: Python) -> View:
     binds = [(path, path) for path in shown]
     sites = [(path, f"{_SITE}/{number}") for number, path in enumerate(python.sites) if os.path.isdir(path)]
     binds += [*sites, (str(INSIDE), _TRUSTED)]
+    binds += _instead_of_agentfly(binds)
     return View(tuple(binds), tuple(links), tuple(target for _, target in sites), _TRUSTED)
+
+
+def _instead_of_agentfly(binds: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Where AgentFly would be seen, and what is bound over it: that part of it which is seen anyway."""
+    home = str(INSIDE.parents[2])
+    roots = [(os.path.realpath(source), target) for source, target in binds]
+    return [(str(INSIDE), target + home[len(root) :]) for root, target in roots if home.startswith(root + "/")]
 
 
 def _within(path: str, folders: Iterable[str]) -> bool:

@@ -1,0 +1,40 @@
+"""An agent that repairs small Python packages: it reads what goes wrong, finds the line, and puts it right.
+
+    agentfly train recipes/repair.py model=Qwen/Qwen2.5-Coder-3B-Instruct backend=vllm
+    agentfly eval recipes/repair.py --model Qwen/Qwen2.5-Coder-3B-Instruct --by kind
+    agentfly sft recipes/repair.py --model new --expert 300 --steps 400 --learning-rate 2e-3 --out warm
+
+Every task is a package of about a hundred lines in which one line is wrong. The tests that decide are never where the
+agent is, so it cannot pass them by changing them. Lines that are wrong in held-out tasks are never wrong in those for
+training; `draw_tasks(packages=[…])` holds out whole packages.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.repair import Repair
+from agentfly.rewards import repaired
+from agentfly.training import TrainConfig
+
+PROMPT = "Find the line that is wrong, change it with edit_file, and run the tests."
+TOOLS = [Repair.read_file, Repair.search_files, Repair.edit_file, Repair.undo_edit, Repair.run_shell]
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=TOOLS, reward=repaired, system_prompt=PROMPT)
+
+
+tasks = Repair.draw_tasks("train", 300)
+eval_tasks = Repair.draw_tasks("validation", 50)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=10,
+    sampling={"max_tokens": 256},
+    learning_rate=1e-6,
+    steps=100,
+    eval_every=20,
+    save_every=20,
+)

@@ -1,0 +1,182 @@
+"""Where tasks come from: the shipped packages and their index, and packages with tests of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agentfly.environments.repair import Repair, RepairJudge, package_tasks
+from agentfly.environments.repair.generated import _index, _mutation
+from agentfly.environments.repair.indexing import shown, worth_a_task
+from agentfly.environments.repair.mutation import mutations
+from agentfly.environments.repair.package import NAMES, shipped
+from agentfly.errors import ConfigError, DataError
+from agentfly.resources.sandbox import SandboxUnavailable
+from tests.environments.repair.test_world import size
+
+SPLITS = ("train", "validation", "test")
+
+
+async def judge_here() -> RepairJudge:
+    judge = RepairJudge()
+    try:
+        await judge.start()
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox works here: {error}")
+    return judge
+
+
+def test_the_index_fits_the_packages() -> None:
+    """Else the packages were changed: python -m agentfly.environments.repair.indexing."""
+    bugs = _index()
+    there = {each for name in NAMES for path, text in shipped(name).sources.items() for each in mutations(path, text)}
+    for bug in bugs:
+        assert _mutation(bug) in there
+        assert bug["example"] in shipped(bug["package"]).examples
+    assert {bug["package"] for bug in bugs} == set(NAMES)
+    assert len({(bug["package"], bug["path"], bug["line"], bug["after"]) for bug in bugs}) == len(bugs)
+
+
+async def test_a_sample_of_the_index_is_what_the_judge_finds() -> None:
+    judge = await judge_here()
+    for bug in Random(11).sample(_index(), 4):
+        package = shipped(bug["package"])
+        expected = await shown(judge, package)
+        assert await worth_a_task(judge, package, _mutation(bug), expected) == bug
+
+
+async def test_all_hidden_tests_pass_without_a_bug() -> None:
+    judge = await judge_here()
+    for name in NAMES:
+        package = shipped(name)
+        columns = {"package": name, "tests": package.hidden}
+        passed = await judge.passed(columns, {path: text.encode() for path, text in package.sources.items()})
+        assert len(passed) == package.hidden.count("\ndef test_") >= 15
+
+
+def test_a_bug_is_one_line_of_source() -> None:
+    for name in NAMES:
+        for path, text in shipped(name).sources.items():
+            for mutation in mutations(path, text):
+                old, new = text.split("\n"), mutation.applied(text).split("\n")
+                assert [(a, b) for a, b in zip(old, new, strict=True) if a != b] == [(mutation.before, mutation.after)]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "wanted"),
+    [
+        ("x = a < b", "comparison", ["x = a <= b", "x = a > b"]),
+        ("x = a is not b", "comparison", ["x = a is b"]),
+        ("x = (a) - (b)", "arithmetic", ["x = (a) + (b)"]),
+        ("x = a and b and c", "boolean", ["x = a or b and c"]),
+        ("x = y[10]", "constant", ["x = y[11]", "x = y[9]"]),
+        ("x = 1 if not y else z", "condition", ["x = 1 if y else z"]),
+        ("x = 1 if a == b else z", "condition", ["x = 1 if not (a == b) else z"]),
+        ("f(a, g(b), c)", "arguments", ["f(g(b), a, c)"]),
+        ("x = max(y)", "function", ["x = min(y)"]),
+        ("x[0] = 1", "missing", ["pass"]),
+        ("x = 'ä' + y", "arithmetic", []),
+    ],
+)
+def test_kinds_of_bugs(line: str, kind: str, wanted: list[str]) -> None:
+    assert sorted(each.after for each in mutations("m.py", line) if each.kind == kind) == sorted(wanted)
+
+
+def test_splits_share_no_line_whatever_the_seed() -> None:
+    lines: dict[str, set[tuple[str, str]]] = {}
+    for split in SPLITS:
+        rows = Repair.draw_tasks(split, size(split), seed=4)
+        lines[split] = {(row["package"], row["mutation"]["before"].strip()) for row in rows}
+        assert len({row["id"] for row in rows}) == len(rows) >= 100
+        assert {row["package"] for row in rows} == set(NAMES)
+    assert not lines["train"] & lines["validation"]
+    assert not lines["train"] & lines["test"]
+    assert not lines["validation"] & lines["test"]
+
+
+def test_rows_are_the_same_for_the_same_seed_and_begin_with_fewer() -> None:
+    rows = Repair.draw_tasks("train", 20, seed=5)
+    assert rows == Repair.draw_tasks("train", 40, seed=5)[:20]
+    assert rows != Repair.draw_tasks("train", 20, seed=6)
+
+
+def test_the_question_tells_what_goes_wrong_and_not_where() -> None:
+    for row in Repair.draw_tasks("train", 60):
+        assert row["mutation"]["before"].strip() not in row["question"]
+        assert ">>> " in row["question"]
+        assert "hidden" not in "".join(row["files"])
+
+
+def test_what_there_is_not_is_named() -> None:
+    with pytest.raises(DataError, match="calc, intervals"):
+        Repair.draw_tasks("train", 1, packages=["numpy"])
+    with pytest.raises(DataError, match="train, validation, test"):
+        Repair.draw_tasks("dev", 1)
+    with pytest.raises(DataError, match=r"train has \d+ tasks .* not 5000; package_tasks makes more"):
+        Repair.draw_tasks("train", 5000)
+    with pytest.raises(DataError, match="not -1"):
+        Repair.draw_tasks("train", -1)
+
+
+SOURCE = '''\
+"""Temperatures."""
+
+
+def fahrenheit(celsius):
+    return celsius * 9 / 5 + 32
+
+
+def is_warm(celsius):
+    return celsius > 20
+'''
+TESTS = """\
+from warmth import fahrenheit
+
+def test_freezing():
+    assert fahrenheit(0) == 32
+
+def test_boiling():
+    assert fahrenheit(100) == 212
+"""
+OTHER_TESTS = "from warmth import is_warm\n\ndef test_warm():\n    assert is_warm(30)\n    assert not is_warm(20)\n"
+
+
+def unpacked(folder: Path) -> Path:
+    (folder / "tests").mkdir()
+    (folder / "warmth.py").write_text(SOURCE)
+    (folder / "setup.py").write_text("raise SystemExit('never run')")
+    (folder / "tests" / "test_scale.py").write_text(TESTS)
+    (folder / "tests" / "test_warm.py").write_text(OTHER_TESTS)
+    return folder
+
+
+def test_tasks_of_a_package_with_its_own_tests(tmp_path: Path) -> None:
+    try:
+        rows = package_tasks(unpacked(tmp_path), split="train", count=2, most_failing=0.7)
+    except (SandboxUnavailable, ConfigError) as error:
+        pytest.skip(f"no sandbox with pytest works here: {error}")
+    assert rows
+    for row in rows:
+        assert row["package"] == "warmth"
+        assert row["files"]["warmth.py"] != SOURCE
+        assert not set(row["tests"]) & set(row["files"])
+        assert {test.partition("::")[0] for test in row["fail_to_pass"]} == set(row["tests"])
+        assert len(row["fail_to_pass"]) + len(row["pass_to_pass"]) == 3
+        assert row["fail_to_pass"][0] in row["question"]
+
+
+def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="pip download"):
+        package_tasks(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="none; say package="):
+        package_tasks(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    with pytest.raises(DataError, match="one, two; say package="):
+        package_tasks(tmp_path)
+    with pytest.raises(DataError, match="no test files"):
+        package_tasks(tmp_path, "one")
+    with pytest.raises(DataError, match="split"):
+        package_tasks(tmp_path, split="dev")
