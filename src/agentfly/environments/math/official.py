@@ -42,7 +42,7 @@ def _tasks(
         if not isinstance(question, str) or not answer:
             raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
         if split == "test" or (zlib.crc32(question.encode()) % 20 == 0) == (split == "validation"):
-            kept = {key: row[key] for key in ("level", "subject") if key in row}
+            kept: dict[str, Any] = {key: row[key] for key in ("level", "subject") if key in row}
             out.append({"id": f"{name}/{number}", "question": _WISH.sub("", question), "answer": answer, **kept})
     return out
 

@@ -14,8 +14,8 @@ from typing import Any
 Arguments = Callable[[Random], tuple[Any, ...]]
 WORDS = (
     "acorn", "amber", "anchor", "apple", "at", "bee", "birch", "by", "cat", "cloud", "copper", "dawn", "ebb", "elm",
-    "fern", "go", "harbour", "ice", "ivy", "jade", "kite", "lantern", "level", "moss", "noon", "oak", "orchard", "pearl",
-    "quill", "radar", "river", "see", "stone", "tide", "umber", "violet", "we", "willow", "yarrow", "zinc",
+    "fern", "go", "harbour", "ice", "ivy", "jade", "kite", "lantern", "level", "moss", "noon", "oak", "orchard",
+    "pearl", "quill", "radar", "river", "see", "stone", "tide", "umber", "violet", "we", "willow", "yarrow", "zinc",
 )  # fmt: skip
 
 
