@@ -25,8 +25,10 @@ SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
     """So many problems of a split: rows with `id`, `question`, `answer`, `level` and, for the expert, `program`."""
     checked_split(split)
-    if not levels or any(level not in LEVELS for level in levels):
-        raise DataError(f"problems have the levels {', '.join(map(str, LEVELS))}, not {levels!r:.80}")
+    if isinstance(levels, int) or not levels or any(level not in LEVELS for level in levels):
+        raise DataError(
+            f"problems have the levels {', '.join(map(str, LEVELS))}, not {levels!r:.80}; give a list of these"
+        )
     drawn = itertools.islice(_distinct(split, seed, levels), count)
     return [
         {"id": f"{split}-{seed}-{number}", "question": question, "answer": computed(program), "level": level,

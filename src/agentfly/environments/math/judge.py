@@ -23,6 +23,8 @@ from agentfly.extras import needed
 from agentfly.threads import call
 
 _INSIDE = Path(__file__).with_name("judge_inside.py")
+_ANSWERS = 1000
+"""Answers that one process judges before another takes its place: what parsers remember must not add up."""
 
 
 class MathJudge(Environment):
@@ -58,17 +60,26 @@ class MathJudge(Environment):
         return bool(said["right"])
 
     def _judged(self, given: str, right: str) -> dict[str, bool]:
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        process = process or _Process(self.seconds, self.memory)
+        process = self._taken() or _Process(self.seconds, self.memory)
         said = process.judged(given, right)
         with self._lock:
-            goes_on = said is not None and not self._closed
+            goes_on = process.answers < _ANSWERS and said is not None and not self._closed
             if goes_on:
                 self._idle.append(process)
         if not goes_on:
             process.end()
         return said or {"readable": True, "right": False}
+
+    def _taken(self) -> _Process | None:
+        """A process that is idle; one that somebody ended meanwhile is no verdict on the next answer."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                process = self._idle.pop()
+            if process.alive:
+                return process
+            process.end()
 
     async def close(self) -> None:
         if not hasattr(self, "_lock"):  # its start failed
@@ -85,21 +96,26 @@ class _Process:
     def __init__(self, seconds: float, memory: int) -> None:
         # -P: the folder of the script is no place to import from
         command = [sys.executable, "-P", str(_INSIDE), str(seconds), str(memory)]
-        pipe = subprocess.PIPE
+        self.answers, pipe = 0, subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         if self._line() != "ready":
             self.end()
-            raise EnvironmentFault(f"math-verify does not start; see what `{sys.executable} -m math_verify` says")
+            raise EnvironmentFault(f"math-verify does not start; see what `import math_verify` says there")
 
     def judged(self, given: str, right: str) -> dict[str, Any] | None:
         """What it says; None where it did not live to say it."""
         assert self._process.stdin is not None
+        self.answers += 1
         try:
             print(json.dumps({"given": given, "right": right}), file=self._process.stdin, flush=True)
         except OSError:
             return None
         line = self._line()
         return json.loads(line) if line else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def _line(self) -> str:
         assert self._process.stdout is not None

@@ -22,8 +22,8 @@ _WISH = re.compile(r"\s*Please reason step by step, and put your final answer wi
 
 def gsm8k_tasks(split: str) -> list[dict[str, Any]]:
     """The word problems of GSM8K: whole numbers, two to eight steps."""
-    files = ("gsm8k_test.jsonl",) if split == "test" else ("gsm8k_train.jsonl",)
-    return _tasks(GSM8K, "gsm8k", split, files, _gsm8k_answer)
+    file = "test.jsonl" if split == "test" else "train.jsonl"
+    return _tasks(GSM8K, "gsm8k", split, (f"gsm8k_{file}", f"gsm8k/{file}"), _gsm8k_answer)
 
 
 def math_tasks(split: str) -> list[dict[str, Any]]:

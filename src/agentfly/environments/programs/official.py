@@ -23,8 +23,18 @@ def mbpp_tasks(split: str, *, shown: int = 1) -> list[dict[str, Any]]:
     numbers = SPLITS[checked_split(split, tuple(SPLITS))]
     if shown < 1:
         raise DataError(f"shown={shown}: at least one test must be shown, else nobody knows the function's name")
-    rows = read_rows(MBPP.file("mbpp.json", "mbpp.jsonl"))
-    return [_task(row, place, shown) for place, row in rows if row.get("task_id") in numbers]
+    tasks = {
+        place: row for place, row in read_rows(MBPP.file("mbpp.json", "mbpp.jsonl")) if _number(row, place) in numbers
+    }
+    return [_task(row, place, shown) for place, row in tasks.items()]
+
+
+def _number(row: dict[str, Any], place: str) -> int:
+    if not isinstance(row.get("task_id"), int):
+        raise DataError(
+            f"{place}: a task of MBPP has its number as task_id, by which it is in a split, not {row!r:.80}"
+        )
+    return int(row["task_id"])
 
 
 def _task(row: dict[str, Any], place: str, shown: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """An agent that computes with Python what it cannot compute in its head: what is 4616 * 9965 + 6507?
 
-    agentfly sft recipes/math.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
-    agentfly train recipes/math.py model=warm
-    agentfly eval recipes/math.py --model warm
-    agentfly train recipes/math.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly sft recipes/math_with_python.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly train recipes/math_with_python.py model=warm
+    agentfly eval recipes/math_with_python.py --model warm
+    agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
 
 The numbers are drawn from a seed, and no problem is in two splits. A small model gets the first level, sums in figures
 and in words; for a larger one, levels 2 and 3 are stories of several steps and problems that take a loop.

@@ -1,9 +1,9 @@
 """An agent that writes functions, tries them, and is judged by tests that it never sees.
 
-    agentfly sft recipes/code.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
-    agentfly train recipes/code.py model=warm
-    agentfly eval recipes/code.py --model warm
-    agentfly train recipes/code.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly sft recipes/program_synthesis.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly train recipes/program_synthesis.py model=warm
+    agentfly eval recipes/program_synthesis.py --model warm
+    agentfly train recipes/program_synthesis.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
 
 Functions over lists are put together of parts, and no function is in two splits: who has learned the parts can write
 those that are held out. For a larger model, take all kinds, or `mbpp_tasks`.
