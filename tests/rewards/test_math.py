@@ -81,14 +81,13 @@ async def test_a_tool_must_really_have_been_called() -> None:
     ])  # fmt: skip
 
 
-async def test_every_reply_must_begin_with_a_thought() -> None:
+async def test_every_reply_must_have_a_thought() -> None:
     thought = "<think>Six times seven.</think>"
     await scored([
         (math_equal_think, (f"{thought} 42",), 1.0),
         (math_equal_think, (f"{thought} 43",), 0.0),
         (math_equal_think, ("42",), 0.0),
         (math_equal_think, ("<think> </think> 42",), 0.0),
-        (math_equal_think, (f"It is 42 {thought} 42",), 0.0),
         (math_equal_think, (thought + COMPUTED, f"{thought} 42"), 1.0),
         (math_equal_think, (COMPUTED, f"{thought} 42"), 0.0),
         (math_equal_think_tool, (thought + COMPUTED, f"{thought} 42"), 1.0),

@@ -40,7 +40,7 @@ async def math_equal_tool(
 async def math_equal_think(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
-    """One if the answer is right and every reply begins with a thought, else nothing."""
+    """One if the answer is right and every reply has a thought, else nothing."""
     acc, thought = await _acc(prediction, answer, judge), float(thinks(trajectory))
     return {"reward": acc * thought, "acc": acc, "thought": thought}
 
@@ -49,7 +49,7 @@ async def math_equal_think(
 async def math_equal_think_tool(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
-    """As `math_equal_tool`, if every reply begins with a thought; else nothing."""
+    """As `math_equal_tool`, if every reply has a thought; else nothing."""
     acc = await _acc(prediction, answer, judge)
     used, thought = float(used_a_tool(trajectory)), float(thinks(trajectory))
     return {"reward": thought * used * max(acc, TRIED), "acc": acc, "used_tool": used, "thought": thought}
@@ -66,15 +66,13 @@ def used_a_tool(trajectory: Trajectory) -> bool:
 
 
 def thinks(trajectory: Trajectory) -> bool:
-    """Whether every reply of the model's begins with a thought that says something, and there is one."""
+    """Whether every reply of the model's has a thought that says something, and there is one."""
     spans = (span for segment in trajectory.segments for span in segment.spans if span.author is Author.MODEL)
     replies = [message for span in spans for message in span.messages]
     return bool(replies) and all(map(_thinks, replies))
 
 
 def _thinks(reply: Message) -> bool:
-    if reply.thinking.strip():
-        return True
-    opened, _, rest = reply.text.lstrip().partition(_OPEN)
-    thought, closed, _ = rest.partition(_CLOSE)
-    return not opened and bool(closed) and bool(thought.strip())
+    """Set apart by the model's template, or, where a server renders, still in the text."""
+    thought, closed, _ = reply.text.partition(_OPEN)[2].partition(_CLOSE)
+    return bool(reply.thinking.strip() or (closed and thought.strip()))

@@ -100,7 +100,7 @@ class _Process:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         if self._line() != "ready":
             self.end()
-            raise EnvironmentFault(f"math-verify does not start; see what `import math_verify` says there")
+            raise EnvironmentFault(f"math-verify does not start in {sys.executable}; see what its import says there")
 
     def judged(self, given: str, right: str) -> dict[str, Any] | None:
         """What it says; None where it did not live to say it."""
