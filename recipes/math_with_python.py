@@ -1,4 +1,4 @@
-"""An agent that computes with Python what it cannot compute in its head: what is 4616 * 9965 + 6507?
+"""An agent that computes with Python what it cannot compute in its head: what is 461 * 996 + 650?
 
     agentfly sft recipes/math_with_python.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
     agentfly train recipes/math_with_python.py model=warm

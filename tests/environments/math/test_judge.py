@@ -34,7 +34,9 @@ async def the_judge() -> AsyncIterator[MathJudge]:
 RIGHT = [
     ("42", "42"), ("42.", "42"), ("The answer is 42", "42"), (r"So it is \boxed{42}.", "42"), ("42.0", "42"),
     ("It costs $1,080.", "1080"), ("1080 dollars", "1080"), ("x = 5", "5"), ("5", "x=5"), ("36", r"\$36"),
-    ("14/3", r"\frac{14}{3}"), (r"$\dfrac{1}{2}$", "0.5"), ("50%", "50"), ("-9639936", "-9639936"), ("90", r"90^\circ"),
+    ("14/3", r"\frac{14}{3}"), (r"$\dfrac{1}{2}$", "0.5"), ("50%", "50"),
+    (r"\boxed{7}, so \boxed{42}", "42"), (r"\boxed{\boxed{42}}", "42"),
+    ("-9639936", "-9639936"), ("90", r"90^\circ"),
     ("6 - 5i", "6 - 5i"), ("Evelyn", r"\text{Evelyn}"), (r"(3, \pi/2)", r"\left( 3, \frac{\pi}{2} \right)"),
     ("x^2 + 2x", "x(x+2)"), ("7, 5, 3", "3,5,7"), ("[3, 5)", "[3,5)"), ("75037560682824", "75037560682824"),
 ]  # fmt: skip
@@ -44,7 +46,8 @@ WRONG = [
     ("Evelny", r"\text{Evelyn}"),
 ]  # fmt: skip
 SEVERAL = [
-    r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
+    r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42} and \boxed{",
+    r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
     "41 42 43", "42 43", r"\boxed{x}", r"\boxed{\text{any number}}", r"\boxed{\mathbb{R}}", r"\boxed{nan}",
     r"\boxed{\infty}", r"\boxed{40 < x < 44}", r"\boxed{x \in \mathbb{R}}", r"\boxed{answer}",
 ]  # fmt: skip

@@ -33,7 +33,9 @@ def judged(given: str, right: str) -> dict[str, bool]:
 
 
 def _whole(given: str) -> str:
-    """The text, marked as one formula where it is nothing else: of `6 - 5i`, only 5 would be read."""
+    """What is boxed last; or the text, marked as one formula where it is nothing else: of `6 - 5i`, 5 would be read."""
+    if (boxed := given.rfind(r"\boxed")) >= 0:
+        return given[boxed:]
     text = given.strip().removesuffix(".")
     is_bare = len(text) <= _LONGEST and not _MARKED.search(text) and _BARE.fullmatch(text)
     return rf"\boxed{{{text}}}" if is_bare else given
