@@ -1,6 +1,7 @@
-"""An agent that computes with Python what it cannot compute in its head: what is 461 * 996 + 650?
+r"""An agent that computes with Python what it cannot compute in its head: what is 461 * 996 + 650?
 
-    agentfly sft recipes/math_with_python.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly sft recipes/math_with_python.py --model new --expert 2000 \
+        --steps 1000 --batch-size 16 --learning-rate 1e-3 --out warm
     agentfly train recipes/math_with_python.py model=warm
     agentfly eval recipes/math_with_python.py --model warm
     agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
