@@ -3,7 +3,9 @@
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
+from agentfly.environments.math import MathJudge, MathWithPython
 from agentfly.environments.model_server import ModelServer
+from agentfly.environments.programs import ProgramSynthesis
 from agentfly.environments.repair import Repair, RepairJudge
 from agentfly.environments.search.world import Search
 from agentfly.environments.webshop import WebShop
@@ -13,7 +15,10 @@ __all__ = [
     "ALFWorldUpstream",
     "CodeInterpreter",
     "CodeJudge",
+    "MathJudge",
+    "MathWithPython",
     "ModelServer",
+    "ProgramSynthesis",
     "Repair",
     "RepairJudge",
     "Search",

@@ -60,6 +60,8 @@ class CodeInterpreter(Environment):
     async def reset(self, task: Task) -> None:
         """A fresh session, with the files of the task's column `files` (path → text or bytes) in its folder."""
         self._files = _files_of(task)
+        self.shown: str | None = None
+        """What the last call of Python or of the shell showed; None before the first."""
         await self._fill() if self._fresh else await self._start_over()
         self._fresh = False
 
@@ -94,6 +96,7 @@ class CodeInterpreter(Environment):
         if not outcome.files_kept:
             await self._start_over()
             text += "\n[A fresh session was started, with only the task's own files in it.]"
+        self.shown = text
         shown: dict[str, Any] = {"observation": text, "end": outcome.end.value, "seconds": outcome.seconds}
         return {**shown, "image": list(outcome.figures)} if outcome.figures else shown
 

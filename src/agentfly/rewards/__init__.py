@@ -3,12 +3,17 @@
 from agentfly.rewards.alfworld import alfworld_episode_reward, alfworld_won
 from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format, qa_f1_tool
 from agentfly.rewards.code import output_match, unit_tests
+from agentfly.rewards.math import math_equal, math_equal_think, math_equal_think_tool, math_equal_tool
 from agentfly.rewards.repair import repaired, tests_pass
 from agentfly.rewards.webshop import webshop_reward
 
 __all__ = [
     "alfworld_episode_reward",
     "alfworld_won",
+    "math_equal",
+    "math_equal_think",
+    "math_equal_think_tool",
+    "math_equal_tool",
     "output_match",
     "qa_em",
     "qa_em_format",

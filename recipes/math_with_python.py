@@ -1,0 +1,42 @@
+r"""An agent that computes with Python what it cannot compute in its head: what is 461 * 996 + 650?
+
+    agentfly sft recipes/math_with_python.py --model new --expert 2000 \
+        --steps 1000 --batch-size 16 --learning-rate 1e-3 --out warm
+    agentfly train recipes/math_with_python.py model=warm
+    agentfly eval recipes/math_with_python.py --model warm
+    agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+
+The numbers are drawn from a seed, and no problem is in two splits. A small model gets the first level, sums in figures
+and in words; for a larger one, levels 2 and 3 are stories of several steps and problems that take a loop.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments import MathWithPython
+from agentfly.rewards import math_equal
+from agentfly.training import TrainConfig
+
+PROMPT = "Compute with Python, then say the number."
+
+
+def agent(**model: Any) -> HFAgent:
+    given = {"model_name_or_path": "tiny", **model}
+    return HFAgent(**given, tools=[MathWithPython.run_python], reward=math_equal, system_prompt=PROMPT)
+
+
+tasks = MathWithPython.draw_tasks("train", 2000, levels=[1])
+eval_tasks = MathWithPython.draw_tasks("validation", 100, levels=[1])
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=3,
+    sampling={"max_tokens": 64},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=40,
+    eval_every=10,
+    save_every=20,
+)

@@ -1,0 +1,41 @@
+"""An agent that writes functions, tries them, and is judged by tests that it never sees.
+
+    agentfly sft recipes/program_synthesis.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly train recipes/program_synthesis.py model=warm
+    agentfly eval recipes/program_synthesis.py --model warm
+    agentfly train recipes/program_synthesis.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+
+Functions over lists are put together of parts, and no function is in two splits: who has learned the parts can write
+those that are held out. For a larger model, take all kinds, or `mbpp_tasks`.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments import ProgramSynthesis
+from agentfly.rewards import unit_tests
+from agentfly.training import TrainConfig
+
+PROMPT = "Try the function with Python, then give it as the answer."
+
+
+def agent(**model: Any) -> HFAgent:
+    given = {"model_name_or_path": "tiny", **model}
+    return HFAgent(**given, tools=[ProgramSynthesis.run_python], reward=unit_tests, system_prompt=PROMPT)
+
+
+tasks = ProgramSynthesis.draw_tasks("train", 2000, kinds=["lists"])
+eval_tasks = ProgramSynthesis.draw_tasks("validation", 100, kinds=["lists"])
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=3,
+    sampling={"max_tokens": 256},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=40,
+    eval_every=10,
+    save_every=20,
+)

@@ -1,0 +1,122 @@
+"""The judge of mathematics: genuine math-verify, in real processes, against friends and foes."""
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentfly.environments.math import MathJudge, judge, math_tasks
+from agentfly.errors import ConfigError, DataError, EnvironmentFault
+
+HAS_DATA = (Path(os.environ.get("AGENTFLY_DATA", "/nowhere")) / "math").is_dir()
+
+
+class Hasty(MathJudge):
+    """Enough for any answer, and the hostile ones are over soon."""
+
+    seconds = 0.5
+    at_once = 2
+
+
+@pytest.fixture
+async def the_judge() -> AsyncIterator[MathJudge]:
+    if importlib.util.find_spec("math_verify") is None:
+        pytest.skip("math-verify is in the extra 'math', which is not installed")
+    made = Hasty()
+    await made.start()
+    yield made
+    await made.close()
+
+
+RIGHT = [
+    ("42", "42"), ("42.", "42"), ("The answer is 42", "42"), (r"So it is \boxed{42}.", "42"), ("42.0", "42"),
+    ("It costs $1,080.", "1080"), ("1080 dollars", "1080"), ("x = 5", "5"), ("5", "x=5"), ("36", r"\$36"),
+    ("14/3", r"\frac{14}{3}"), (r"$\dfrac{1}{2}$", "0.5"), ("50%", "50"),
+    (r"\boxed{7}, so \boxed{42}", "42"), (r"\boxed{\boxed{42}}", "42"),
+    ("-9639936", "-9639936"), ("90", r"90^\circ"),
+    ("6 - 5i", "6 - 5i"), ("Evelyn", r"\text{Evelyn}"), (r"(3, \pi/2)", r"\left( 3, \frac{\pi}{2} \right)"),
+    ("x^2 + 2x", "x(x+2)"), ("7, 5, 3", "3,5,7"), ("[3, 5)", "[3,5)"), ("75037560682824", "75037560682824"),
+]  # fmt: skip
+WRONG = [
+    ("43", "42"), ("", "42"), ("   ", "42"), ("I do not know.", "42"), ("4.6667", r"\frac{14}{3}"), ("9", "-9"),
+    ("75037560682825", "75037560682824"), ("4 2", "42"), ("The answer is 42. No, the answer is 43.", "42"),
+    ("Evelny", r"\text{Evelyn}"),
+]  # fmt: skip
+SEVERAL = [
+    r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42} and \boxed{",
+    r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
+    "41 42 43", "42 43", r"\boxed{x}", r"\boxed{\text{any number}}", r"\boxed{\mathbb{R}}", r"\boxed{nan}",
+    r"\boxed{\infty}", r"\boxed{40 < x < 44}", r"\boxed{x \in \mathbb{R}}", r"\boxed{answer}",
+]  # fmt: skip
+HOSTILE = [
+    "9**9**9**9", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{9!!!!!}", "1" * 1_000_000,
+    "(" * 100_000, r"\boxed{" + "{" * 900 + "}" * 900 + "}", r"\boxed{" + r"\frac{1}{" * 200 + "1" + "}" * 201,
+    "\x00\ud800", "$" * 5000, "\\" * 5000, r"\a" * 99 + "$", '{"given": "42"}\n',
+]  # fmt: skip
+
+
+async def test_the_same_in_another_form_is_right_and_nothing_else(the_judge: MathJudge) -> None:
+    assert [pair for pair in RIGHT if not await the_judge.equal(*pair)] == []
+    assert [pair for pair in WRONG if await the_judge.equal(*pair)] == []
+
+
+async def test_several_answers_at_once_are_none(the_judge: MathJudge) -> None:
+    assert [given for given in SEVERAL if await the_judge.equal(given, "42")] == []
+
+
+async def test_hostile_answers_are_wrong_and_nobody_is_held_up(the_judge: MathJudge) -> None:
+    judged = await asyncio.gather(*(the_judge.equal(given, "42") for given in HOSTILE))
+    assert not any(judged)
+    assert await the_judge.equal("42", 42)
+
+
+async def test_code_in_an_answer_is_not_run(the_judge: MathJudge, tmp_path: Path) -> None:
+    code = f"__import__('os').system('touch {tmp_path}/there')"
+    for given in (code, rf"\boxed{{{code}}}", f"${code}$", f"<answer>{code}</answer>"):
+        assert not await the_judge.equal(given, "0")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("right", ["", "  ", None, True, ["42"]])
+async def test_a_right_answer_that_is_none_is_our_mistake(the_judge: MathJudge, right: object) -> None:
+    with pytest.raises(DataError, match="right answer"):
+        await the_judge.equal("42", right)  # type: ignore[arg-type]
+
+
+async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
+    await asyncio.gather(*(the_judge.equal("1", "1") for _ in range(4)))
+    processes = [each._process for each in the_judge._idle]
+    assert 1 <= len(processes) <= 2
+    await the_judge.close()
+    assert all(process.poll() is not None for process in processes)
+
+
+async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "find_spec", lambda name: None)
+    made = MathJudge()
+    with pytest.raises(ConfigError, match=r"math_verify.*agentfly\[math\]"):
+        await made.start()
+    await made.close()
+
+
+async def test_a_judge_that_does_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise ImportError")
+    monkeypatch.setattr(judge, "_INSIDE", broken)
+    monkeypatch.setattr(judge, "find_spec", lambda name: name)
+    made = MathJudge()
+    await made.start()
+    with pytest.raises(EnvironmentFault, match="does not start"):
+        await made.equal("1", "1")
+    await made.close()
+
+
+@pytest.mark.skipif(not HAS_DATA, reason="AGENTFLY_DATA names no folder with the folder math")
+async def test_every_answer_of_math_equals_itself_however_it_is_said(the_judge: MathJudge) -> None:
+    answers = [row["answer"] for row in math_tasks("test")]
+    for said in (r"So we get $\boxed{%s}$.", "The answer is $%s$."):
+        equal = [await the_judge.equal(said % answer, answer) for answer in answers[::4]]
+        assert all(equal)
