@@ -14,11 +14,9 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentfly.commands.imitating import NEW
 from benchmarks.learning import draw, show
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -32,15 +30,15 @@ class Study:
     """Tasks that the expert demonstrates."""
     steps: int
     """Of imitation."""
-    model: str = NEW
-    """What begins: a new model, or `tiny`, which can copy names already."""
+    batch_size: int = 8
+    learning_rate: float = 2e-3
     fields: tuple[str, ...] = ()
     """Of training, beyond the recipe's own."""
 
 
 STUDIES = {
     "alfworld": Study(expert=800, steps=400),
-    "search": Study(expert=4000, steps=500, model="tiny"),
+    "search": Study(expert=4000, steps=1200, batch_size=16, learning_rate=1e-3),
 }
 
 
@@ -89,8 +87,8 @@ def _warm_start(place: Path, world: str, seed: int, *, quick: bool) -> Path:
     study, path = STUDIES[world], RECIPES / f"{world}.py"
     if not (place / "config.json").exists():
         few = {"expert": 8, "steps": 4} if quick else {"expert": study.expert, "steps": study.steps}
-        lesson = Lesson(place, **few, learning_rate=2e-3, seed=seed)
-        with new_model(path, None, lesson) if study.model == NEW else nullcontext(study.model) as name:
+        lesson = Lesson(place, **few, batch_size=study.batch_size, learning_rate=study.learning_rate, seed=seed)
+        with new_model(path, None, lesson) as name:
             taught(recipe(path, {"model_name_or_path": name}, unheard=True), lesson)
     return place
 
