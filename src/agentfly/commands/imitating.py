@@ -65,7 +65,7 @@ _WORDS = 200
 @contextmanager
 def new_model(path: Path, data: Path | None, lesson: Lesson) -> Iterator[str]:
     """A tiny model that knows nothing but the words of the recipe's demonstrations, for as long as it is wanted."""
-    run = recipe(path, {"model_name_or_path": BYTES}, unheard=True)
+    run = recipe(path, {"model_name_or_path": BYTES, "template": "chatml"}, unheard=True)
     run = run.overridden(None, data, None, {}, {}) if data is not None else run
     few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
     shown = asyncio.run(_gathered(run, few, lambda _: None))

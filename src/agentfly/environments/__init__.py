@@ -5,7 +5,18 @@ from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.search.world import Search
+from agentfly.environments.shell import Shell
 from agentfly.environments.sql import SQL
 from agentfly.environments.webshop import WebShop
 
-__all__ = ["SQL", "ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]
+__all__ = [
+    "SQL",
+    "ALFWorld",
+    "ALFWorldUpstream",
+    "CodeInterpreter",
+    "CodeJudge",
+    "ModelServer",
+    "Search",
+    "Shell",
+    "WebShop",
+]
