@@ -17,19 +17,21 @@ from agentfly.training.demonstrations import demonstrate
 from agentfly.types import Task
 from tests.fakes import call
 
+TRIED: list[str] = []
+"""Why no sandbox works, or that one does."""
 FILES = {"docs/a.txt": "one\ntwo\n", "docs/b.txt": "two\n", "logs/c.log": "three\n"}
 
 
 @pytest.fixture(autouse=True)
-async def _needs_a_sandbox(tried: list[str] = []) -> None:  # noqa: B006 -- once is enough
-    if not tried:
+async def _needs_a_sandbox() -> None:
+    if not TRIED:  # once is enough
         try:
             await (await open_sandbox()).close()
-            tried.append("")
+            TRIED.append("")
         except SandboxUnavailable as error:
-            tried.append(str(error))
-    if tried[0]:
-        pytest.skip(f"no sandbox works here: {tried[0]}")
+            TRIED.append(str(error))
+    if TRIED[0]:
+        pytest.skip(f"no sandbox works here: {TRIED[0]}")
 
 
 def row(gold: str | None, **more: Any) -> dict[str, Any]:
