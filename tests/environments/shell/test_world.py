@@ -62,6 +62,8 @@ async def test_experts_do_every_kind_of_task_at_once() -> None:
     shown = await demonstrate(agent_of(), rows)
     assert (len(shown.kept), shown.reasons) == (len(rows), {})
     assert {each.task.columns["kind"] for each in shown.kept} == set(KINDS)
+    told = [message.text for each in shown.kept for message in each.messages if message.role == "tool"]
+    assert not [text for text in told if "status" in text]  # what is asked for can be done
 
 
 async def test_doing_nothing_and_saying_so_earn_nothing() -> None:

@@ -45,15 +45,12 @@ class Tree:
             yield " ".join(self.random.sample(WORDS, 2))
 
     def file(self) -> str:
+        """The path of a file."""
         return self.random.choice(list(self.files))
 
-    def ending(self, folder: str = "") -> str:
-        """An ending that some file has: anywhere, or of those in a folder."""
-        return self.random.choice([path for path in self.files if path.startswith(folder)]).rpartition(".")[2]
-
-    def folder(self) -> str:
-        """A folder that has files of its own, not only in folders within it."""
-        return self.random.choice(list(self.files)).rpartition("/")[0]
+    def ending(self) -> str:
+        """An ending that some file has."""
+        return _ending(self.file())
 
     def word(self) -> str:
         """A word that is in some file."""
@@ -64,14 +61,18 @@ class Tree:
         return f"{self.random.choice(('result', 'output', 'answer', 'report'))}.{ending}"
 
 
+def _ending(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def find(tree: Tree) -> Asked:
     ending = tree.ending()
     return f"List every .{ending} file below the current folder.", f"find . -type f -name '*.{ending}'"
 
 
 def count(tree: Tree) -> Asked:
-    folder = tree.folder().partition("/")[0]
-    ending = tree.ending(folder)
+    path = tree.file()
+    folder, ending = path.partition("/")[0], _ending(path)
     question = f"How many .{ending} files are there below {folder}? Print only the number."
     return question, f"find {folder} -type f -name '*.{ending}' | wc -l"
 
@@ -93,8 +94,8 @@ def sort(tree: Tree) -> Asked:
 
 
 def move(tree: Tree) -> Asked:
-    folder = tree.folder()
-    ending, target = tree.ending(f"{folder}/"), tree.random.choice(("kept", "store", "moved", "attic"))
+    path, target = tree.file(), tree.random.choice(("kept", "store", "moved", "attic"))
+    folder, ending = path.rpartition("/")[0], _ending(path)
     question = f"Make a folder {target} and move every .{ending} file that is directly in {folder} into it."
     return question, f"mkdir {target} && mv {folder}/*.{ending} {target}/"
 
@@ -102,13 +103,13 @@ def move(tree: Tree) -> Asked:
 def rename(tree: Tree) -> Asked:
     path = tree.file()
     folder, _, name = path.rpartition("/")
-    new = f"{tree.random.choice(WORDS)}.{name.rpartition('.')[2]}"
+    new = f"{tree.random.choice(WORDS)}.{_ending(name)}"
     return f"Rename {path} to {new}, in the same folder.", f"mv {path} {folder}/{new}"
 
 
 def endings(tree: Tree) -> Asked:
-    folder = tree.folder()
-    ending = tree.ending(f"{folder}/")
+    path = tree.file()
+    folder, ending = path.rpartition("/")[0], _ending(path)
     question = f"Change the ending of every .{ending} file that is directly in {folder} to .bak."
     return question, f'for f in {folder}/*.{ending}; do mv "$f" "${{f%.{ending}}}.bak"; done'
 
