@@ -6,7 +6,6 @@ database. The words of the question are always the same.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -69,6 +68,8 @@ class Domain:
 @cache
 def domains() -> tuple[Domain, ...]:
     """All of them, from the file beside this one."""
+    import tomllib  # only who draws databases needs it
+
     read = tomllib.loads((resources.files(__package__) / "domains.toml").read_text(encoding="utf-8"))
     lists = {name: _words(words) for name, words in read["lists"].items()}
     naming = {name: (lists[first], lists[second]) for name, (first, second) in read["naming"].items()}

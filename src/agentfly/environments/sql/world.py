@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
-from agentfly.environments.sql import questions, sources
+from agentfly.environments.sql import sources
 from agentfly.environments.sql.database import Answer, Database, QueryFailed
 from agentfly.environments.sql.drawn import LEVELS
 from agentfly.environments.sql.results import orders, overlap, same
@@ -44,6 +44,8 @@ class SQL(Environment):
         cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = LEVELS
     ) -> list[dict[str, Any]]:
         """Questions about drawn databases: of one table (level 1), two (2) or four (3), which take turns."""
+        from agentfly.environments.sql import questions  # a world with tasks of its own does without
+
         return questions.draw_tasks(split, count, seed, levels)
 
     async def reset(self, task: Task) -> None:
