@@ -16,9 +16,9 @@ from agentfly.environments.sql.database import built
 from agentfly.environments.sql.domains import Domain, Entity, Number, Text, domains
 
 LEVELS = (1, 2, 3)
-"""One table; two, of which one refers to the other; four."""
+"""One table, with names of one word; two, of which one refers to the other; four."""
 ROWS = {1: (8, 12), 2: (10, 20), 3: (12, 30)}
-TWINS = 2
+TWINS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def image_of(key: str, level: int, twin: int = 0) -> bytes:
         sizes = {table.name: random.randint(*ROWS[level]) for table in shape.tables}
         for table in shape.tables:
             connection.execute(_created(table))
-            rows = list(_rows(random, table, sizes))
+            rows = list(_rows(random, table, sizes, level))
             connection.executemany(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         if shape.deals is not None:
             _fill_deals(connection, random, shape, sizes)
@@ -101,10 +101,11 @@ def _created(table: Table) -> str:
     return f"CREATE TABLE {table.name} ({', '.join(columns)})"
 
 
-def _rows(random: Random, table: Table, sizes: dict[str, int]) -> Iterator[tuple[object, ...]]:
+def _rows(random: Random, table: Table, sizes: dict[str, int], level: int) -> Iterator[tuple[object, ...]]:
     size = sizes[table.name]
     columns: list[list[object]] = [list(range(1, size + 1))]
-    columns.append([f"{first} {second}" for first, second in random.sample(list(product(*table.entity.naming)), size)])
+    names = [(first,) for first in table.entity.naming[0]] if level == 1 else list(product(*table.entity.naming))
+    columns.append([" ".join(name) for name in random.sample(names, size)])
     for about, _ in table.columns:
         if isinstance(about, Text):
             few = random.sample(about.values, min(5, len(about.values)))

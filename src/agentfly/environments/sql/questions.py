@@ -47,10 +47,15 @@ class Draw:
         rows = self._database.run(f"SELECT {column} FROM {table.name}", 1000).rows
         return self.random.choice(rows)[0]
 
-    def condition(self, table: Table) -> Asked:
-        """Something that holds for some rows, in words and in SQL."""
-        about, name = self.random.choice(table.columns)
-        value, column = self.value(table, name), f"{table.name}.{name}" if len(self.shape.tables) > 1 else name
+    def condition(self, table: Table, but: str = "") -> Asked:
+        """Something that holds for some rows, in words and in SQL; of a lone table only what needs no number.
+
+        `but` is a column that it is not about.
+        """
+        alone = len(self.shape.tables) == 1
+        known = table.of(Text) if alone else table.columns
+        about, name = self.random.choice([each for each in known if each[1] != but])
+        value, column = self.value(table, name), name if alone else f"{table.name}.{name}"
         if isinstance(about, Text):
             return f"whose {about.said} is {value}", f"{column} = '{value}'"
         word, sign = self.random.choice((("above", ">"), ("below", "<")))
@@ -82,7 +87,8 @@ def how_many(draw: Draw) -> Asked:
 
 def aggregate(draw: Draw) -> Asked:
     table = draw.table()
-    (said, column), (words, sql) = draw.column(table, Number), draw.condition(table)
+    said, column = draw.column(table, Number)
+    words, sql = draw.condition(table, but=column)  # the highest of those above 7 is the highest of all
     word, function = draw.random.choice(list(_AGGREGATES.items()))
     question = f"What is the {word} {said} of the {table.entity.many} {words}?"
     return question, f"SELECT {function}({column}) FROM {table.name} WHERE {sql}"
