@@ -212,6 +212,7 @@ DOUBLING = ", ".join(f"c{n} AS (SELECT (SELECT a FROM c{n - 1}) + (SELECT a FROM
         ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c", "longer than 0.2 s"),
         (f"SELECT COUNT(*) FROM {', '.join(f'toys t{n}' for n in range(20))}", "longer than 0.2 s"),
         (f"WITH c0 AS (SELECT 1 AS a), {DOUBLING} SELECT * FROM c59", "too often"),
+        (re.sub(r"c(\d+)", r'"!-\1"', f"WITH c0 AS (SELECT 1 AS a), {DOUBLING} SELECT * FROM c59"), "too often"),
         (f"WITH c0 /* ( */ AS /**/ (SELECT '--' AS a), {DOUBLING} SELECT * FROM c59", "too often"),
         ("CREATE TABLE t AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT zeroblob(9000) FROM c",
          r"full|longer than"),

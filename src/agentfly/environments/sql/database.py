@@ -50,11 +50,10 @@ _PRAGMAS = {"table_info", "table_xinfo", "table_list", "foreign_key_list", "inde
 """They tell about the schema, and change nothing."""
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "printf", "format"}
 """Functions: the first two lead out, and the others can be made to write for minutes without a look at the clock."""
-_COMMENT = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\])|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_NAMED = re.compile(
-    r"(\w+|\"[^\"]+\"|'[^']+'|`[^`]+`|\[[^\]]+\])\s*(?:\([^()]*\))?\s*\bas\s*(?:not\s+)?(?:materialized\s*)?\(",
-    re.IGNORECASE,
-)
+_QUOTED = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\])|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+"""Something in quotes, or a comment."""
+_WORD = r"(?<![\w$\x80-\U0010ffff])[\w$\x80-\U0010ffff]++"
+_NAMED = re.compile(rf"({_WORD})\s*+(?:\([^()]*+\)\s*+)?as\s*+(?:not\s++)?(?:materialized\s*+)?\(")
 """The name of a common table expression."""
 _MOST_UNFOLDED = 1000
 
@@ -152,10 +151,15 @@ def _unfolded(query: str) -> int:
     Every use of a common table expression is a copy of it. A few that each use the one before several times are enough
     to fill the memory.
     """
-    bare = _COMMENT.sub(lambda found: found[1] or " ", query).lower()
-    names = {name.strip("\"'`[]") for name in _NAMED.findall(bare)}
-    words = Counter(re.findall(r"\w+", bare))
-    return math.prod(max(1, min((words[word] for word in re.findall(r"\w+", name)), default=2) - 1) for name in names)
+    bare = _QUOTED.sub(_as_word, query).lower()
+    uses = Counter(re.findall(_WORD, bare))
+    return math.prod(max(1, uses[name] - 1) for name in _NAMED.findall(bare))
+
+
+def _as_word(found: re.Match[str]) -> str:
+    """A name in quotes as a word of its own, the same as without them where it needs none; a comment as a space."""
+    name = (found[1] or "  ")[1:-1]
+    return f" {name if name.isidentifier() else 'q' + name.encode(errors='replace').hex()} " if found[1] else " "
 
 
 def built(fill: Callable[[sqlite3.Connection], object]) -> bytes:
