@@ -20,7 +20,7 @@ from agentfly.commands.running import Run, recipe
 from agentfly.encoding.tokenizer import BYTES, load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
-from agentfly.training.demonstrations import demonstrate, read_demonstrations
+from agentfly.training.demonstrations import demonstrate, read_demonstrations, template_of
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def new_model(path: Path, data: Path | None, lesson: Lesson) -> Iterator[str]:
     run = run.overridden(None, data, None, {}, {}) if data is not None else run
     few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
     shown = asyncio.run(_gathered(run, few, lambda _: None))
-    read = run.agent.template.codec.decode
+    read = template_of(run.agent).codec.decode
     texts = [read(span.ids.tolist()) for chain in shown for part in chain.segments for span in part.spans]
     with tempfile.TemporaryDirectory() as folder:
         tiny.build_new(Path(folder), texts, seed=lesson.seed)

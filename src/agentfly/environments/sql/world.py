@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
@@ -25,6 +26,8 @@ _QUERY = re.compile(r"\s*(?:select|with|values)\b", re.IGNORECASE)
 _MOST_COMPARED = 50_000
 """Rows of a result that are looked at."""
 _GOLD_SECONDS = 30.0
+_KEPT = 256
+"""Right results, those used last: the chains of a group ask for the same ones."""
 
 
 class SQL(Environment):
@@ -72,7 +75,10 @@ class SQL(Environment):
         """Show the tables of the database, with their columns and what refers to what."""
         assert self._database is not None
         self.looked = True
-        return str(await call(schema, self._database))
+        try:
+            return str(await call(schema, self._database))
+        except QueryFailed as error:
+            return f"Error: {error}."
 
     @tool
     async def sql_query(self, query: str) -> str:
@@ -142,24 +148,28 @@ def _opened(column: Any, seconds: float) -> Database:
 
 def _judged(column: Any, query: str, gold: str, seconds: float) -> dict[str, Any]:
     """Compare on the database itself and on its twins, where it has some."""
-    empty = not _right(sources.image(column), gold).rows
+    real = sources.image(column)
+    right, ordered = _right(real, gold), orders(gold)
+    told = {"match": False, "iou": 0.0, "ran": False, "empty": not right.rows, "wrong": ""}
     try:
-        found = [_compared(image, query, gold, seconds) for image in (sources.image(column), *sources.twins(column))]
+        given = _run(real, query, seconds)
+        pairs = [(given, right)]
+        pairs += [(_run(twin, query, seconds), _right(twin, gold)) for twin in sources.twins(column)]
     except QueryFailed as error:
-        return {"match": False, "iou": 0.0, "ran": False, "empty": empty, "wrong": str(error)}
-    match, iou = all(match for match, _ in found), min(iou for _, iou in found)
-    return {"match": match, "iou": iou, "ran": True, "empty": empty, "wrong": ""}
+        return {**told, "wrong": str(error)}
+    if not right.rows and not _is_alike(given, right):
+        return {**told, "ran": True, "wrong": "it is empty, as it should be, but of something else"}
+    match = all(same(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
+    iou = min(overlap(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
+    return {**told, "match": match, "iou": iou, "ran": True}
 
 
-def _compared(image: bytes, query: str, gold: str, seconds: float) -> tuple[bool, float]:
-    """Whether a query gives what the right one gives, and how much of it."""
-    right, given, ordered = _right(image, gold), _run(image, query, seconds), orders(gold)
-    if not right.rows and not given.rows:  # nothing to compare; but `SELECT 1 WHERE 0` is no answer
-        alike = len(given.columns) == len(right.columns) and given.read >= right.read
-        return alike, float(alike)
-    return same(given.rows, right.rows, ordered=ordered), overlap(given.rows, right.rows, ordered=ordered)
+def _is_alike(given: Answer, right: Answer) -> bool:
+    """Whether two results without rows may be of the same thing: `SELECT 1 WHERE 0` is no answer to anything."""
+    return bool(given.rows) or (len(given.columns) == len(right.columns) and given.read >= right.read)
 
 
+@lru_cache(_KEPT)
 def _right(image: bytes, gold: str) -> Answer:
     try:
         return _run(image, gold, _GOLD_SECONDS)
