@@ -20,7 +20,7 @@ from agentfly.commands.running import Run, recipe
 from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
-from agentfly.training.demonstrations import demonstrate, read_demonstrations
+from agentfly.training.demonstrations import demonstrate, read_demonstrations, template_of
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def new_model(path: Path, data: Path | None, lesson: Lesson) -> Iterator[str]:
 
 def _texts(agent: BaseAgent, shown: Sequence[Trajectory]) -> list[str]:
     """What stands in the chains, piece by piece."""
-    assert agent.template is not None
-    read = agent.template.codec.decode
+    read = template_of(agent).codec.decode
     return [read(span.ids.tolist()) for chain in shown for segment in chain.segments for span in segment.spans]
 
 

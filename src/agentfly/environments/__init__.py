@@ -8,9 +8,12 @@ from agentfly.environments.model_server import ModelServer
 from agentfly.environments.programs import ProgramSynthesis
 from agentfly.environments.repair import Repair, RepairJudge
 from agentfly.environments.search.world import Search
+from agentfly.environments.shell import Shell
+from agentfly.environments.sql import SQL
 from agentfly.environments.webshop import WebShop
 
 __all__ = [
+    "SQL",
     "ALFWorld",
     "ALFWorldUpstream",
     "CodeInterpreter",
@@ -22,5 +25,6 @@ __all__ = [
     "Repair",
     "RepairJudge",
     "Search",
+    "Shell",
     "WebShop",
 ]

@@ -1,0 +1,36 @@
+"""An agent that works in a shell: how many .log files are there below docs?
+
+    agentfly train recipes/shell.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm
+    agentfly sft recipes/shell.py --model new --expert 1000 --steps 1000 --learning-rate 1e-3 --out warm
+    agentfly train recipes/shell.py model=warm learning_rate=3e-4
+
+Every task has a tree of files of its own, in a sandbox. A command is judged by what it leaves and prints, compared with
+what the right one does to a copy of the tree: any way that leads there will do.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.shell import Shell
+from agentfly.rewards import shell_match
+from agentfly.training import TrainConfig
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=[Shell], reward=shell_match)
+
+
+tasks = Shell.draw_tasks("train", 2000)
+eval_tasks = Shell.draw_tasks("validation", 88)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=8,
+    num_chains=8,
+    max_turns=4,
+    sampling={"max_tokens": 96},
+    learning_rate=1e-6,
+    steps=100,
+    eval_every=20,
+    save_every=20,
+)

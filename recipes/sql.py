@@ -1,0 +1,41 @@
+"""An agent that answers questions with SQL: how many patients are there whose home city is Lagos?
+
+    agentfly sft recipes/sql.py --model new --expert 4000 --steps 2000 --learning-rate 1e-3 --out warm
+    agentfly train recipes/sql.py model=warm
+    agentfly eval recipes/sql.py --model warm --by kind
+    agentfly train recipes/sql.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+
+What a table and its columns are called is drawn anew for every database, so a query can only be right after a look at
+the schema; and it is judged on hidden databases with other rows, so that spelling out the answer earns nothing. These
+are questions about one table; `levels=(1, 2, 3)` makes them harder, and `tools=[SQL]` gives a larger model the tool
+with which it tries its queries out.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.sql import SQL
+from agentfly.rewards import sql_match
+from agentfly.training import TrainConfig
+
+
+def agent(**model: Any) -> HFAgent:
+    tools = [SQL.sql_schema, SQL.submit_query]
+    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=tools, reward=sql_match)
+
+
+tasks = SQL.draw_tasks("train", 4000, levels=(1,))
+eval_tasks = SQL.draw_tasks("validation", 100, levels=(1,))
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=3,
+    sampling={"max_tokens": 64},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=60,
+    eval_every=10,
+    save_every=20,
+)

@@ -1,0 +1,112 @@
+"""Where questions come from: drawn without end, or read from Spider's files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.environments.sql import SQL, spider_tasks
+from agentfly.environments.sql.questions import FAMILIES
+from agentfly.errors import DataError
+from agentfly.training.data import read_tasks
+from agentfly.types import Task
+
+
+def test_splits_are_fixed_and_share_no_question() -> None:
+    asked = {
+        (split, seed): [row["question"] for row in SQL.draw_tasks(split, 60, seed=seed)]
+        for split in ("train", "validation", "test")
+        for seed in (0, 1)
+    }
+    seen = {split: {*asked[split, 0], *asked[split, 1]} for split, _ in asked}
+    assert not seen["train"] & seen["validation"]
+    assert not seen["train"] & seen["test"]
+    assert not seen["validation"] & seen["test"]
+    assert asked["train", 0] != asked["train", 1]
+    assert SQL.draw_tasks("test", 20) == SQL.draw_tasks("test", 40)[:20]
+
+
+def test_every_kind_of_question_is_drawn() -> None:
+    rows = SQL.draw_tasks("train", 400)
+    for level, families in FAMILIES.items():
+        assert {row["kind"] for row in rows if row["level"] == level} == {each.__name__ for each in families}
+    assert {row["level"] for row in SQL.draw_tasks("train", 50, levels=(2,))} == {2}
+
+
+async def test_a_row_says_which_database_and_goes_through_a_file(tmp_path: Path) -> None:
+    rows = SQL.draw_tasks("train", 6)
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert max(map(len, path.read_text().splitlines())) < 1000
+    told = []
+    for task in (*read_tasks(path), *map(Task.of, rows)):
+        made = SQL()
+        await made.reset(task)
+        told.append(await made.sql_schema() + str(await made.judged(task.columns["gold"])))
+        await made.close()
+    assert told[:6] == told[6:]
+
+
+def test_what_there_is_not_is_named() -> None:
+    with pytest.raises(DataError, match="train, validation, test"):
+        SQL.draw_tasks("dev", 1)
+    with pytest.raises(DataError, match="levels are 1, 2, 3"):
+        SQL.draw_tasks("train", 1, levels=(4,))
+    with pytest.raises(DataError, match="validation"):
+        spider_tasks("dev")
+
+
+def test_missing_spider_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AGENTFLY_DATA", raising=False)
+    with pytest.raises(DataError, match="yale-lily"):
+        spider_tasks("test")
+    monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"no train_spider\.json"):
+        spider_tasks("train")
+
+
+def write(path: Path, rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
+
+
+def test_the_files_of_the_authors_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
+    names = [f"db_{number}" for number in range(40)]
+    for name in names:
+        write(tmp_path / "spider" / "database" / name / f"{name}.sqlite", "")
+    file = tmp_path / "spider" / "train_spider.json"
+    write(file, [{"db_id": name, "question": f"How many in {name}?", "query": "SELECT 1"} for name in names])
+    train, validation = spider_tasks("train"), spider_tasks("validation")
+    assert len(train) + len(validation) == 40
+    assert 0 < len(validation) < 10
+    assert (train[0]["question"], train[0]["gold"]) == ("How many in db_0?", "SELECT 1")
+    for wrong, told in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "no row of columns")):
+        write(file, wrong)
+        with pytest.raises(DataError, match=told):
+            spider_tasks("train")
+    write(file, [{"db_id": "gone", "question": "?", "query": "SELECT 1"}])
+    with pytest.raises(DataError, match=r"no gone\.sqlite"):
+        spider_tasks("train")
+
+
+async def test_the_right_query_of_every_question_of_spider_is_right() -> None:
+    data = os.environ.get("AGENTFLY_DATA")
+    if not data or not (Path(data) / "spider" / "questions.json").is_file():
+        pytest.skip("AGENTFLY_DATA has no spider/questions.json")
+    rows, empty = spider_tasks("test"), 0
+    made = SQL()
+    for row in rows:
+        await made.reset(Task.of(row))
+        found = await made.judged(row["gold"])
+        assert found["match"], row
+        assert found["iou"] == 1.0
+        empty += found["empty"]
+        assert not (await made.judged("SELECT 1 WHERE 0"))["match"]
+    await made.close()
+    assert len(rows) >= 661
+    assert empty < len(rows) / 8
