@@ -4,7 +4,17 @@ from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.model_server import ModelServer
+from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.environments.search.world import Search
 from agentfly.environments.webshop import WebShop
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]
+__all__ = [
+    "ALFWorld",
+    "ALFWorldUpstream",
+    "CodeInterpreter",
+    "CodeJudge",
+    "ModelServer",
+    "ScienceWorld",
+    "Search",
+    "WebShop",
+]

@@ -3,6 +3,7 @@
 from agentfly.rewards.alfworld import alfworld_episode_reward, alfworld_won
 from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format, qa_f1_tool
 from agentfly.rewards.code import output_match, unit_tests
+from agentfly.rewards.scienceworld import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
 from agentfly.rewards.webshop import webshop_reward
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "qa_f1",
     "qa_f1_format",
     "qa_f1_tool",
+    "scienceworld_episode_reward",
+    "scienceworld_progress",
+    "scienceworld_score",
     "unit_tests",
     "webshop_reward",
 ]
