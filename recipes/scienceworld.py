@@ -4,7 +4,7 @@
     agentfly sft recipes/scienceworld.py --expert 400 --steps 800 --learning-rate 1e-3 --out warm
     agentfly eval recipes/scienceworld.py --model warm --by task_name
 
-Needs `pip install 'agentfly[scienceworld]'` and Java. These are the four shortest of the thirty tasks; leave `tasks=` out
+Needs `pip install 'agentfly[scienceworld]'` and Java. These are four short ones of the thirty tasks; leave `tasks=` out
 for all of them, and give the long ones more turns. Variations are those of the official splits.
 """
 

@@ -93,7 +93,7 @@ async def test_a_chain_whose_process_is_killed_is_run_again() -> None:
 
 @pytest.mark.usefixtures("java")
 async def test_a_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.environments.scienceworld.gateway.ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("agentfly.environments.scienceworld.gateway.ANSWER_SECONDS", 10.0)
     (world,) = await started(1)
     (pid,) = pids([world])
     os.kill(pid, signal.SIGSTOP)

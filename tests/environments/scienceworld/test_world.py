@@ -18,8 +18,9 @@ from agentfly.types import Task, ToolCall
 pytestmark = pytest.mark.usefixtures("kept_java")
 
 QUICK = ["find-plant", "find-animal", "find-living-thing", "find-non-living-thing", "identify-life-stages-1"]
-WALK = ["look around", "open door to hallway", "go to hallway", "teleport to kitchen", "look around", "open fridge",
-        "pick up orange", "inventory", "teleport to outside", "look around", "wait1", "focus"]  # fmt: skip
+WALK = ["look around", "teleport to kitchen", "look around", "open fridge", "activate stove", "pick up lighter", "wait1",
+        "inventory", "teleport to outside", "look around", "nonsense"]  # fmt: skip
+"""Nothing ambiguous: the order in which the simulator then asks back is not the same twice."""
 
 
 def row(name: str = "boil", number: int = 0, **columns: object) -> dict[str, object]:
@@ -76,7 +77,7 @@ async def test_sixteen_at_once_in_one_process_see_what_each_sees_alone(world: Sc
 
 async def test_an_instance_keeps_nothing_of_the_last_chain(world: ScienceWorld) -> None:
     first = await walked(world, row("boil", 3))
-    await world.scienceworld_step("focus on orange")
+    await world.scienceworld_step("focus on lighter")
     assert (world.score, world.ended, world.steps) == (-100, True, len(WALK) + 1)
     await walked(world, row("find-plant", 5, simplification=""))
     assert await walked(world, row("boil", 3)) == first
@@ -142,17 +143,18 @@ async def test_valid_actions_are_told_in_short(world: ScienceWorld) -> None:
     told = await world.scienceworld_valid_actions()
     assert "move OBJ to OBJ" in told
     assert "thermometer" in told
-    every = (await world.scienceworld_valid_actions("thermometer")).splitlines()
-    assert "pick up thermometer" in every
-    assert len(every) == 101
-    assert every[-1].endswith("Use a longer word.")
+    assert "pick up thermometer" in (await world.scienceworld_valid_actions("thermometer")).splitlines()
+    *some, last = (await world.scienceworld_valid_actions("O")).splitlines()
+    assert len(some) == 100
+    assert last.endswith("Use a longer word.")
+    assert len("\n".join(some)) < 5000
     assert await world.scienceworld_valid_actions("unicorn") == "Nothing can be done with 'unicorn'."
     assert world.steps == 1
 
 
 async def test_strange_actions_are_answered() -> None:
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000}),
-               json.dumps({"action": "look\u0000 \ud800 \n\u2028"})]  # fmt: skip
+               json.dumps({"action": "loo\u0000k \n\u2028 ∞ 🜁"})]  # fmt: skip
     script = [f'<tool_call>{{"name": "scienceworld_step", "arguments": {each}}}</tool_call>' for each in strange]
     agent = agent_of([*script, called("look around"), "Enough."])
     (chain,) = await agent.run(row(), max_turns=8)

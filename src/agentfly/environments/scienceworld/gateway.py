@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, find_jar_path
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -31,26 +31,21 @@ class Gateway:
         self._process = _started()
         self._said: deque[bytes] = deque(maxlen=5)
         self._java: JavaGateway | None = None
-        port, token = self._line(), self._line()
+        printed = cast("IO[bytes]", self._process.stdout)
+        port, token = (printed.readline().decode(errors="replace").strip() for _ in range(2))
         threading.Thread(target=self._listen, name="agentfly-java", daemon=True).start()
         if not port.isdigit():
             self.close()
-            raise EnvironmentFault(f"Java did not start: {self.last_words}")
+            raise EnvironmentFault(f"Java did not start: {port} {token}")
         self._java = _Java(
             gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_SECONDS)
         )
         # The simulator prints pages at every step. Said before its first class is loaded, this spares us them.
         self._java.jvm.java.lang.System.setOut(self._java.jvm.java.io.PrintStream(os.devnull))
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        self._said.append(self._process.stdout.readline())
-        return self._said[-1].decode(errors="replace").strip()
-
     def _listen(self) -> None:
         """Read what it prints, which is little, and often its last words."""
-        assert self._process.stdout is not None
-        with self._process.stdout as printed:
+        with cast("IO[bytes]", self._process.stdout) as printed:
             self._said.extend(printed)
 
     @property
