@@ -18,7 +18,7 @@ from agentfly.errors import ConfigError, EnvironmentFault, describe
 
 T = TypeVar("T")
 
-OPTIONS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData")
+OPTIONS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData")
 """One thread does all the work, so one collector will do; and nothing is left in a temporary folder."""
 ANSWER_SECONDS = 60.0
 """Seconds after which a process that does not answer is taken for hung."""
