@@ -19,6 +19,7 @@ from agentfly.environments import ScienceWorld
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.simulator import Simulator
 from agentfly.environments.scienceworld.tasks import variation_of
+from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager
 from agentfly.types import Task
 from benchmarks.table import print_table
@@ -140,7 +141,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    solved = solutions(6 if quick else 24)
+    try:
+        solved = solutions(6 if quick else 24)
+    except ConfigError as error:
+        print(f"not measured: {error}")
+        return
     header = [
         "one world",
         "ms a reset",

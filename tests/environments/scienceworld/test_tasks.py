@@ -56,5 +56,5 @@ def test_what_there_is_not_is_named() -> None:
         ScienceWorld.draw_tasks("train", 1, tasks="boil")
     with pytest.raises(DataError, match="no simplification 'hard'"):
         ScienceWorld.draw_tasks("train", 1, simplification="hard")
-    with pytest.raises(DataError, match="boil: the split validation has 7 variations of these, not 8"):
+    with pytest.raises(DataError, match="the split validation has 7 variations of boil, not 8"):
         ScienceWorld.draw_tasks("validation", 8, tasks=["boil"])

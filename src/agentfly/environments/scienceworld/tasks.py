@@ -9,6 +9,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from agentfly.environments.data import checked_split
@@ -73,43 +74,58 @@ def draw_tasks(
     split: str, count: int, seed: int, tasks: Sequence[str] | None, simplification: str
 ) -> list[dict[str, Any]]:
     """So many variations of a split; the tasks take turns, and each variation comes once."""
-    names = _names(tasks)
+    names = _names(tasks, simplification)
     random.Random(f"scienceworld {seed}").shuffle(names)
-    rows = _rows(checked_split(split), names, simplification, count, seed)
-    if len(rows) < count:
-        raise DataError(f"{', '.join(names)}: the split {split} has {len(rows)} variations of these, not {count}")
-    return rows
+    with _process() as process:
+        queues = [_variations(process, checked_split(split), name, simplification, seed) for name in names]
+        drawn = list(itertools.islice(_in_turn(queues), max(count, 0)))
+        if len(drawn) < count:
+            raise DataError(f"the split {split} has {len(drawn)} variations of {', '.join(names)}, not {count}")
+        return [_row(process, each) for each in drawn]
 
 
 def official_tasks(
     split: str = "test", tasks: Sequence[str] | None = None, simplification: str = "easy"
 ) -> list[dict[str, Any]]:
     """Every variation of a split: of all thirty tasks, or of those that are named."""
-    return _rows(checked_split(split), _names(tasks), simplification, None, None)
+    names = _names(tasks, simplification)
+    with _process() as process:
+        queues = [_variations(process, checked_split(split), name, simplification) for name in names]
+        return [_row(process, each) for each in itertools.chain(*queues)]
 
 
-def _names(tasks: Sequence[str] | None) -> list[str]:
+def _names(tasks: Sequence[str] | None, simplification: str) -> list[str]:
     if isinstance(tasks, str):
         raise DataError(f"tasks is a list of names, not {tasks!r:.80}")
-    return [_known(name) for name in (task_names() if tasks is None else dict.fromkeys(tasks))]
-
-
-def _rows(
-    split: str, names: list[str], simplification: str, count: int | None, seed: int | None
-) -> list[dict[str, Any]]:
-    """The first `count` rows, the names taking turns; in the order of a seed, or in that of their numbers."""
+    names = [_known(name) for name in (task_names() if tasks is None else dict.fromkeys(tasks))]
     for name in names:
         _checked_simplification(simplification, name)
+    return names
+
+
+@contextmanager
+def _process() -> Iterator[jvm.JVM]:
     process = jvm.reserve()
     try:
-        queues = [_variations(process, split, name, simplification, seed) for name in names]
-        turns = (each for turn in itertools.zip_longest(*queues) for each in turn if each is not None)
-        return [_row(process, each) for each in itertools.islice(turns, count)]
+        yield process
     finally:
         jvm.release(process)
 
 
-def _variations(process: jvm.JVM, split: str, name: str, simplification: str, seed: int | None) -> Iterator[Variation]:
+def _in_turn(queues: list[Iterator[Variation]]) -> Iterator[Variation]:
+    """One of each, over and over; a queue is asked for its first only when its turn comes."""
+    while queues:
+        for queue in tuple(queues):
+            try:
+                yield next(queue)
+            except StopIteration:
+                queues.remove(queue)
+
+
+def _variations(
+    process: jvm.JVM, split: str, name: str, simplification: str, seed: int | None = None
+) -> Iterator[Variation]:
+    """The variations of a task in a split, in the order of a seed, or in that of their numbers."""
     numbers = list(_splits(process, name)[split])
     if seed is not None:
         random.Random(f"scienceworld {seed} {name}").shuffle(numbers)
