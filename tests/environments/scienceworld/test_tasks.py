@@ -20,11 +20,11 @@ def ids(split: str, count: int, seed: int = 0, **settings: object) -> list[str]:
 
 
 def test_every_task_is_drawn_and_more_rows_begin_with_fewer() -> None:
-    rows = ScienceWorld.draw_tasks("train", 40)
+    rows = ScienceWorld.draw_tasks("train", 32)
     assert len(task_names()) == 30
     assert {row["task_name"] for row in rows[:30]} == set(task_names())
     assert ScienceWorld.draw_tasks("train", 7) == rows[:7]
-    assert ids("train", 40, seed=1) != [row["id"] for row in rows]
+    assert ids("train", 7, seed=1) != [row["id"] for row in rows[:7]]
     assert json.loads(json.dumps(rows)) == rows
 
 
@@ -38,9 +38,10 @@ def test_the_splits_are_the_official_ones_and_share_nothing() -> None:
 
 
 async def test_the_question_is_what_the_simulator_asks() -> None:
+    """Among them a pair of inclined planes, whose order only loading settles."""
     world = ScienceWorld()
     await world.start()
-    for row in ScienceWorld.draw_tasks("validation", 30, seed=3):
+    for row in ScienceWorld.draw_tasks("validation", 12, seed=3):
         await world.reset(Task.of(row))
         said = (await world.scienceworld_step("task"))["observation"]
         assert said.removeprefix("Task description:").strip() == row["question"]

@@ -18,7 +18,7 @@ from agentfly.types import Task, ToolCall
 pytestmark = pytest.mark.usefixtures("kept_java")
 
 QUICK = ["find-plant", "find-animal", "find-living-thing", "find-non-living-thing", "identify-life-stages-1"]
-WALK = ["look around", "teleport to kitchen", "activate stove", "pick up lighter", "wait1", "inventory", "nonsense"]
+WALK = ["look around", "teleport to kitchen", "activate stove", "pick up lighter", "inventory", "nonsense"]
 """Nothing ambiguous: the order in which the simulator then asks back is not the same twice."""
 
 
@@ -54,9 +54,9 @@ async def walked(world: ScienceWorld, columns: dict[str, object]) -> list[object
 
 async def test_experts_of_several_tasks_at_once_earn_everything() -> None:
     agent = agent_of()
-    shown = await demonstrate(agent, ScienceWorld.draw_tasks("train", 8, tasks=QUICK), max_turns=60)
+    shown = await demonstrate(agent, ScienceWorld.draw_tasks("train", 5, tasks=QUICK), max_turns=60)
     await agent.manager.close()
-    assert len(shown.kept) == 8, shown.reasons
+    assert len(shown.kept) == 5, shown.reasons
     metrics = shown.kept[0].score.metrics
     assert (metrics["success"], metrics["failed"], metrics["in_vain"]) == (1.0, 0.0, 0)
     assert metrics["steps"] == len(shown.kept[0].turns)
@@ -82,7 +82,7 @@ async def test_an_instance_keeps_nothing_of_the_last_chain(world: ScienceWorld) 
     assert (world.score, world.ended, world.steps) == (-100, True, len(WALK) + 1)
     await walked(world, row("find-plant", 5, simplification=""))
     assert await walked(world, row("boil", 3)) == first
-    assert (world.score, world.ended, world.steps) == (0, False, len(WALK))
+    assert (world.ended, world.steps, world.in_vain) == (False, len(WALK), 1)
 
 
 async def test_a_wrong_choice_ends_the_chain_and_costs_all_that_was_earned() -> None:
