@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 OPTIONS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData")
 """One thread does all the work, so one collector will do; and nothing is left in a temporary folder."""
-ANSWER_SECONDS = 60.0
-"""Seconds after which a process that does not answer is taken for hung."""
+ANSWER_SECONDS = 300.0
+"""Seconds after which a process that does not answer is taken for hung; solutions take a minute on a busy machine."""
 
 
 class Gateway:
@@ -68,7 +68,7 @@ class Gateway:
         except Py4JJavaError as error:  # an exception in Java: one simulator's, the others are none the worse
             raise EnvironmentFault(f"ScienceWorld failed: {error.java_exception}") from error
         except (Py4JError, OSError) as error:
-            told = describe(error).partition("\n")[0]
+            told = describe(getattr(error, "cause", None) or error).partition("\n")[0]
             raise ConnectionError(f"{told} (it said: {self.last_words})") from error
 
     def interface(self) -> Any:
