@@ -4,8 +4,8 @@
     agentfly sft recipes/scienceworld.py --expert 400 --steps 800 --learning-rate 1e-3 --out warm
     agentfly eval recipes/scienceworld.py --model warm --by task_name
 
-Needs `pip install 'agentfly[scienceworld]'` and Java. These are four short ones of the thirty tasks; leave `tasks=` out
-for all of them, and give the long ones more turns. Variations are those of the official splits.
+Needs `pip install 'agentfly[scienceworld]'` and Java. These are seven short ones of the thirty tasks; leave
+`tasks=` out for all of them, and give the long ones more turns. Variations are those of the official splits.
 """
 
 from typing import Any
@@ -15,7 +15,10 @@ from agentfly.environments import ScienceWorld
 from agentfly.rewards import scienceworld_score
 from agentfly.training import TrainConfig
 
-SHORT = ("find-living-thing", "find-non-living-thing", "find-plant", "find-animal")
+SHORT = (
+    *("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived"),
+    *("find-living-thing", "find-non-living-thing", "find-plant", "find-animal"),
+)
 
 
 def agent(**model: Any) -> HFAgent:
@@ -24,7 +27,7 @@ def agent(**model: Any) -> HFAgent:
 
 
 tasks = ScienceWorld.draw_tasks("train", 400, tasks=SHORT)
-eval_tasks = ScienceWorld.draw_tasks("validation", 40, tasks=SHORT)
+eval_tasks = ScienceWorld.draw_tasks("validation", 42, tasks=SHORT)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",
