@@ -26,7 +26,7 @@ NOT_UNDERSTOOD = "No known action matches that input."
 class ScienceWorld(Environment):
     """Elementary science in a house with a workshop and a greenhouse: boil, grow, measure, wire up, find out."""
 
-    pool = Pool(memory=64 << 20)
+    pool = Pool(memory=64 << 20, start_timeout=600.0, reset_timeout=300.0)  # those of a process wait for one another
     scored_by = "scienceworld_score"
     share_process: ClassVar[int] = 16
     """How many may share a Java process; their actions take turns."""
