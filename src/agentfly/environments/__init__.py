@@ -7,6 +7,7 @@ from agentfly.environments.math import MathJudge, MathWithPython
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.programs import ProgramSynthesis
 from agentfly.environments.repair import Repair, RepairJudge
+from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.environments.search.world import Search
 from agentfly.environments.shell import Shell
 from agentfly.environments.sql import SQL
@@ -24,6 +25,7 @@ __all__ = [
     "ProgramSynthesis",
     "Repair",
     "RepairJudge",
+    "ScienceWorld",
     "Search",
     "Shell",
     "WebShop",

@@ -5,6 +5,7 @@ from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_
 from agentfly.rewards.code import output_match, unit_tests
 from agentfly.rewards.math import math_equal, math_equal_think, math_equal_think_tool, math_equal_tool
 from agentfly.rewards.repair import repaired, tests_pass
+from agentfly.rewards.scienceworld import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
 from agentfly.rewards.shell import shell_match, shell_similarity
 from agentfly.rewards.sql import sql_iou, sql_match
 from agentfly.rewards.webshop import webshop_reward
@@ -24,6 +25,9 @@ __all__ = [
     "qa_f1_format",
     "qa_f1_tool",
     "repaired",
+    "scienceworld_episode_reward",
+    "scienceworld_progress",
+    "scienceworld_score",
     "shell_match",
     "shell_similarity",
     "sql_iou",

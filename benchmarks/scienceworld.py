@@ -1,0 +1,168 @@
+"""ScienceWorld: our raw steps against those of the package's own `env.step`, and many worlds under the manager.
+
+    python -m benchmarks.scienceworld [--quick]
+
+Both carry out the same solutions of the same variations. Seconds are of the clock; CPU is that of this process and of
+its Java processes together, and memory that of the Java processes, both from /proc.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentfly.environments import ScienceWorld
+from agentfly.environments.scienceworld import jvm
+from agentfly.environments.scienceworld.simulator import Simulator
+from agentfly.environments.scienceworld.tasks import variation_of
+from agentfly.errors import ConfigError
+from agentfly.resources import ResourceManager
+from agentfly.types import Task
+from benchmarks.table import print_table
+
+INSTANCES = (1, 16, 64)
+TASKS = ["boil", "find-plant", "find-animal", "use-thermometer", "identify-life-stages-1", "power-component"]
+
+
+def solutions(count: int) -> list[tuple[Task, list[str]]]:
+    """Tasks, and the actions that do them."""
+    tasks = [Task.of(row) for row in ScienceWorld.draw_tasks("train", count, tasks=TASKS)]
+    simulator = Simulator(1)
+    paths = [simulator.gold_path(variation_of(task)) for task in tasks]
+    simulator.close()
+    return list(zip(tasks, paths, strict=True))
+
+
+def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
+    """The package as it comes, one environment."""
+    from scienceworld import ScienceWorldEnv
+
+    environment = ScienceWorldEnv()
+
+    def begin(task: Task) -> None:
+        variation = variation_of(task)
+        environment.load(variation.task, variation.number, variation.simplification)
+
+    def step(action: str) -> Any:
+        return environment.step(action)
+
+    return ["package's env.step", *_timed(solved, begin, step, [environment._gateway.java_process.pid])]
+
+
+def ours(solved: list[tuple[Task, list[str]]]) -> list[str]:
+    """One simulator, asked as our environment asks it."""
+    simulator = Simulator(1)
+    simulator.open()
+    row = _timed(solved, lambda task: simulator.load(variation_of(task)), simulator.step, jvm.processes())
+    simulator.close()
+    return ["ours", *row]
+
+
+def _timed(
+    solved: list[tuple[Task, list[str]]], begin: Callable[[Task], None], step: Callable[[str], Any], java: list[int]
+) -> list[str]:
+    begin(solved[0][0])
+    step("look around")
+    resetting = stepping = 0.0
+    spent = cpu_seconds(java)
+    for task, actions in solved:
+        begun = time.perf_counter()
+        begin(task)
+        loaded = time.perf_counter()
+        for action in actions:
+            step(action)
+        stepping += time.perf_counter() - loaded
+        resetting += loaded - begun
+    steps = sum(len(actions) for _, actions in solved)
+    spent = (cpu_seconds(java) - spent) / (steps + len(solved))
+    cells = (1000 * resetting / len(solved), 1000 * stepping / steps, 1000 * spent)
+    return [*(f"{cell:.1f}" for cell in cells), f"{steps / stepping:.1f}", f"{resident(java):.0f}", str(steps)]
+
+
+def cpu_seconds(java: list[int]) -> float:
+    """CPU time of this process and of the Java ones so far."""
+    return sum(_ticks(pid) for pid in (os.getpid(), *java)) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after[11]) + int(after[12])
+
+
+def resident(pids: list[int]) -> float:
+    """Megabytes of the processes."""
+    texts = (Path(f"/proc/{pid}/status").read_text() for pid in pids)
+    return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in texts) / 1024
+
+
+async def managed(instances: int, solved: list[tuple[Task, list[str]]], seconds: float) -> list[str]:
+    """Solutions carried out through leases and tools, so many at once."""
+    manager = ResourceManager({ScienceWorld: replace(ScienceWorld.pool, max_instances=instances)})
+    steps = chains = 0
+    deadline = float("inf")
+
+    async def chain(task: Task, actions: list[str], ready: asyncio.Barrier | None = None) -> None:
+        nonlocal steps, chains
+        async with manager.leases(task, [ScienceWorld]) as leases:
+            world = await leases.get(ScienceWorld)
+            if ready:  # all are started before the clock is
+                await ready.wait()
+                return
+            for action in actions:
+                if time.perf_counter() > deadline:
+                    return
+                await world.scienceworld_step(action)
+                steps += 1
+            chains += 1
+
+    async def worker(number: int) -> None:
+        while time.perf_counter() < deadline:
+            await chain(*solved[number % len(solved)])
+            number += instances
+
+    barrier = asyncio.Barrier(instances)
+    await asyncio.gather(*(chain(*solved[number % len(solved)], barrier) for number in range(instances)))
+    java = jvm.processes()
+    spent, begun = cpu_seconds(java), time.perf_counter()
+    deadline = begun + seconds
+    await asyncio.gather(*map(worker, range(instances)))
+    took, spent = time.perf_counter() - begun, cpu_seconds(java) - spent
+    memory = resident(java)
+    await manager.close()
+    rates = [f"{steps / took:.0f}", f"{chains / took:.2f}", f"{1000 * spent / steps:.1f}"]
+    return [str(instances), str(len(java)), *rates, f"{memory:.0f}", f"{memory / instances:.0f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    try:
+        solved = solutions(6 if quick else 24)
+    except ConfigError as error:
+        print(f"not measured: {error}")
+        return
+    header = [
+        "one world",
+        "ms a reset",
+        "ms a step",
+        "CPU-ms a step or reset",
+        "steps/s",
+        "MB of Java",
+        "steps measured",
+    ]
+    few = solved[: 2 if quick else 6]
+    print_table("ScienceWorld, the same solutions", header, [ours(few), upstream(few)])
+    rows = [
+        asyncio.run(managed(instances, solved, 3 if quick else 15)) for instances in ((1, 4) if quick else INSTANCES)
+    ]
+    header = ["instances", "Java processes", "steps/s", "chains/s", "CPU-ms a step", "MB of Java", "MB an instance"]
+    print_table("Under the resource manager, resets included", header, rows)
+
+
+if __name__ == "__main__":
+    main()

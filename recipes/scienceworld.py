@@ -1,0 +1,42 @@
+"""An agent that does elementary science: find an animal, and put it into the red box in the workshop.
+
+    agentfly train recipes/scienceworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly sft recipes/scienceworld.py --expert 400 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly eval recipes/scienceworld.py --model warm --by task_name
+
+Needs `pip install 'agentfly[scienceworld]'` and Java. These are seven short ones of the thirty tasks; leave
+`tasks=` out for all of them, and give the long ones more turns. Variations are those of the official splits.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments import ScienceWorld
+from agentfly.rewards import scienceworld_score
+from agentfly.training import TrainConfig
+
+SHORT = (
+    *("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived"),
+    *("find-living-thing", "find-non-living-thing", "find-plant", "find-animal"),
+)
+
+
+def agent(**model: Any) -> HFAgent:
+    given = {"model_name_or_path": "tiny", **model}
+    return HFAgent(**given, tools=[ScienceWorld.scienceworld_step], reward=scienceworld_score)
+
+
+tasks = ScienceWorld.draw_tasks("train", 400, tasks=SHORT)
+eval_tasks = ScienceWorld.draw_tasks("validation", 42, tasks=SHORT)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=25,
+    sampling={"max_tokens": 64},
+    learning_rate=3e-4,
+    steps=100,
+    eval_every=20,
+    save_every=20,
+)
