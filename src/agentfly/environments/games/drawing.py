@@ -1,0 +1,44 @@
+"""Tasks drawn from a seed, each in one split only.
+
+What a task is about decides its split, by a checksum; so no two splits share a task, whatever the seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from agentfly.environments.data import checked_split
+from agentfly.errors import DataError
+
+TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+"""Which tenths of all tasks are in each split."""
+_PATIENCE = 2000
+"""Draws without a task that was not there already, after which there are hardly more."""
+
+
+def belongs_to(content: str, split: str) -> bool:
+    """Whether a task that is about this is in the split."""
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big") % 10 in TENTHS[split]
+
+
+def drawn(
+    name: str, split: str, count: int, seed: int, draw: Callable[[Random], tuple[str, dict[str, Any]] | None]
+) -> list[dict[str, Any]]:
+    """So many different rows of a split; more begin with fewer.
+
+    `draw` makes one: what it is about, in words that only the same task has, and its columns. None is a draw in vain.
+    """
+    checked_split(split)
+    random, in_vain = Random(f"{name} {split} {seed}"), 0
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
+        made = draw(random)
+        if made is not None and made[0] not in rows and belongs_to(made[0], split):
+            rows[made[0]] = {"id": f"{name}/{split}/{seed}/{len(rows)}", **made[1]}
+            in_vain = 0
+        elif (in_vain := in_vain + 1) >= _PATIENCE:
+            raise DataError(f"there are {len(rows)} {split} tasks of {name} or little more, not {count}")
+    return list(rows.values())
