@@ -3,8 +3,34 @@
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
+from agentfly.environments.games import (
+    ChessPuzzle,
+    FrozenLake,
+    GymnasiumWorld,
+    OpenEnvWorld,
+    ReasoningGym,
+    Sokoban,
+    TextArenaGame,
+    TextWorldGame,
+)
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.search.world import Search
 from agentfly.environments.webshop import WebShop
 
-__all__ = ["ALFWorld", "ALFWorldUpstream", "CodeInterpreter", "CodeJudge", "ModelServer", "Search", "WebShop"]
+__all__ = [
+    "ALFWorld",
+    "ALFWorldUpstream",
+    "ChessPuzzle",
+    "CodeInterpreter",
+    "CodeJudge",
+    "FrozenLake",
+    "GymnasiumWorld",
+    "ModelServer",
+    "OpenEnvWorld",
+    "ReasoningGym",
+    "Search",
+    "Sokoban",
+    "TextArenaGame",
+    "TextWorldGame",
+    "WebShop",
+]

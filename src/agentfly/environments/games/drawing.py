@@ -25,20 +25,27 @@ def belongs_to(content: str, split: str) -> bool:
 
 
 def drawn(
-    name: str, split: str, count: int, seed: int, draw: Callable[[Random], tuple[str, dict[str, Any]] | None]
+    name: str,
+    split: str,
+    count: int,
+    seed: int,
+    draw: Callable[[Random], tuple[str, dict[str, Any]] | None],
+    *,
+    again: bool = False,
 ) -> list[dict[str, Any]]:
-    """So many different rows of a split; more begin with fewer.
+    """So many rows of a split, no two about the same unless `again`; more begin with fewer.
 
     `draw` makes one: what it is about, in words that only the same task has, and its columns. None is a draw in vain.
     """
     checked_split(split)
     random, in_vain = Random(f"{name} {split} {seed}"), 0
-    rows: dict[str, dict[str, Any]] = {}
+    rows, known = list[dict[str, Any]](), set[str]()
     while len(rows) < count:
-        made = draw(random)
-        if made is not None and made[0] not in rows and belongs_to(made[0], split):
-            rows[made[0]] = {"id": f"{name}/{split}/{seed}/{len(rows)}", **made[1]}
+        content, columns = draw(random) or ("", {})
+        if columns and belongs_to(content, split) and (again or content not in known):
+            known.add(content)
+            rows.append({"id": f"{name}/{split}/{seed}/{len(rows)}", **columns})
             in_vain = 0
         elif (in_vain := in_vain + 1) >= _PATIENCE:
             raise DataError(f"there are {len(rows)} {split} tasks of {name} or little more, not {count}")
-    return list(rows.values())
+    return rows

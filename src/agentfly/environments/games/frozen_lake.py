@@ -71,9 +71,9 @@ class FrozenLake(Game):
         Args:
             direction: Where to go.
         """
-        return self.played(lambda: self._step(direction))
+        return await self.played(self._step, direction)
 
-    def _step(self, direction: Direction) -> str:
+    async def _step(self, direction: Direction) -> str:
         went = self._slips.choice((direction, *_ASTRAY[direction])) if self._slippery else direction
         there = beside(self._at, went)
         self._at = there if symbol_at(self._rows, there) else self._at
@@ -141,9 +141,7 @@ def worth(rows: Sequence[str], slippery: bool, sweeps: int = 200, discount: floa
     return values
 
 
-def _expected(
-    rows: Sequence[str], values: dict[Place, float], place: Place, way: Direction, slippery: bool
-) -> float:
+def _expected(rows: Sequence[str], values: dict[Place, float], place: Place, way: Direction, slippery: bool) -> float:
     """What a step is worth on average."""
     ways = (way, *_ASTRAY[way]) if slippery else (way,)
     ends = ((there if symbol_at(rows, there) else place) for there in (beside(place, each) for each in ways))

@@ -77,9 +77,9 @@ class Sokoban(Game):
         Args:
             direction: Where to go.
         """
-        return self.played(lambda: self._step(direction))
+        return await self.played(self._step, direction)
 
-    def _step(self, direction: Direction) -> str:
+    async def _step(self, direction: Direction) -> str:
         after = self._room.moved(self._position, direction)
         if after is None:
             return f"The way is blocked.\n{self._room.shown(self._position, self.signs)}"
