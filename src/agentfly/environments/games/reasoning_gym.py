@@ -97,10 +97,8 @@ def generated(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 def score(row: Mapping[str, Any], answer: str) -> float:
     """What reasoning-gym gives for an answer, from 0 to 1."""
     generator, entry = generated(row)
-    if row.get("question", entry["question"]) != entry["question"]:
-        raise DataError(
-            f"this version of reasoning-gym makes another question of {row.get('dataset')!r} than the row's"
-        )
+    if row.get("answer", entry["answer"]) != entry["answer"]:
+        raise DataError(f"this version of reasoning-gym makes another question of {row['dataset']!r} than the row has")
     if len(answer) > LONGEST or (row["dataset"] in EVALUATED and not is_harmless(answer)):
         return 0.0
     return _scored(generator, answer, entry)
