@@ -131,8 +131,16 @@ def test_corrupt_rows_are_named(line: str, tmp_path: Path, monkeypatch: pytest.M
         [lichess_tasks(split) for split in ("train", "validation", "test")]
 
 
-@pytest.mark.parametrize("columns", [{}, {"fen": 7, "moves": ["a1a8"]}, {"fen": BACK_RANK["fen"], "moves": []},
-                                     {"fen": BACK_RANK["fen"], "moves": [7]}, {"fen": "8/8", "moves": "a1a8"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"fen": 7, "moves": ["a1a8"]},
+        {"fen": BACK_RANK["fen"], "moves": []},
+        {"fen": BACK_RANK["fen"], "moves": [7]},
+        {"fen": "8/8", "moves": "a1a8"},
+    ],
+)
 async def test_a_puzzle_that_is_none_is_refused(columns: dict[str, object]) -> None:
     with pytest.raises(DataError, match="puzzle"):
         await world(ChessPuzzle, {"question": "?", **columns})

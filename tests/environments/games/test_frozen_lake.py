@@ -30,10 +30,12 @@ async def test_a_way_and_what_is_shown_on_it() -> None:
 
 
 async def test_a_hole_ends_it_and_nothing_undoes_that() -> None:
-    said, chain = await answers(FrozenLake, ROW, called("move", direction="down") + called("move", direction="up"))
-    assert said[0].endswith("You fell into a hole.")
-    assert said[1:] in ([], ["The game is over."])
+    said, chain = await answers(FrozenLake, ROW, called("move", direction="down"), called("move", direction="up"))
+    assert said == ["SFH\nPFF\nFHG\nYou fell into a hole."]
     assert chain.reward == 0.0
+    made = await world(FrozenLake, ROW)
+    await made.move("down")
+    assert (await made.move("up"))["observation"] == "The game is over."
 
 
 async def test_who_walks_on_and_on_loses() -> None:
@@ -46,12 +48,19 @@ async def test_who_walks_on_and_on_loses() -> None:
 
 
 async def test_steps_that_are_none_are_answered() -> None:
-    strange = [called("move", direction=each) for each in ("north", 7, ["up"], "up " * 350_000)]
-    said, chain = await answers(FrozenLake, ROW, *strange, called("move"), called("move", direction="right"))
-    assert len(said) == 6
-    assert all("up" in each and "direction" in each and len(each) < 9000 for each in said[:5])
-    assert said[5].startswith("SPH")
-    assert chain.score.metrics["moves"] == 1
+    for strange in (
+        {"direction": "north"},
+        {"direction": 7},
+        {"direction": ["up"]},
+        {},
+        {"direction": "up " * 350_000},
+    ):
+        said, chain = await answers(FrozenLake, ROW, called("move", **strange), called("move", direction="right"))
+        assert "up" in said[0]
+        assert "direction" in said[0]
+        assert len(said[0]) < 500
+        assert said[1].startswith("SPH")
+        assert chain.score.metrics["moves"] == 1
 
 
 async def test_claims_earn_nothing() -> None:
@@ -111,11 +120,11 @@ def test_splits_are_fixed_and_share_no_lake() -> None:
 
 async def test_on_a_slippery_lake_the_same_moves_lead_to_the_same_end() -> None:
     won = 0
-    for row in FrozenLake.draw_tasks("train", 40, slippery=True):
+    for row in FrozenLake.draw_tasks("train", 16, slippery=True):
         one, other = await world(FrozenLake, row), await world(FrozenLake, row)
         assert await winning(one) == await winning(other)
         won += one.won
-    assert 25 <= won < 40  # slips are real, and the expert mostly gets there all the same
+    assert 9 <= won < 16  # slips are real, and the expert mostly gets there all the same
 
 
 @pytest.mark.parametrize("lake", [None, "SFG", [], ["SFG", 7], ["S", "F"], ["SSG"], ["SXG"], ["SG"] * 100])

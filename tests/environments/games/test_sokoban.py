@@ -111,7 +111,8 @@ async def test_a_level_that_is_none_is_refused(level: object) -> None:
         await world(Sokoban, {"question": "?", **({"level": level} if level is not None else {})})
 
 
-async def test_a_level_beyond_the_expert_is_said_to_be() -> None:
+async def test_a_level_beyond_the_expert_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.environments.games.sokoban_search.MOST_POSITIONS", 1000)
     free = "#" + " " * 30 + "#"
     boxes = "#" + " $" * 8 + " " * 14 + "#"
     made = await world(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,11 +10,11 @@ _ATTACKERS = ("QR", "QN", "QB", "RR", "QRP", "RBN", "QBP", "RRN", "QNP")
 _DEFENDERS = ("", "p", "pp", "n", "bp", "rp", "ppp", "npp")
 
 
-def draw_puzzle(chess: Any, random: Random, mate: int) -> tuple[Any, list[str]]:
-    """A position with a mate in so many moves, and the line that leads to it."""
+def draw_puzzle(chess: Any, random: Random, mate: int, wanted: Callable[[Any], bool]) -> tuple[Any, list[str]]:
+    """A position that is wanted with a mate in so many moves, and the line that leads to it."""
     while True:
         board = _draw_board(chess, random)
-        if board is None:
+        if board is None or not wanted(board):
             continue
         line = mating_line(board, mate)
         if line is not None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from agentfly.environments.data import checked_split
 from agentfly.environments.games.chess_drawing import draw_puzzle
-from agentfly.environments.games.drawing import drawn
+from agentfly.environments.games.drawing import belongs_to, drawn
 from agentfly.environments.games.game import Game
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import needed
@@ -38,12 +39,13 @@ class ChessPuzzle(Game):
         """Positions with a mate in one or two moves, in turn. Of a mate in two, only one first move leads to it."""
         if not mates or not set(mates) <= {1, 2}:
             raise ConfigError(f"puzzles that are drawn are mates in 1 or 2, not {mates!r:.80}")
-        chess, made = chess_library(), 0
+        chess = chess_library()
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]]:
-            nonlocal made
-            board, line = draw_puzzle(chess, random, mates[made % len(mates)])
-            made += 1
+        def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
+            # what is of another split is not searched for mates
+            board, line = draw_puzzle(
+                chess, random, mates[number % len(mates)], lambda board: belongs_to(board.epd(), checked_split(split))
+            )
             return board.epd(), puzzle_row(board.fen(), line, f"Mate in {(len(line) + 1) // 2}.")
 
         return drawn("chess", split, count, seed, draw)

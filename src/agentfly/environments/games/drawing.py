@@ -29,19 +29,20 @@ def drawn(
     split: str,
     count: int,
     seed: int,
-    draw: Callable[[Random], tuple[str, dict[str, Any]] | None],
+    draw: Callable[[Random, int], tuple[str, dict[str, Any]] | None],
     *,
     again: bool = False,
 ) -> list[dict[str, Any]]:
     """So many rows of a split, no two about the same unless `again`; more begin with fewer.
 
-    `draw` makes one: what it is about, in words that only the same task has, and its columns. None is a draw in vain.
+    `draw` makes the row of a number: what it is about, in words that only the same task has, and its columns. It may
+    be asked for a number again, since None, and what is not of the split, is a draw in vain.
     """
     checked_split(split)
     random, in_vain = Random(f"{name} {split} {seed}"), 0
     rows, known = list[dict[str, Any]](), set[str]()
     while len(rows) < count:
-        content, columns = draw(random) or ("", {})
+        content, columns = draw(random, len(rows)) or ("", {})
         if columns and belongs_to(content, split) and (again or content not in known):
             known.add(content)
             rows.append({"id": f"{name}/{split}/{seed}/{len(rows)}", **columns})

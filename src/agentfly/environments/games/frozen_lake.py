@@ -45,7 +45,7 @@ class FrozenLake(Game):
         if not 3 <= size <= 16 or not 0 <= holes <= 0.6:
             raise ConfigError(f"a lake has a size from 3 to 16 and 0 to 0.6 holes, not size={size!r}, holes={holes!r}")
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]] | None:
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]] | None:
             rows = _draw_lake(random, size, holes)
             if rows is None:
                 return None
@@ -131,7 +131,7 @@ def distances(rows: Sequence[str]) -> dict[Place, int]:
     return found
 
 
-def worth(rows: Sequence[str], slippery: bool, sweeps: int = 200, discount: float = 0.99) -> dict[Place, float]:
+def worth(rows: Sequence[str], slippery: bool, sweeps: int = 100, discount: float = 0.99) -> dict[Place, float]:
     """How likely each place is to lead to the goal, sooner rather than later."""
     values = {place: discount**steps for place, steps in distances(rows).items()}
     walked = [place for place in values if symbol_at(rows, place) != GOAL]

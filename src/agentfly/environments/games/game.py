@@ -60,14 +60,10 @@ class TextGame(Game):
         if len(action) > self.longest_action:
             told = f"Error: an action has at most {self.longest_action} characters, not {len(action)}."
             return {"observation": told}
-        return await self.played(self._acted, action)
-
-    async def _acted(self, action: str) -> str:
-        self.seen = await self._act(action)
-        return self.seen
+        return await self.played(self._act, action)
 
     async def _act(self, action: str) -> str:
-        """Do it; what there is to see then. Sets `score`, `won` and `over`."""
+        """Do it, and say what came of it. Sets `seen`, `score`, `won` and `over`."""
         raise NotImplementedError(f"{type(self).__name__} must say what an action does")
 
     @tool

@@ -56,7 +56,7 @@ class GymnasiumWorld(TextGame):
             world.begin_task(row)
             return {"question": f"{world.rules()}\n{world.seen}", **row}
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]]:
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             row = begun(random.randrange(2**31))
             return (row["question"] if varied else str(row["seed"])), row
 
@@ -81,19 +81,20 @@ class GymnasiumWorld(TextGame):
         self._names = [str(name) for name in columns.get("actions", self.actions or known)]
         try:
             observation, _ = self._env.reset(seed=columns.get("seed"), options=columns.get("options"))
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             raise DataError(f"{asked[0]} cannot be reset with these columns: {describe(error)}") from error
         self.seen = self._shown(observation)
 
     async def _act(self, action: str) -> str:
         chosen = self._chosen(action.strip())
         if chosen is None:
-            return f"Error: there is no action {action!r:.80}. {self.rules()}\n{self._drawing()}".rstrip()
+            return f"Error: there is no action {action!r:.80}. {self.rules()}"
         observation, reward, terminated, truncated, _ = self._env.step(chosen)
         self.score += float(reward)
         self.over = bool(terminated or truncated)
         self.won = bool(terminated) and float(reward) > 0
-        return self._shown(observation) + ("\nThe game is over." if self.over else "")
+        self.seen = self._shown(observation)
+        return self.seen + ("\nThe game is over." if self.over else "")
 
     def rules(self) -> str:
         """Which actions there are."""
@@ -116,10 +117,9 @@ class GymnasiumWorld(TextGame):
             return None
 
     def _shown(self, observation: Any) -> str:
-        return self._drawing() or _plain(observation)
-
-    def _drawing(self) -> str:
-        return without_colours(self._env.render()).strip("\n") if self._env.render_mode == "ansi" else ""
+        if self._env.render_mode == "ansi":
+            return without_colours(self._env.render()).strip("\n")
+        return _plain(observation)
 
     def _end(self) -> None:
         if self._env is not None:

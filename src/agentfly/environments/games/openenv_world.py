@@ -6,6 +6,7 @@ environment; so chains share nothing, and closing the socket ends it. openenv-co
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -55,7 +56,8 @@ class OpenEnvWorld(TextGame):
         answer = await self._asked({"type": "step", "data": fields})
         if answer.get("type") == "error":
             return f"Error: {_complaint(answer)}"
-        return self._read(answer)
+        self.seen = self._read(answer)
+        return self.seen
 
     def _read(self, answer: Mapping[str, Any]) -> str:
         data = answer.get("data") or {}
@@ -70,8 +72,6 @@ class OpenEnvWorld(TextGame):
 
     async def _asked(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """What the server answers. Where it is gone, the world is."""
-        import asyncio
-
         try:
             async with asyncio.timeout(self.answer_timeout):
                 await self._socket.send(json.dumps(message))

@@ -7,7 +7,6 @@ does not give full marks are not drawn.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -47,13 +46,12 @@ class ReasoningGym(Environment):
         settings: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Questions of these generators, in turn. `settings` are for each of them; None: their own."""
-        made, turns = {}, itertools.cycle(datasets)
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]] | None:
-            name, number = next(turns), random.randrange(2**31)
-            row = {"dataset": name, "settings": dict(settings or {}), "seed": number, "index": 0}
-            made["generator"], entry = generated(row)
-            if _scored(made["generator"], entry["answer"], entry) < 1:
+        def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
+            row = {"dataset": datasets[number % len(datasets)], "settings": dict(settings or {})}
+            row |= {"seed": random.randrange(2**31), "index": 0}
+            generator, entry = generated(row)
+            if _scored(generator, entry["answer"], entry) < 1:
                 return None
             return entry["question"], {"question": entry["question"], "answer": entry["answer"], **row}
 

@@ -46,7 +46,7 @@ class Sokoban(Game):
                 f"not size={size!r}, boxes={boxes!r}, shortest={shortest!r}, longest={longest!r}"
             )
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]] | None:
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]] | None:
             level = draw_level(random, size, boxes, shortest, longest)
             if level is None:
                 return None

@@ -34,12 +34,10 @@ class TextArenaGame(TextGame):
         cls, split: str = "train", count: int = 100, *, seed: int = 0, games: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
         """So many seeds of these games, in turn; None: of the class's own. The seed decides the split."""
-        names, made = list(games or [cls.game]), 0
+        names = list(games or [cls.game])
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]]:
-            nonlocal made
-            name, number = names[made % len(names)], random.randrange(2**31)
-            made += 1
+        def draw(random: Random, row: int) -> tuple[str, dict[str, Any]]:
+            name, number = names[row % len(names)], random.randrange(2**31)
             state = python_random.getstate()
             try:
                 _, question = _begun(name, number)
@@ -58,12 +56,13 @@ class TextArenaGame(TextGame):
         """Games look for what stands in square brackets; an action without any is put into them."""
         self.over, _ = self._env.step(action=action if "[" in action else f"[{action.strip()}]")
         self.over = bool(self.over)
+        self.seen = _said(self._env)
         if not self.over:
-            return _said(self._env)
+            return self.seen
         rewards, about = self._env.close()
         self.score = float((rewards or {}).get(0, 0.0))
         self.won = self.score >= 1
-        return f"{_said(self._env)}\n{about[0].get('reason') or ''}\nThe game is over.".strip()
+        return f"{self.seen}\n{about[0].get('reason') or ''}\nThe game is over.".strip()
 
 
 def _begun(name: Any, seed: Any) -> tuple[Any, str]:

@@ -50,7 +50,7 @@ class TextWorldGame(TextGame):
         """Games with so many rooms and objects, in which a quest takes so many commands; none is compiled yet."""
         sizes = {"rooms": rooms, "objects": objects, "quest_length": quest_length}
 
-        def draw(random: Random) -> tuple[str, dict[str, Any]]:
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             options = {"seed": random.randrange(65536), **sizes}
             game = _made(options)
             return _text(game), {"question": str(game.objective), "game": options}
@@ -109,7 +109,8 @@ class TextWorldGame(TextGame):
         self.won = bool(self._state["won"])
         self.over = bool(done) or self.won or bool(self._state["lost"])
         self.score = float(self._state["score"] or 0) / float(self._state["max_score"] or 1)
-        return str(self._state.feedback).strip()
+        self.seen = str(self._state.feedback).strip()
+        return self.seen
 
     def expert(self) -> ToolCall | str:
         """The next command of the quest, which TextWorld keeps up to date."""
