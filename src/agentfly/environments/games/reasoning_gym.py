@@ -23,6 +23,8 @@ DATASETS = ("basic_arithmetic", "chain_sum", "gcd", "leg_counting", "number_sequ
 """What is drawn where nobody says what."""
 LONGEST = 10_000
 """Characters of the longest answer that is scored; longer ones are wrong."""
+_TRIED = 10
+"""Questions by which it is found out whether a scorer accepts its generator's answers."""
 EVALUATED = frozenset({
     "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
     "simple_integration", "spiral_matrix", "string_insertion",
@@ -46,6 +48,9 @@ class ReasoningGym(Environment):
         settings: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Questions of these generators, in turn. `settings` are for each of them; None: their own."""
+
+        for name in datasets:
+            _refuse_unfair(name, settings or {})
 
         def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
             row = {"dataset": datasets[number % len(datasets)], "settings": dict(settings or {})}
@@ -90,6 +95,15 @@ def generated(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return generator, generator[index]
     except (TypeError, ValueError, AssertionError, IndexError) as error:
         raise ConfigError(f"{name} makes no question of {settings!r:.200}: {describe(error)}") from error
+
+
+def _refuse_unfair(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a generator whose answers its scorer does not accept: nobody could learn from it."""
+    for seed in range(_TRIED):
+        generator, entry = generated({"dataset": name, "settings": settings, "seed": seed})
+        if _scored(generator, entry["answer"], entry) >= 1:
+            return
+    raise ConfigError(f"reasoning-gym's scorer of {name!r} gives its own answers less than 1; leave it out")
 
 
 def score(row: Mapping[str, Any], answer: str) -> float:

@@ -26,6 +26,7 @@ class TextArenaGame(TextGame):
     """A game of TextArena for one player (extra `textarena`). It is won where its reward is 1."""
 
     pool = Pool(place="process")
+    scored_by = "game_won"
     game: ClassVar[str] = "GuessTheNumber-v0"
     """The game, where the task's column `game` names none."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from agentfly.types import Task, ToolCall
 
 OPTIONS = ("seed", "rooms", "objects", "quest_length")
 """What a game is made of."""
+_BANNER = re.compile(r"[\s|\\/<>_]*[$_][\s|\\/<>_$]*")
+_PROMPT = re.compile(r"\n?>\s*(-=.*=-\d+/\d+)?\s*$")
 
 
 class TextWorldGame(TextGame):
@@ -69,34 +72,34 @@ class TextWorldGame(TextGame):
             self._state = self._env.reset()
         except Exception as error:
             raise DataError(f"TextWorld cannot play {path}: {describe(error)}") from error
-        self.seen = str(self._state.feedback).strip()
+        self.seen = tidied(self._state.feedback)
 
     def _path(self, game: Any) -> Path:
         if isinstance(game, Mapping):
-            return self._compiled(_made(game))
+            return self._compiled(json.dumps(game, sort_keys=True, default=str), lambda: _made(game))
         if not isinstance(game, str) or not Path(game).is_file():
             raise DataError(
                 f"the column 'game' is the path of a game's file, or {', '.join(OPTIONS)} to make one; not {game!r:.80}"
             )
         if game.endswith(".json"):
-            return self._compiled(_library().Game.load(game))
+            return self._compiled(Path(game).read_text(), lambda: _library().Game.load(game))
         return Path(game)
 
-    def _compiled(self, game: Any) -> Path:
-        """The game's file, which is made in a folder beside its place and then moved there whole."""
+    def _compiled(self, source: str, game: Callable[[], Any]) -> Path:
+        """The file of the game with this source, which is made in a folder beside its place and moved there whole."""
+        _library()
         from textworld.generator import GameOptions, compile_game
 
         from agentfly.models.cache import root
 
         folder = Path(self.folder) if self.folder else root().parent / "textworld"
-        name = hashlib.sha256(_text(game).encode()).hexdigest()[:20]
-        place = folder / name
+        place = folder / hashlib.sha256(source.encode()).hexdigest()[:20]
         if not place.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as draft:
                 options = GameOptions()
                 options.path = f"{draft}/game/game.z8"
-                compile_game(game, options)
+                compile_game(game(), options)
                 try:
                     os.rename(f"{draft}/game", place)
                 except OSError:
@@ -109,7 +112,7 @@ class TextWorldGame(TextGame):
         self.won = bool(self._state["won"])
         self.over = bool(done) or self.won or bool(self._state["lost"])
         self.score = float(self._state["score"] or 0) / float(self._state["max_score"] or 1)
-        self.seen = str(self._state.feedback).strip()
+        self.seen = tidied(self._state.feedback)
         return self.seen
 
     def expert(self) -> ToolCall | str:
@@ -123,6 +126,12 @@ class TextWorldGame(TextGame):
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def tidied(feedback: Any) -> str:
+    """What the game says, without its banner, the prompt, the status line and needless empty lines."""
+    kept = [line for line in _PROMPT.sub("", str(feedback)).splitlines() if not _BANNER.fullmatch(line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
 
 
 def _library() -> Any:
