@@ -62,6 +62,14 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
     await one.reset(Task.of(row))
     assert (one.seen, one.moves, one.score) == ('{"text": "It shows 3."}', 0, 0.0)
 
+    class Counting(OpenEnvWorld):
+        field, shows = "number", "text"
+
+    worded = await world(Counting, row)
+    assert worded.seen == "It shows 3."
+    assert "number" in (await worded.act("many"))["observation"]
+    await worded.close()
+
     process.kill()
     process.wait()
     with pytest.raises(EnvironmentFault, match=rf"OpenEnv server at {address.replace('http', 'ws')}/ws is gone"):
@@ -72,16 +80,6 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
         await one.reset(Task.of(row))
     for each in (one, other):
         await each.close()
-
-
-async def test_words_go_to_a_field_and_a_field_is_shown(server: tuple[str, subprocess.Popen[str]]) -> None:
-    class Counting(OpenEnvWorld):
-        address, field, shows = server[0], "number", "text"
-
-    made = await world(Counting, "Make it show 10.")
-    assert made.seen == "It shows 0."
-    assert "number" in (await made.act("many"))["observation"]
-    await made.close()
 
 
 async def test_an_address_that_is_none_is_refused() -> None:

@@ -147,8 +147,10 @@ def _made(options: Mapping[str, Any]) -> Any:
         raise DataError(f"a game is made of {', '.join(OPTIONS)}, not of {strange!r:.80}")
     _library()
     from textworld.generator import GameOptions, make_game
+    from textworld.generator.data import KnowledgeBase
 
     asked = GameOptions()
+    asked.kb = KnowledgeBase.default()  # else its grammar is parsed anew for every game, which takes seconds
     asked.seeds = int(options.get("seed", 0))
     asked.nb_rooms, asked.nb_objects = int(options.get("rooms", 1)), int(options.get("objects", 1))
     asked.quest_length = int(options.get("quest_length", 1))
