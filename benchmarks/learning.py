@@ -54,9 +54,9 @@ def main() -> None:
             made = {
                 name: [_run(folder, changes, seed, steps) for seed in seeds] for name, changes in STUDIES[study].items()
             }
-            _show(study, made)
+            show(study, made)
             if options.out is not None:
-                _draw(folder / f"{study}.png", made)
+                draw(folder / f"{study}.png", made)
 
 
 def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
@@ -119,7 +119,7 @@ def _as_it_is() -> Iterator[None]:
     yield
 
 
-def _show(study: str, made: dict[str, list[Path]]) -> None:
+def show(study: str, made: dict[str, list[Path]]) -> None:
     from agentfly.runs import RunDirectory
 
     rows: list[list[Any]] = []
@@ -132,7 +132,7 @@ def _show(study: str, made: dict[str, list[Path]]) -> None:
     print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s"], rows)
 
 
-def _draw(place: Path, made: dict[str, list[Path]]) -> None:
+def draw(place: Path, made: dict[str, list[Path]]) -> None:
     """The held-out curves: a colour a way, a line a seed."""
     from matplotlib.figure import Figure
 

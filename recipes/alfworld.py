@@ -1,8 +1,8 @@
 """An agent that keeps house: find a thing, clean, heat or cool it, put it where it belongs.
 
-    agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm
-    agentfly train recipes/alfworld.py algorithm=gigpo
-    agentfly sft recipes/alfworld.py          # first imitate the expert
+    agentfly sft recipes/alfworld.py --model new --expert 800 --steps 400 --learning-rate 2e-3 --out warm
+    agentfly train recipes/alfworld.py model=warm
+    agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6 algorithm=gigpo
 
 Games are generated, so nothing has to be downloaded; held-out ones are of a split of their own. With the official games
 in AGENTFLY_DATA, `agentfly eval` on a file of `official_tasks("validation")` gives figures that compare with others'.
@@ -23,14 +23,16 @@ def agent(**model: Any) -> HFAgent:
 tasks = ALFWorld.draw_tasks("train", 1200)
 eval_tasks = ALFWorld.draw_tasks("validation", 60)
 config = TrainConfig(
-    model="tiny",
+    model="warm",
     algorithm="grpo",
     tasks_per_step=16,
     num_chains=8,
     max_turns=30,
     sampling={"max_tokens": 128},
-    learning_rate=1e-6,
-    steps=150,
-    eval_every=25,
-    save_every=25,
+    learning_rate=3e-4,
+    schedule="linear",
+    micro_batch_tokens=4096,
+    steps=40,
+    eval_every=10,
+    save_every=20,
 )

@@ -1,6 +1,6 @@
 """An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
 
-    agentfly sft recipes/search.py --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly sft recipes/search.py --model new --expert 800 --steps 600 --learning-rate 2e-3 --out warm
     agentfly train recipes/search.py model=warm
     agentfly eval recipes/search.py --model warm --by hops
     agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
@@ -27,13 +27,13 @@ class OneArticle(Search):
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=[OneArticle], reward=qa_em, system_prompt=PROMPT)
+    return HFAgent(**model, tools=[OneArticle], reward=qa_em, system_prompt=PROMPT)
 
 
 tasks = Search.draw_tasks("train", 2000, hops=(1, 2), articles=100)
 eval_tasks = Search.draw_tasks("validation", 100, hops=(1, 2), articles=100)
 config = TrainConfig(
-    model="tiny",
+    model="warm",
     algorithm="grpo",
     tasks_per_step=16,
     num_chains=8,
@@ -41,6 +41,7 @@ config = TrainConfig(
     sampling={"max_tokens": 48},
     learning_rate=3e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=40,
     eval_every=10,
     save_every=20,

@@ -52,6 +52,18 @@ def losses(shown: str) -> list[float]:
     return [float(line.partition("loss ")[2].partition(",")[0]) for line in shown.splitlines() if "held out," in line]
 
 
+def test_a_new_model_knows_the_words_of_the_demonstrations(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "new"
+    shown = typed(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
+    before, after = losses(shown.stdout)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert AutoModelForCausalLM.from_pretrained(out).num_parameters() < 2e6
+    assert len(tokenizer.encode("lookup")) == 1
+    assert after < before
+
+
 def test_an_expert_is_imitated_and_plain_transformers_loads_the_model(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

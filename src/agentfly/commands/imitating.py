@@ -17,7 +17,7 @@ from rich.console import Console
 from agentfly.agent import BaseAgent
 from agentfly.commands.progress import Steps
 from agentfly.commands.running import Run, recipe
-from agentfly.encoding.tokenizer import BYTES, load_tokenizer
+from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.training.demonstrations import demonstrate, read_demonstrations
@@ -65,15 +65,22 @@ _WORDS = 200
 @contextmanager
 def new_model(path: Path, data: Path | None, lesson: Lesson) -> Iterator[str]:
     """A tiny model that knows nothing but the words of the recipe's demonstrations, for as long as it is wanted."""
-    run = recipe(path, {"model_name_or_path": BYTES}, unheard=True)
-    run = run.overridden(None, data, None, {}, {}) if data is not None else run
     few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
-    shown = asyncio.run(_gathered(run, few, lambda _: None))
-    read = run.agent.template.codec.decode
-    texts = [read(span.ids.tolist()) for chain in shown for part in chain.segments for span in part.spans]
     with tempfile.TemporaryDirectory() as folder:
-        tiny.build_new(Path(folder), texts, seed=lesson.seed)
-        yield folder
+        wordless, model = Path(folder, "wordless"), Path(folder, "new")
+        tiny.build_new(wordless, (), context=1 << 20)
+        run = recipe(path, {"model_name_or_path": str(wordless)}, unheard=True)
+        run = run.overridden(None, data, None, {}, {}) if data is not None else run
+        shown = asyncio.run(_gathered(run, few, lambda _: None))
+        tiny.build_new(model, _texts(run.agent, shown), seed=lesson.seed)
+        yield str(model)
+
+
+def _texts(agent: BaseAgent, shown: Sequence[Trajectory]) -> list[str]:
+    """What stands in the chains, piece by piece."""
+    assert agent.template is not None
+    read = agent.template.codec.decode
+    return [read(span.ids.tolist()) for chain in shown for segment in chain.segments for span in segment.spans]
 
 
 def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated:

@@ -52,12 +52,14 @@ def build(
         _write(folder, model, tokenizer)
 
 
-def build_new(folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 1024) -> None:
+def build_new(
+    folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 1024, context: int = 8192
+) -> None:
     """Write a model of this size that knows nothing, with a tokenizer that knows the words of these texts."""
-    from agentfly.models.tiny_tokenizer import CONTEXT, tiny_tokenizer
+    from agentfly.models.tiny_tokenizer import tiny_tokenizer
 
     with _apart(seed):
-        tokenizer = tiny_tokenizer(texts, vocabulary, context=4 * CONTEXT)
+        tokenizer = tiny_tokenizer(texts, vocabulary, context)
         _write(folder, _model(tokenizer, heads=5, layers=3), tokenizer)
 
 

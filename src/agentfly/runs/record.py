@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PHASES = ("generate", "tools", "waiting", "update", "publish", "evaluate", "other")
+PHASES = ("generate", "tools", "waiting", "update", "publish", "evaluate", "save", "other")
 """Where the time of a step goes."""
 
 

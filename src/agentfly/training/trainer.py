@@ -178,14 +178,15 @@ class Trainer:
             held_out = await self._evaluated() if due else None
         self._tell(self._record(collected, figures, held_out))
         if last or self.step % self.config.save_every == 0 or (held_out is not None and self._best_step == self.step):
-            self._save()
+            with self.clock("save"):
+                self._save()
 
     def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
         rollout = self._seconds.pop("rollout")
         phases = {**collected.seconds, **self._seconds}
         now = time.perf_counter()
         phases["other"] = now - self._since - sum(phases.values())
-        self._since, self._seconds = now, {}  # what follows, the writing of a checkpoint, is time of the next step
+        self._since, self._seconds = now, {}  # a checkpoint is written after this: its time is the next step's
         metrics = {
             **chain_metrics(collected.trajectories, version=self.step - 1),
             **figures,

@@ -24,6 +24,7 @@ COLOURS = {
     "waiting": "red",
     "publish": "magenta",
     "evaluate": "cyan",
+    "save": "bright_white",
     "other": "bright_black",
 }
 """One colour a phase; the model's and the tools' are those of their words."""
