@@ -26,6 +26,8 @@ from agentfly.types import Task, ToolCall
 
 OPTIONS = ("seed", "rooms", "objects", "quest_length")
 """What a game is made of."""
+_VERSIONS = tuple(bytes([version]) for version in range(1, 9))
+"""How a story of the Z-machine begins."""
 _BANNER = re.compile(r"[\s|\\/<>_]*[$_][\s|\\/<>_$]*")
 _PROMPT = re.compile(r"\n?>\s*(-=.*=-\d+/\d+)?\s*$")
 
@@ -83,6 +85,8 @@ class TextWorldGame(TextGame):
             )
         if game.endswith(".json"):
             return self._compiled(Path(game).read_text(), lambda: _library().Game.load(game))
+        if Path(game).read_bytes()[:1] not in _VERSIONS:  # the interpreter would end its process with a bad one
+            raise DataError(f"TextWorld cannot play {game}: it is no story of the Z-machine")
         return Path(game)
 
     def _compiled(self, source: str, game: Callable[[], Any]) -> Path:
