@@ -33,6 +33,7 @@ class OpenEnvWorld(TextGame):
     answer_timeout: ClassVar[float] = 60.0
     """Seconds that the server may take for an answer."""
     _socket: Any = None
+    _at: str = ""
 
     async def reset(self, task: Task) -> None:
         """Begin anew. What the server's reset takes is in the column `reset`, such as a seed."""

@@ -53,7 +53,7 @@ class ReasoningGym(Environment):
             _refuse_unfair(name, settings or {})
 
         def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
-            row = {"dataset": datasets[number % len(datasets)], "settings": dict(settings or {})}
+            row: dict[str, Any] = {"dataset": datasets[number % len(datasets)], "settings": dict(settings or {})}
             row |= {"seed": random.randrange(2**31), "index": 0}
             generator, entry = generated(row)
             if _scored(generator, entry["answer"], entry) < 1:
