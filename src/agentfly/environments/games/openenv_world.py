@@ -77,8 +77,10 @@ class OpenEnvWorld(TextGame):
             async with asyncio.timeout(self.answer_timeout):
                 await self._socket.send(json.dumps(message))
                 answer = json.loads(await self._socket.recv())
-        except Exception as error:
-            await self.close()
+        except BaseException as error:
+            await self.close()  # an answer that comes too late must not be taken for the next one
+            if not isinstance(error, Exception):
+                raise
             raise EnvironmentFault(f"the OpenEnv server at {self._at} is gone: {describe(error)}") from error
         if not isinstance(answer, dict):
             raise EnvironmentFault(f"the OpenEnv server at {self._at} answered {answer!r:.80}")

@@ -16,6 +16,7 @@ from agentfly.environments.games.drawing import drawn
 from agentfly.environments.games.harmless import is_harmless
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import needed
+from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
@@ -64,7 +65,7 @@ class ReasoningGym(Environment):
 
     async def reset(self, task: Task) -> None:
         """The question of the columns `dataset`, `settings`, `seed` and `index`."""
-        _, entry = generated(task.columns)
+        _, entry = await call(generated, task.columns)  # some questions take a second to make
         self._right = str(entry["answer"])
 
     @tool(ends_chain=True, max_length=100_000)
