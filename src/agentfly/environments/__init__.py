@@ -3,6 +3,16 @@
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.code_judge import CodeJudge
+from agentfly.environments.games import (
+    ChessPuzzle,
+    FrozenLake,
+    GymnasiumWorld,
+    OpenEnvWorld,
+    ReasoningGym,
+    Sokoban,
+    TextArenaGame,
+    TextWorldGame,
+)
 from agentfly.environments.math import MathJudge, MathWithPython
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.programs import ProgramSynthesis
@@ -17,16 +27,24 @@ __all__ = [
     "SQL",
     "ALFWorld",
     "ALFWorldUpstream",
+    "ChessPuzzle",
     "CodeInterpreter",
     "CodeJudge",
+    "FrozenLake",
+    "GymnasiumWorld",
     "MathJudge",
     "MathWithPython",
     "ModelServer",
+    "OpenEnvWorld",
     "ProgramSynthesis",
+    "ReasoningGym",
     "Repair",
     "RepairJudge",
     "ScienceWorld",
     "Search",
     "Shell",
+    "Sokoban",
+    "TextArenaGame",
+    "TextWorldGame",
     "WebShop",
 ]

@@ -3,6 +3,7 @@
 from agentfly.rewards.alfworld import alfworld_episode_reward, alfworld_won
 from agentfly.rewards.answers import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format, qa_f1_tool
 from agentfly.rewards.code import output_match, unit_tests
+from agentfly.rewards.games import game_score, game_won, reasoning_gym_score
 from agentfly.rewards.math import math_equal, math_equal_think, math_equal_think_tool, math_equal_tool
 from agentfly.rewards.repair import repaired, tests_pass
 from agentfly.rewards.scienceworld import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
@@ -13,6 +14,8 @@ from agentfly.rewards.webshop import webshop_reward
 __all__ = [
     "alfworld_episode_reward",
     "alfworld_won",
+    "game_score",
+    "game_won",
     "math_equal",
     "math_equal_think",
     "math_equal_think_tool",
@@ -24,6 +27,7 @@ __all__ = [
     "qa_f1",
     "qa_f1_format",
     "qa_f1_tool",
+    "reasoning_gym_score",
     "repaired",
     "scienceworld_episode_reward",
     "scienceworld_progress",

@@ -1,0 +1,39 @@
+"""An agent that answers questions of reasoning-gym: arithmetic, sequences, words spelled backward.
+
+    pip install 'agentfly[reasoning-gym]'
+    agentfly sft recipes/reasoning_gym.py --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
+    agentfly train recipes/reasoning_gym.py model=warm
+    agentfly train recipes/reasoning_gym.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly eval recipes/reasoning_gym.py --model warm --by dataset
+
+One call, `answer`, ends the chain, and the question's own scorer says what it is worth. Name any of the hundred
+generators in `datasets`.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.games import ReasoningGym
+from agentfly.rewards import reasoning_gym_score
+from agentfly.training import TrainConfig
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[ReasoningGym], reward=reasoning_gym_score)
+
+
+tasks = ReasoningGym.draw_tasks("train", 2000)
+eval_tasks = ReasoningGym.draw_tasks("validation", 100)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=1,
+    sampling={"max_tokens": 256},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=40,
+    eval_every=10,
+    save_every=20,
+)

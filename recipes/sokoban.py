@@ -1,0 +1,43 @@
+"""An agent that plays Sokoban: push the box onto the goal, and never into a corner.
+
+    agentfly sft recipes/sokoban.py --model new --expert 2000 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly train recipes/sokoban.py model=warm
+    agentfly train recipes/sokoban.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+
+A quick study: small rooms with one box, drawn backwards from their ends, so that every one can be solved. Boxes cannot
+be pulled: unlike on the lake, a wrong move may be found out many moves later. `boxes=2` and `size=8` make it harder.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.games import Sokoban
+from agentfly.rewards import game_won
+from agentfly.training import TrainConfig
+
+
+class Lettered(Sokoban):
+    """Sokoban in letters, which small tokenizers keep apart; rows of the usual signs they take for a few words."""
+
+    signs = "WPQBCGF"
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[Lettered], reward=game_won)
+
+
+tasks = Lettered.draw_tasks("train", 4000, longest=12)
+eval_tasks = Lettered.draw_tasks("validation", 100, longest=12)
+config = TrainConfig(
+    model="tiny",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=16,
+    sampling={"max_tokens": 32},
+    learning_rate=3e-4,
+    schedule="linear",
+    steps=40,
+    eval_every=10,
+    save_every=20,
+)

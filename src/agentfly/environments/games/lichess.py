@@ -1,0 +1,55 @@
+"""Lichess's puzzles: millions of positions of real games, each with the moves that win."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from agentfly.environments.data import Source, checked_split, opened
+from agentfly.environments.games.chess_puzzle import puzzle_row
+from agentfly.environments.games.drawing import belongs_to
+from agentfly.errors import DataError
+
+SOURCE = Source(
+    "Lichess's puzzle database",
+    "https://database.lichess.org/#puzzles (unpack it with `zstd -d lichess_db_puzzle.csv.zst`)",
+    "lichess",
+)
+_NEEDED = ("PuzzleId", "FEN", "Moves")
+
+
+def lichess_tasks(
+    split: str = "train", count: int | None = None, *, lowest: int = 0, highest: int = 4000, theme: str = ""
+) -> list[dict[str, Any]]:
+    """The first so many puzzles of a split (None: all), with a rating from `lowest` to `highest` and this theme.
+
+    The position decides which split a puzzle is in.
+    """
+    checked_split(split)
+    path = SOURCE.file("lichess_db_puzzle.csv")
+
+    def fits(row: Mapping[str, str]) -> bool:
+        rated = lowest <= float(row.get("Rating") or 0) <= highest
+        return rated and belongs_to(row["FEN"], split) and (not theme or theme in (row.get("Themes") or "").split())
+
+    with opened(path) as lines:
+        return list(islice(lichess_rows(lines, str(path), fits), count))
+
+
+def lichess_rows(
+    lines: Iterable[str], place: str, fits: Callable[[Mapping[str, str]], bool] = lambda _: True
+) -> Iterator[dict[str, Any]]:
+    """Tasks of those rows of Lichess's CSV that fit. It begins with a line of names."""
+    for number, row in enumerate(csv.DictReader(lines), 2):
+        try:
+            if not all(row.get(name) for name in _NEEDED):
+                raise DataError(f"a puzzle needs {', '.join(_NEEDED)}; this has {row!r:.200}")
+            if not fits(row):
+                continue
+            puzzle = puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
+        except (DataError, ValueError) as error:
+            raise DataError(f"{place}, line {number}: {error}") from error
+        more = {"rating": row.get("Rating"), "themes": (row.get("Themes") or "").split()}
+        yield {"id": f"lichess/{row['PuzzleId']}", **puzzle, **more}

@@ -1,0 +1,61 @@
+"""What the tests of all games need: an agent that plays by a script, and a world set up for a row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from agentfly.agents import HFAgent
+from agentfly.environment import Environment
+from agentfly.rewards import game_won
+from agentfly.training.demonstrations import demonstrate
+from agentfly.types import Task, ToolCall
+
+W = TypeVar("W", bound=Environment)
+
+
+def agent_of(kind: type[Environment], script: Any = "-", reward: Any = game_won) -> HFAgent:
+    return HFAgent(
+        tools=[kind], reward=reward, template="chatml", backend="scripted", backend_config={"script": script}
+    )
+
+
+def called(tool: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+
+async def world(kind: type[W], row: Any) -> W:
+    made = kind()
+    await made.start()
+    await made.reset(Task.of(row))
+    return made
+
+
+async def winning(made: Any) -> list[ToolCall]:
+    """What the expert does to the end, and has done."""
+    calls = []
+    while isinstance(call := made.expert(), ToolCall):
+        calls.append(call)
+        await getattr(made, call.name)(**call.arguments)
+    return calls
+
+
+async def demonstrated(kind: type[Environment], rows: list[dict[str, Any]], reward: Any = game_won) -> int:
+    """How many of the rows the expert does through the manager and its tools."""
+    agent = agent_of(kind, reward=reward)
+    try:
+        shown = await demonstrate(agent, rows, max_turns=60)
+        assert not shown.reasons
+        return len(shown.kept)
+    finally:
+        await agent.manager.close()
+
+
+async def answers(kind: type[Environment], row: Any, *said: str, reward: Any = game_won) -> tuple[list[str], Any]:
+    """What the model reads after each thing it says, and the chain."""
+    agent = agent_of(kind, [*said, "Enough."], reward)
+    try:
+        (chain,) = await agent.run(row, max_turns=len(said) + 1)
+    finally:
+        await agent.manager.close()
+    return [message.text for message in chain.messages if message.role == "tool"], chain

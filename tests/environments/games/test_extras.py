@@ -1,0 +1,52 @@
+"""Without its extra, every adapter says in one line what to install; and none is imported before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agentfly.environments.games import (
+    ChessPuzzle,
+    GymnasiumWorld,
+    OpenEnvWorld,
+    ReasoningGym,
+    TextArenaGame,
+    TextWorldGame,
+)
+from agentfly.errors import ConfigError
+from tests.environments.games.playing import world
+
+PACKAGES = {
+    "chess": (ChessPuzzle, {"fen": "8/8/8/8/8/8/8/8 w - - 0 1", "moves": ["a1a2"]}),
+    "gymnasium": (GymnasiumWorld, {}),
+    "websockets": (OpenEnvWorld, {}),
+    "reasoning_gym": (ReasoningGym, {"dataset": "chain_sum"}),
+    "textarena": (TextArenaGame, {}),
+    "textworld": (TextWorldGame, {"game": {"seed": 1}}),
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+async def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Missing:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=package)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    kind, columns = PACKAGES[package]
+    with pytest.raises(ConfigError, match=rf"needs {package}, which is not installed: pip install 'agentfly\["):
+        await world(kind, {"question": "?", **columns})
+
+
+def test_none_is_imported_before_it_is_asked_for() -> None:
+    loaded = "import sys, agentfly.environments, agentfly.rewards; print(*sorted(sys.modules))"
+    names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
+    assert "agentfly.environments.games.chess_puzzle" in names
+    assert not {name.partition(".")[0] for name in names} & set(PACKAGES)

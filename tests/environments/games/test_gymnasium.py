@@ -1,0 +1,140 @@
+"""Gymnasium's environments through the adapter, side by side with Gymnasium itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentfly.environments.games import GymnasiumWorld
+from agentfly.environments.games.gymnasium_world import ACTIONS, without_colours
+from agentfly.errors import ConfigError, DataError
+from agentfly.rewards import game_score
+from agentfly.types import Task
+from tests.environments.games.playing import answers, called, world
+
+gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is in the extra 'gymnasium', which is not installed")
+
+DRY = {"question": "Cross.", "env_id": "FrozenLake-v1", "settings": {"is_slippery": False}, "seed": 1}
+
+
+class Taxi(GymnasiumWorld):
+    env_id = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", Taxi.env_id, "CliffWalking-v1", "Blackjack-v1"])
+async def test_the_same_moves_earn_what_gymnasium_gives(env_id: str) -> None:
+    if env_id not in gymnasium.registry:
+        pytest.skip(f"this version of Gymnasium has no {env_id}")
+    made = await world(GymnasiumWorld, {"question": "?", "env_id": env_id, "seed": 3})
+    bare = gymnasium.make(env_id)
+    bare.reset(seed=3)
+    bare.action_space.seed(3)
+    earned, over = 0.0, False
+    names = ACTIONS[env_id.rpartition("-v")[0]]
+    while not over and made.moves < 60:
+        choice = int(bare.action_space.sample())
+        _, reward, terminated, truncated, _ = bare.step(choice)
+        earned, over = earned + float(reward), terminated or truncated
+        await made.act(names[choice] if choice % 2 else str(choice))  # by name and by number
+        assert (made.score, made.over) == (earned, over)
+    bare.close()
+    await made.close()
+
+
+async def test_a_lake_is_crossed_and_drawn() -> None:
+    said, chain = await answers(
+        GymnasiumWorld, DRY, *(called("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")),
+        reward=game_score,
+    )  # fmt: skip
+    assert said[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
+    assert said[-1].endswith("HFF[G]\nThe game is over.")
+    assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
+
+
+async def test_what_is_no_action_is_answered() -> None:
+    strange = ["fly", "", "99", "-1", "1.5", "true", "[1]", "[" * 900, "x" * 1_000_000]
+    said, chain = await answers(
+        GymnasiumWorld, DRY, *(called("act", action=each) for each in [*strange, 7]), called("look")
+    )
+    assert len(said) == 11
+    assert all("Error" in each and len(each) < 500 for each in said[:10])
+    assert "Actions: left, down, right, up." in said[0]
+    assert said[10] == "[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert chain.reward == 0.0
+
+
+@pytest.mark.parametrize("kind", [GymnasiumWorld, Taxi])
+async def test_tasks_begin_as_they_say_and_share_nothing(kind: type[GymnasiumWorld]) -> None:
+    rows = {split: kind.draw_tasks(split, 30) for split in ("train", "validation", "test")}
+    assert kind.draw_tasks("train", 10) == rows["train"][:10]
+    for row in rows["train"][:5]:
+        made = await world(kind, json.loads(json.dumps(row)))
+        assert row["question"].endswith(await made.look())
+        await made.close()
+    told = "question" if kind is Taxi else "seed"
+    contents = {split: {row[told] for row in those} for split, those in rows.items()}
+    assert not contents["train"] & (contents["validation"] | contents["test"])
+    assert not contents["validation"] & contents["test"]
+
+
+async def test_an_instance_keeps_nothing_and_two_do_not_meet() -> None:
+    first, second = Taxi.draw_tasks("train", 2)
+    used, fresh, other = await world(Taxi, first), await world(Taxi, second), await world(Taxi, first)
+    begun = other.seen
+    for _ in range(5):
+        await used.act("south")
+    assert other.seen == begun
+    await used.reset(Task.of(second))
+    assert (used.seen, used.moves, used.score, used.over) == (fresh.seen, 0, 0.0, False)
+    for each in (used, fresh, other):
+        await each.close()
+
+
+async def test_actions_of_other_shapes() -> None:
+    from gymnasium import spaces
+
+    class Worded(gymnasium.Env):  # type: ignore[misc, name-defined]
+        observation_space = spaces.Text(50)
+        metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+        def __init__(self, action_space: Any) -> None:
+            self.action_space = action_space
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            return "Say it.", {}
+
+        def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return f"You said {action}.", 0.5, False, False, {}
+
+    gymnasium.register("agentfly-tests/Worded-v0", entry_point=Worded, order_enforce=False)
+    try:
+        said = []
+        pair, shifted = spaces.MultiDiscrete([3, 4]), spaces.Discrete(3, start=5)
+        for space, action in ((spaces.Text(9), "hello"), (pair, "[2, 3]"), (pair, "[5, 5]"), (shifted, "7")):
+            row = {"question": "?", "env_id": "agentfly-tests/Worded-v0", "settings": {"action_space": space}}
+            made = await world(GymnasiumWorld, row)
+            said.append((await made.act(action))["observation"])
+            await made.close()
+    finally:
+        del gymnasium.registry["agentfly-tests/Worded-v0"]
+    assert said[0] == "You said hello."
+    assert said[1] == "You said [2 3]."
+    assert said[2].startswith("Error: there is no action '[5, 5]'")
+    assert said[3] == "You said 7."
+
+
+async def test_what_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot make 'Nothing-v0'.*Nothing"):
+        await world(GymnasiumWorld, {"question": "?", "env_id": "Nothing-v0"})
+    with pytest.raises(ConfigError, match="nonsense"):
+        await world(GymnasiumWorld, {**DRY, "settings": {"nonsense": 1}})
+    with pytest.raises(DataError, match="cannot be reset"):
+        await world(GymnasiumWorld, {**DRY, "seed": "many"})
+    with pytest.raises(DataError, match="validation"):
+        GymnasiumWorld.draw_tasks("dev", 1)
+
+
+def test_colours_become_signs() -> None:
+    assert without_colours("a\x1b[43m \x1b[0m\x1b[34;1mR\x1b[0mb") == "a[ ]R(blue)b"

@@ -1,0 +1,89 @@
+"""OpenEnv: against openenv-core's own server where that is installed, and against one that speaks as it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentfly.environments.games import OpenEnvWorld
+from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.rewards import game_score
+from agentfly.types import Task
+from tests.environments.games.playing import answers, called, world
+
+pytest.importorskip("websockets", reason="websockets is in the extra 'openenv', which is not installed")
+
+
+@pytest.fixture(params=["genuine", "stand-in"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    if request.param == "genuine" and importlib.util.find_spec("openenv") is None:
+        pytest.skip("openenv-core is not installed; the stand-in is tested")
+    file = Path(__file__).with_name("openenv_server.py")
+    process = subprocess.Popen([sys.executable, str(file), request.param], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        port = process.stdout.readline().strip()
+        assert port, "the server did not start"
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def adding(number: object) -> str:
+    return called("act", action=json.dumps({"number": number}))
+
+
+async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -> None:
+    address, process = server
+    row = {"question": "Make it show 10.", "address": address, "reset": {"seed": 3}}
+
+    strange = [adding(500), adding("many"), called("act", action="three"), called("act", action="9" * 1_000_000)]
+    said, chain = await answers(OpenEnvWorld, row, adding(4), *strange, called("look"), adding(3), reward=game_score)
+    assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
+    assert said[0] == '{"text": "It shows 7."}'
+    assert said[1] == "Error: that is too much"
+    assert "number" in said[2]
+    assert "JSON object" in said[3]
+    assert "at most 100000 characters" in said[4]
+    assert said[5:] == ['{"text": "It shows 7."}', '{"text": "It shows 10."}']
+
+    one, other = await world(OpenEnvWorld, row), await world(OpenEnvWorld, row)
+    await one.act('{"number": 5}')
+    assert other.seen == '{"text": "It shows 3."}'
+    await other.check()
+    await one.reset(Task.of(row))
+    assert (one.seen, one.moves, one.score) == ('{"text": "It shows 3."}', 0, 0.0)
+
+    class Counting(OpenEnvWorld):
+        field, shows = "number", "text"
+
+    worded = await world(Counting, row)
+    assert worded.seen == "It shows 3."
+    assert "number" in (await worded.act("many"))["observation"]
+    await worded.close()
+
+    process.kill()
+    process.wait()
+    with pytest.raises(EnvironmentFault, match=rf"OpenEnv server at {address.replace('http', 'ws')}/ws is gone"):
+        await one.act('{"number": 1}')
+    with pytest.raises(EnvironmentFault, match="is gone"):
+        await other.check()
+    with pytest.raises(EnvironmentFault, match="no OpenEnv server answers at"):
+        await one.reset(Task.of(row))
+    for each in (one, other):
+        await each.close()
+
+
+async def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="http://127"):
+        await world(OpenEnvWorld, {"question": "?", "address": "somewhere"})
+    with pytest.raises(ConfigError, match="'reset'"):
+        await world(OpenEnvWorld, {"question": "?", "reset": 7})

@@ -1,0 +1,128 @@
+"""Sokoban: what is drawn, what a push does, and what is lost for good."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentfly.environments.games import Sokoban
+from agentfly.environments.games.sokoban_level import read_level
+from agentfly.environments.games.sokoban_search import solution
+from agentfly.errors import ConfigError, DataError
+from agentfly.types import Task
+from tests.environments.games.playing import answers, called, demonstrated, winning, world
+
+ROW = {"question": "Push.", "level": ["#####", "#@$.#", "#   #", "#####"]}
+LONG = {"question": "Push.", "level": ["######", "#    #", "# $  #", "#@  .#", "######"]}
+
+
+@pytest.mark.parametrize("settings", [{}, {"boxes": 2}, {"size": 7, "boxes": 3, "longest": 14}])
+async def test_the_expert_solves_every_level(settings: dict[str, int]) -> None:
+    rows = Sokoban.draw_tasks("train", 6 if settings.get("boxes") == 3 else 40, **settings)
+    assert await demonstrated(Sokoban, rows) == len(rows)
+
+
+def test_levels_take_as_many_moves_as_was_asked() -> None:
+    for row in Sokoban.draw_tasks("test", 60, shortest=6, longest=9):
+        way = solution(*read_level(row["level"]))
+        assert way is not None
+        assert 6 <= len(way) <= 9
+
+
+async def test_a_push_and_what_is_shown() -> None:
+    made = await world(Sokoban, LONG)
+    assert (await made.move("left"))["observation"] == "The way is blocked.\n######\n#____#\n#_$__#\n#@__.#\n######"
+    for way in ("up", "right"):
+        await made.move(way)
+    assert (await made.move("right"))["observation"] == "######\n#____#\n#__@$#\n#___.#\n######"
+    assert not made.over
+    for way in ("up", "right"):
+        await made.move(way)
+    last = await made.move("down")
+    assert last["observation"].endswith("Every box is on a goal.")
+    assert last["ends_chain"]
+    assert made.won
+
+
+async def test_a_box_in_a_corner_is_there_for_good() -> None:
+    made = await world(Sokoban, {"question": "?", "level": ["######", "#@$  #", "#   .#", "######"]})
+    for _ in range(5):
+        await made.move("right")
+    assert not made.over
+    assert made.expert() == "There is no way left."
+
+
+async def test_two_boxes_are_too_heavy() -> None:
+    made = await world(Sokoban, {"question": "?", "level": ["#######", "#@$$..#", "#######"]})
+    assert (await made.move("right"))["observation"].startswith("The way is blocked.")
+
+
+async def test_moves_that_are_none_are_answered_and_claims_earn_nothing() -> None:
+    strange = [called("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
+    said, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
+    assert len(said) == 4
+    assert all(len(each) < 9000 for each in said)
+    assert chain.reward == 0.0
+
+
+async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
+    first, second = Sokoban.draw_tasks("train", 2)
+    used, fresh = await world(Sokoban, first), await world(Sokoban, second)
+    await winning(used)
+    await used.reset(Task.of(second))
+    assert (used.won, used.over, used.moves) == (False, False, 0)
+    assert await winning(used) == await winning(fresh)
+
+
+async def test_who_does_not_look_rarely_solves_one() -> None:
+    blind, won = random.Random(0), 0
+    for row in Sokoban.draw_tasks("test", 100):
+        made = await world(Sokoban, row)
+        for _ in range(20):
+            await made.move(blind.choice(["up", "down", "left", "right"]))
+        won += made.won
+    assert won < 20
+
+
+def test_splits_are_fixed_and_share_no_level() -> None:
+    drawn = {(split, seed): Sokoban.draw_tasks(split, 60, seed=seed) for split in ("train", "validation", "test")
+             for seed in (0, 1)}  # fmt: skip
+    levels = {key: {tuple(row["level"]) for row in rows} for key, rows in drawn.items()}
+    for (split, _), those in levels.items():
+        assert len(those) == 60
+        assert not any(those & others for (another, _), others in levels.items() if another != split)
+    assert Sokoban.draw_tasks("train", 20) == drawn["train", 0][:20]
+
+
+async def test_other_signs_are_shown_and_levels_stay_the_same() -> None:
+    class Lettered(Sokoban):
+        signs = "WPQBCGF"
+
+    (row,), (plain,) = Lettered.draw_tasks("train", 1), Sokoban.draw_tasks("train", 1)
+    assert row["level"] == plain["level"]
+    assert "WWWWWW" in row["question"]
+    assert "#" not in (await (await world(Lettered, row)).move("up"))["observation"]
+
+
+@pytest.mark.parametrize("level", [None, "#@$.#", ["#@ .#"], ["#@@$.#"], ["#@$$.#"], ["#@$.x#"], [7]])
+async def test_a_level_that_is_none_is_refused(level: object) -> None:
+    with pytest.raises(DataError, match="level"):
+        await world(Sokoban, {"question": "?", **({"level": level} if level is not None else {})})
+
+
+async def test_a_level_beyond_the_expert_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.environments.games.sokoban_search.MOST_POSITIONS", 1000)
+    free = "#" + " " * 30 + "#"
+    boxes = "#" + " $" * 8 + " " * 14 + "#"
+    made = await world(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,
+                                                            free, free, "#" * 32]})  # fmt: skip
+    with pytest.raises(ConfigError, match="too large"):
+        made.expert()
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ConfigError, match="boxes=9"):
+        Sokoban.draw_tasks("train", 1, boxes=9)
+    with pytest.raises(DataError, match="or little more"):
+        Sokoban.draw_tasks("train", 1, size=5, shortest=50, longest=60)

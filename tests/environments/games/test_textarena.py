@@ -1,0 +1,76 @@
+"""TextArena's games, on the genuine package."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from agentfly.environments.games import TextArenaGame
+from agentfly.errors import ConfigError, DataError
+from agentfly.types import Task
+from tests.environments.games.playing import answers, called, world
+
+pytest.importorskip("textarena", reason="TextArena is in the extra 'textarena', which is not installed")
+
+HANOI = {"question": "?", "game": "TowerOfHanoi-v0", "seed": 1}
+SOLUTION = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
+
+
+async def test_a_puzzle_is_solved_in_a_process_of_its_own() -> None:
+    said, chain = await answers(TextArenaGame, HANOI, *(called("act", action=move) for move in SOLUTION))
+    assert chain.reward == 1.0
+    assert said[-1].endswith("The game is over.")
+
+
+async def test_guesses_by_hints_find_the_number_and_the_last_one_ends_it() -> None:
+    for row in TextArenaGame.draw_tasks("train", 6):
+        made = await world(TextArenaGame, row)
+        low, high = 1, 20
+        while not made.over:
+            guess = (low + high) // 2
+            said = (await made.act(str(guess)))["observation"]
+            low, high = (guess + 1, high) if "higher" in said else (low, guess - 1)
+        assert made.won
+        assert (await made.act("3"))["observation"] == "The game is over."
+
+
+async def test_strange_actions_are_answered_and_earn_nothing() -> None:
+    (row,) = TextArenaGame.draw_tasks("test", 1)
+    said, chain = await answers(
+        TextArenaGame, row, called("act", action=7), called("act", action="x" * 1_000_000), called("act", action="won"),
+        called("look"), called("act", action="[99]"), "I guessed it.",
+    )  # fmt: skip
+    assert "at most 1000 characters" in said[1]
+    assert "invalid move" in said[2]
+    assert said[3] == said[2]
+    assert chain.reward == 0.0
+
+
+async def test_tasks_begin_as_they_say_and_drawing_leaves_random_numbers_alone() -> None:
+    before = random.getstate()
+    games = ["FrozenLake-v0-random", "Mastermind-v0"]
+    rows = {split: TextArenaGame.draw_tasks(split, 10, games=games) for split in ("train", "validation", "test")}
+    assert random.getstate() == before
+    assert [row["game"] for row in rows["train"][:4]] == games * 2
+    used = await world(TextArenaGame, rows["train"][1])
+    for row in rows["train"][:4]:
+        await used.act("1 2 3 4")
+        await used.reset(Task.of(json.loads(json.dumps(row))))
+        assert (await used.look(), used.moves, used.over) == (row["question"], 0, False)
+    seeds = [row["seed"] for those in rows.values() for row in those]
+    assert len(set(seeds)) == 30
+
+
+@pytest.mark.parametrize(
+    ("game", "error", "words"),
+    [
+        ("Nothing-v0", DataError, "no game 'Nothing-v0'"),
+        ("TicTacToe-v0", ConfigError, "no game for one player"),
+        (7, DataError, "7"),
+    ],
+)
+async def test_what_cannot_be_played_is_said(game: object, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        await world(TextArenaGame, {"question": "?", "game": game})

@@ -1,0 +1,69 @@
+"""TextWorld's games, on the genuine package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentfly.environments.games import TextWorldGame
+from agentfly.errors import DataError
+from agentfly.types import Task
+from tests.environments.games.playing import answers, called, demonstrated, winning, world
+
+pytest.importorskip("textworld", reason="TextWorld is in the extra 'textworld', which is not installed")
+
+SIZES = {"rooms": 2, "objects": 2, "quest_length": 2}
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("games")
+
+
+async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTFLY_CACHE", str(games))
+    row, second = TextWorldGame.draw_tasks("train", 2, **SIZES)
+    assert await demonstrated(TextWorldGame, [row]) == 1
+    (compiled,) = (games / "textworld").iterdir()
+    assert sorted(path.suffix for path in compiled.iterdir()) == [".json", ".ni", ".z8"]
+
+    strange = [called("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
+    said, chain = await answers(TextWorldGame, row, *strange, called("look"), "I have won.")
+    assert "at most 1000 characters" in said[0]
+    assert "-=" in said[3]
+    assert said[4] == said[3]
+    assert chain.reward == 0.0
+
+    of_files = []
+    for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled anew
+        made = await world(TextWorldGame, {"question": "?", "game": str(file)})
+        begun = made.seen
+        assert "$" not in begun
+        assert not begun.endswith(">")
+        of_files.append((begun, await winning(made)))
+        assert made.won
+        await made.reset(Task.of({"question": "?", "game": row["game"]}))
+        assert (made.seen, made.won, made.moves) == (begun, False, 0)
+        await made.close()
+    assert of_files[0] == of_files[1]
+    assert second["game"] != row["game"]
+
+
+def test_splits_share_no_game() -> None:
+    rows = {split: TextWorldGame.draw_tasks(split, 2, **SIZES) for split in ("train", "validation", "test")}
+    assert rows["train"] == TextWorldGame.draw_tasks("train", 2, **SIZES)
+    assert len({row["game"]["seed"] for those in rows.values() for row in those}) == 6
+
+
+async def test_games_that_are_none_are_refused(tmp_path: Path) -> None:
+    class Here(TextWorldGame):
+        folder = str(tmp_path)
+
+    for game in (None, 7, "nowhere.z8", {"seed": 1, "monsters": 3}):
+        with pytest.raises(DataError, match="game"):
+            await world(Here, {"question": "?", "game": game})
+    broken = tmp_path / "broken.z8"
+    broken.write_bytes(b"no story")
+    with pytest.raises(DataError, match="cannot play"):
+        await world(Here, {"question": "?", "game": str(broken)})
