@@ -285,7 +285,7 @@ class ClientBackend(Backend):
                 self._reached = True
                 if not response.is_success:
                     await response.aread()
-                    raise wire.refusal(response, self.model)
+                    raise wire.refusal(response, self.model, self._key)
                 return await read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back

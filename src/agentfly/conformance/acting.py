@@ -1,0 +1,84 @@
+"""Properties of what a model does wrong: every call is answered, and one that is given up spoils nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from agentfly.conformance.probing import hostile
+from agentfly.conformance.report import Broken
+from agentfly.conformance.subject import Subject, told_of
+from agentfly.conformance.visit import Trace, brief
+from agentfly.errors import EnvironmentFault
+from agentfly.outcome import CallStatus
+from agentfly.resources import ResourceManager
+from agentfly.types import Task
+
+PATIENCE = 10.0
+"""Seconds that a cancelled action has to let go."""
+MOMENTS = (1, 3, 10, 0.01)
+"""When an action is cancelled: after so many turns of the event loop, or seconds."""
+
+
+async def bad_actions(subject: Subject) -> str:
+    """Arguments that are missing, no text or a megabyte of it, and tools that are not there, are all answered."""
+    (task,) = subject.tasks(1)
+    calls = list(hostile(subject.toolbox, task, Random(subject.seed)))
+    manager, left = subject.manager(), iter(calls)
+    call = next(left, None)
+    try:
+        while call is not None:
+            async with subject.visit(manager, task) as visitor:
+                while call is not None:
+                    try:
+                        told = await visitor.act(call)
+                    except EnvironmentFault as fault:
+                        raise Broken(f"{brief(call)} broke the world: {told_of(fault)}") from None
+                    if told.status is CallStatus.ERROR:
+                        raise Broken(f"{brief(call)} was not answered, but raised: {told.brief}")
+                    call = next(left, None)
+                    if told.ends:
+                        break
+    finally:
+        await manager.close()
+    return f"{len(calls)} were answered"
+
+
+async def cancellation(subject: Subject) -> str:
+    """An action that is given up in the middle leaves an instance that can be closed, and a world to go on in."""
+    (task,) = subject.tasks(1)
+    trace = await subject.trace(task)
+    if not trace.calls:
+        trace = Trace(tuple(subject.probes(task)[:1]), ())
+    manager = subject.manager()
+    try:
+        for moment in MOMENTS:
+            await _given_up(subject, manager, task, trace, moment)
+        async with asyncio.timeout(PATIENCE), subject.visit(manager, task) as visitor:
+            after = await visitor.replay(trace.calls)
+    except TimeoutError:
+        raise Broken(f"after an action was cancelled, the next chain waited more than {PATIENCE:g} s") from None
+    finally:
+        failed = sum(each.failed_closes for each in manager.figures())
+        await manager.close()
+    if failed or manager.live:
+        raise Broken("an instance whose action was cancelled could not be closed; see the warnings")
+    if subject.deterministic and subject.isolated and trace.told and (difference := trace.difference(after)):
+        raise Broken(f"after an action was cancelled, {difference}")
+    return f"{len(MOMENTS)} actions given up; the next chain went as usual"
+
+
+async def _given_up(subject: Subject, manager: ResourceManager, task: Task, trace: Trace, moment: float) -> None:
+    async with subject.visit(manager, task) as visitor:
+        acting = asyncio.create_task(visitor.act(trace.calls[0]))
+        if isinstance(moment, int):
+            for _ in range(moment):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(moment)
+        acting.cancel()
+        _, pending = await asyncio.wait([acting], timeout=PATIENCE)
+        if pending:
+            raise Broken(f"{brief(trace.calls[0])} went on for {PATIENCE:g} s after it was cancelled")
+        if not acting.cancelled() and (error := acting.exception()):
+            raise Broken(f"{brief(trace.calls[0])}, cancelled, raised {told_of(error)}")
