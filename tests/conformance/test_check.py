@@ -26,7 +26,7 @@ def cleared(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         os.close(descriptor)
     worlds.HELD.descriptors.clear()
     worlds.LOG.clear()
-    worlds.LOCK.taken = False
+    worlds.LOCK.until = 0.0
     os.environ.pop("CORRIDOR_DOOR", None)
     worlds.OVER.clear()
 
@@ -65,6 +65,7 @@ def test_what_follows_hashes_is_found_elsewhere() -> None:
         (worlds.Shared, "concurrent instances", "beside 3 others"),
         (worlds.Touchy, "bad actions", "was not answered, but raised"),
         (worlds.Grasping, "cancellation", "the next chain waited more than"),
+        (worlds.Jammed, "cancellation", "could not be closed"),
         (worlds.Deaf, "cancellation", "after it was cancelled"),
         (worlds.Leaking, "close releases", "8 file descriptors are left of 4 instances"),
         (worlds.Spawning, "close releases", "4 threads are left of 4 instances"),

@@ -202,14 +202,14 @@ class Touchy(Corridor):
         return await Corridor.walk.function(self, steps, mood.split()[0])  # type: ignore[no-any-return]
 
 
-LOCK = SimpleNamespace(taken=False)
+LOCK = SimpleNamespace(until=0.0)
 
 
 class Grasping(Corridor):
-    """It takes a lock of everybody's, and does not let go of it when it is cancelled."""
+    """It takes what is everybody's, and is slow to let go of it when it is cancelled."""
 
     async def reset(self, task: Task) -> None:
-        while LOCK.taken:
+        while time.monotonic() < LOCK.until:
             await asyncio.sleep(0.01)
         await super().reset(task)
 
@@ -221,10 +221,33 @@ class Grasping(Corridor):
             steps: How far.
             mood: How you feel about it.
         """
-        LOCK.taken = True
-        await asyncio.sleep(0.001)
-        LOCK.taken = False
+        LOCK.until = time.monotonic() + 1.5
+        await asyncio.sleep(0.02)
+        LOCK.until = 0.0
         return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+
+
+class Jammed(Corridor):
+    """What is cancelled in the middle can no longer be closed."""
+
+    busy = False
+
+    @tool
+    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
+        """Walk along the corridor.
+
+        Args:
+            steps: How far.
+            mood: How you feel about it.
+        """
+        self.busy = True
+        await asyncio.sleep(0.001)
+        self.busy = False
+        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        if self.busy:
+            raise RuntimeError("somebody is still in it")
 
 
 class Deaf(Corridor):

@@ -16,12 +16,13 @@ from agentfly.types import Task
 
 PATIENCE = 10.0
 """Seconds that a cancelled action has to let go."""
-MOMENTS = (1, 3, 10, 0.01)
+MOMENTS = (0.01, 1, 3, 10)
 """When an action is cancelled: after so many turns of the event loop, or seconds."""
 
 
 async def bad_actions(subject: Subject) -> str:
     """Arguments that are missing, no text or a megabyte of it, and tools that are not there, are all answered."""
+    subject.refuse_without_tools()
     (task,) = subject.tasks(1)
     calls = list(hostile(subject.toolbox, task, Random(subject.seed)))
     manager, left = subject.manager(), iter(calls)
@@ -46,6 +47,7 @@ async def bad_actions(subject: Subject) -> str:
 
 async def cancellation(subject: Subject) -> str:
     """An action that is given up in the middle leaves an instance that can be closed, and a world to go on in."""
+    subject.refuse_without_tools()
     (task,) = subject.tasks(1)
     trace = await subject.trace(task)
     if not trace.calls:

@@ -129,6 +129,8 @@ async def _finding(name: str, examine: Property, subject: Subject) -> Finding:
             raise  # a package or a setting is missing here: the user's to mend
         return Finding(name, Verdict.FAIL, told_of(error))
     except Exception as error:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         if limit.expired():
             return Finding(name, Verdict.FAIL, f"it takes longer than {subject.seconds:g} s")
         return Finding(name, Verdict.FAIL, f"it raised {told_of(error)}")

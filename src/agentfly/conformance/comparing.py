@@ -12,18 +12,22 @@ from agentfly.types import Task
 
 async def determinism(subject: Subject) -> str:
     """The same task and the same calls give the same observations, and leave the same state."""
+    subject.refuse_without_tools()
     subject.refuse_shared()
-    (task,) = subject.tasks(1)
-    once = await subject.trace(task)
-    again = await _replayed(subject, task, once)
-    if difference := once.difference(again):
-        subject.deterministic = False
-        raise Broken(difference)
-    return f"{len(once.calls)} calls were answered alike twice"
+    calls = 0
+    for task in subject.tasks(2):
+        once = await subject.trace(task)
+        again = await _replayed(subject, task, once)
+        if difference := once.difference(again):
+            subject.deterministic = False
+            raise Broken(difference)
+        calls += len(once.calls)
+    return f"{calls} calls in 2 tasks were answered alike twice"
 
 
 async def reset_isolation(subject: Subject) -> str:
     """An instance that has served one chain is for the next as a fresh one is."""
+    subject.refuse_without_tools()
     subject.refuse_shared()
     subject.refuse_random()
     first, second = subject.tasks(2)
@@ -45,6 +49,7 @@ async def reset_isolation(subject: Subject) -> str:
 
 async def concurrent_instances(subject: Subject) -> str:
     """Instances that are used at once do not notice each other."""
+    subject.refuse_without_tools()
     subject.refuse_shared()
     subject.refuse_random()
     tasks = subject.tasks(subject.instances)

@@ -34,6 +34,7 @@ async def constructor(subject: Subject) -> str:
 
 async def tools_documented(subject: Subject) -> str:
     """Every tool, and every argument of it, says what it is for."""
+    subject.refuse_without_tools()
     for tool in subject.toolbox:
         function = tool.schema["function"]
         if not function["description"].strip():
@@ -63,7 +64,8 @@ async def starts(subject: Subject) -> str:
     except EnvironmentFault as fault:
         if isinstance(fault.__cause__, ConfigError) and not isinstance(fault.__cause__, DataError):
             raise fault.__cause__ from None
-        hint = "; it was reset for an empty task, and --tasks FILE gives it real ones" if task is NO_TASK else ""
+        empty = task is NO_TASK and ".reset failed" in str(fault)
+        hint = "; it was reset for an empty task, and --tasks FILE gives it real ones" if empty else ""
         raise Broken(f"{told_of(fault)}{hint}") from None
     finally:
         try:

@@ -67,7 +67,7 @@ def _least(shown: Demonstrations | None) -> float | None:
 
 
 def _refuse_unrewardable(subject: Subject) -> None:
-    _ = subject.toolbox
+    subject.refuse_without_tools()
     if not subject.given and not draws_tasks(subject.kind):
         raise NotApplicable("it has no tasks of its own, and none were given")
     try:

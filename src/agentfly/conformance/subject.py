@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,13 @@ from random import Random
 
 from agentfly.agents import HFAgent
 from agentfly.conformance.probing import probes
-from agentfly.conformance.report import Broken, NotApplicable
+from agentfly.conformance.report import NotApplicable
 from agentfly.conformance.visit import Told, Trace, Visitor, visit
 from agentfly.environment import Environment, Scope, draws_tasks
-from agentfly.errors import ConfigError, describe
+from agentfly.errors import describe
 from agentfly.resources import ResourceManager
 from agentfly.scoring import REWARDS, Reward
-from agentfly.tooling import Toolbox
+from agentfly.tooling import Tool, Toolbox
 from agentfly.training.demonstrations import Demonstrations
 from agentfly.types import Task, ToolCall
 
@@ -50,13 +51,9 @@ class Subject:
 
     @functools.cached_property
     def toolbox(self) -> Toolbox:
-        """Its tools."""
-        try:
-            return Toolbox([self.kind])
-        except ConfigError as error:
-            if "no @tool" in str(error):
-                raise NotApplicable("it has no tools") from None
-            raise Broken(str(error)) from None
+        """Its tools; none where only rewards and other tools use it."""
+        has_tools = any(isinstance(inspect.getattr_static(self.kind, name), Tool) for name in dir(self.kind))
+        return Toolbox([self.kind] if has_tools else [])
 
     @property
     def has_expert(self) -> bool:
@@ -90,11 +87,13 @@ class Subject:
 
     def agent(self, script: str = "I do not know.") -> HFAgent:
         """An agent that acts in it, and says one thing only."""
-        reward = self.reward
-        return HFAgent(
-            tools=list(self.toolbox), reward=reward, template="chatml", backend="scripted",
-            backend_config={"script": script},
-        )  # fmt: skip
+        tools, spoken = list(self.toolbox), {"script": script}
+        return HFAgent(tools=tools, reward=self.reward, template="chatml", backend="scripted", backend_config=spoken)
+
+    def refuse_without_tools(self) -> None:
+        """Leave alone what is seen by acting."""
+        if not len(self.toolbox):
+            raise NotApplicable("it has no tools")
 
     def refuse_shared(self) -> None:
         """Leave alone what cannot be had of an instance that everybody has."""
