@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError
 from agentfly.rewards import answer_format, format_reward, length_reward, think_format
+from agentfly.rewards.shape import thinks
 from agentfly.scoring import Reward
 from agentfly.trajectory import Trajectory
+from agentfly.types import Message
 
 
 def said(reward: Reward, *script: str) -> Trajectory:
@@ -50,20 +50,26 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
         (["<think></think>4"], 0.0),
         (["<think>4</think>"], 0.0),
         (["<think>a</think><think>b</think>4"], 0.0),
-        (["4 <think>after</think>"], 0.0),
+        (["<think>for ever"], 0.0),
         (["4"], 0.0),
     ],
 )
-def test_the_part_of_the_turns_that_begin_with_a_thought(script: list[str], part: float) -> None:
+def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: float) -> None:
     assert said(think_format, *script).reward == part
 
 
-def test_long_text_is_read_in_no_time() -> None:
-    """Patterns that go back and forth would take for ever; the test's time limit would end it."""
-    begun = time.process_time()
-    for text in ("<think>" * 20_000, "<think>" + " " * 100_000, "<think>" + "a" * 100_000 + "</think>" * 1000):
-        said(think_format, text)
-    assert time.process_time() - begun < 20
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (" <think>It is 4.</think>\n4", True),
+        ("4 <think>after</think>", False),
+        ("<think>a<think>b</think>4", False),
+        ("<think>a</think></think>4", False),
+        ("<think>" * 100_000, False),
+    ],
+)
+def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
+    assert thinks(Message("assistant", text)) is kept
 
 
 def test_a_form_of_ones_own() -> None:

@@ -174,7 +174,8 @@ class ClientBackend(Backend):
         while self._doors:
             loop, door = self._doors.popitem()
             if loop is here:
-                await door.life.aclose()
+                if not door.life.ag_running:  # else the ending loop is closing it at this moment
+                    await door.life.aclose()
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(door.life.aclose(), loop))
 

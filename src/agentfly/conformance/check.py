@@ -16,17 +16,18 @@ from agentfly.conformance.report import Broken, Finding, NotApplicable, Report, 
 from agentfly.conformance.subject import Subject, told_of
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
+from agentfly.threads import call
 from agentfly.types import Task
 
-Property = Callable[[Subject], Awaitable[str]]
+Property = Callable[[Subject], Awaitable[str] | str]
 
 PROPERTIES: dict[str, Property] = {
     "constructor": making.constructor,
     "tools documented": making.tools_documented,
+    "starts": making.starts,
     "tasks by seed": drawing.drawn_by_seed,
     "splits disjoint": drawing.splits_disjoint,
     "rows are JSON": drawing.rows_kept,
-    "starts": making.starts,
     "determinism": comparing.determinism,
     "reset isolation": comparing.reset_isolation,
     "concurrent instances": comparing.concurrent_instances,
@@ -37,7 +38,9 @@ PROPERTIES: dict[str, Property] = {
     "expert solves": rewarding.expert_solves,
     "reward bounds": rewarding.reward_bounds,
 }
-"""What is examined, in this order. Without `starts`, nothing after it can be seen."""
+"""What is examined, in this order. A plain function is run in a thread."""
+OF_THE_CLASS = ("constructor", "tools documented", "starts", "tasks by seed", "splits disjoint", "rows are JSON")
+"""What can be seen without an instance."""
 GRACE = 15.0
 """Seconds beyond its time after which a property holds up the event loop itself."""
 
@@ -98,12 +101,10 @@ def _awaited(
 
 def _examine(subject: Subject, found: queue.SimpleQueue[Finding | BaseException | None]) -> None:
     async def all_of_them() -> None:
-        names = list(PROPERTIES)
-        before = names[: names.index("starts") + 1]
         for name, examine in PROPERTIES.items():
             if subject.given_up:
                 return
-            if name not in before and not subject.started:
+            if name not in OF_THE_CLASS and not subject.started:
                 found.put(Finding(name, Verdict.NOT_APPLICABLE, "it does not start"))
             else:
                 found.put(await _finding(name, examine, subject))
@@ -119,7 +120,7 @@ async def _finding(name: str, examine: Property, subject: Subject) -> Finding:
     limit = asyncio.timeout(subject.seconds)
     try:
         async with limit:
-            return Finding(name, Verdict.PASS, await examine(subject))
+            return Finding(name, Verdict.PASS, await call(examine, subject))
     except NotApplicable as reason:
         return Finding(name, Verdict.NOT_APPLICABLE, str(reason))
     except Broken as seen:

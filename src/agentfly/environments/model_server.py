@@ -27,7 +27,7 @@ from agentfly.types import Message, Sampling, Task
 
 T = TypeVar("T")
 _OPENING = re.compile(r"[{\[]")
-_READ, _TRIES = 20_000, 200
+_READ, _TRIES = 20_000, 2000
 """Characters at the end of an answer that JSON is looked for in, and places where it may begin."""
 _FORM_REFUSED = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
 """What a server says that does not take a schema."""

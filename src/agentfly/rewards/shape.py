@@ -11,8 +11,7 @@ from agentfly.errors import ConfigError
 from agentfly.rewards.answers import keeps_format
 from agentfly.scoring import Reward, reward
 from agentfly.trajectory import Trajectory
-
-_THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)*\S(?:(?!</?think>).)*</think>(?:(?!</?think>).)*", re.DOTALL)
+from agentfly.types import Message
 
 
 @reward
@@ -23,19 +22,21 @@ def answer_format(prediction: str) -> float:
 
 @reward
 def think_format(trajectory: Trajectory) -> dict[str, float]:
-    """The part of the model's turns that begin with one thought, `<think>…</think>`, and then say or do something."""
+    """The part of the model's turns that have one thought, `<think>…</think>`, and then say or do something."""
     turns = [message for message in trajectory.messages if message.role == "assistant"]
-    kept = sum(
-        bool(message.thinking.strip() if message.thinking else _thinks(message.text, bool(message.tool_calls)))
-        for message in turns
-    )
-    return {"reward": kept / len(turns) if turns else 0.0, "turns": float(len(turns))}
+    return {"reward": sum(map(thinks, turns)) / len(turns) if turns else 0.0, "turns": float(len(turns))}
 
 
-def _thinks(text: str, calls: bool) -> bool:
-    if not _THOUGHT.fullmatch(text):
-        return False
-    return calls or bool(text.partition("</think>")[2].strip())
+def thinks(turn: Message) -> bool:
+    """Whether a turn has a thought, set apart by the template or by marks of its own, and something after it."""
+    thought, text = turn.thinking, turn.text
+    if not thought:
+        opening, _, rest = text.partition("<think>")
+        thought, closing, text = rest.partition("</think>")
+        if opening.strip() or not closing:
+            return False
+    marked = any(mark in part for mark in ("<think>", "</think>") for part in (thought, text))
+    return bool(thought.strip()) and not marked and bool(text.strip() or turn.tool_calls)
 
 
 def format_reward(pattern: str, name: str = "format_reward") -> Reward:
