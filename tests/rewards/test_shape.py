@@ -49,8 +49,6 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
         ([CALL, "<think>It is 4.</think>4"], 0.5),
         (["<think></think>4"], 0.0),
         (["<think>4</think>"], 0.0),
-        (["<think>a</think><think>b</think>4"], 0.0),
-        (["<think>for ever"], 0.0),
         (["4"], 0.0),
     ],
 )
