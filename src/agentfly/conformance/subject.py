@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -61,10 +62,12 @@ class Subject:
 
     @functools.cached_property
     def reward(self) -> Reward | None:
-        """The reward that is meant for its tasks; None: it names none."""
+        """The reward that is meant for its tasks, of its own module if that has one so named; None: it names none."""
         import agentfly.rewards  # noqa: F401  (its names are then known)
 
-        return REWARDS.find(self.kind.scored_by) if self.kind.scored_by else None
+        name = self.kind.scored_by
+        own = getattr(sys.modules.get(self.kind.__module__), name, None) if name else None
+        return own if isinstance(own, Reward) else REWARDS.find(name) if name else None
 
     @functools.cached_property
     def samples(self) -> dict[str, list[Task]]:

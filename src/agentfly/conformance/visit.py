@@ -44,8 +44,8 @@ class Trace:
             if ours != theirs:
                 return f"call {number}, {brief(call)}, was answered {theirs.brief}, and not {ours.brief}"
         for name in sorted({*self.state, *other.state}):
-            if (ours := self.state.get(name)) != (theirs := other.state.get(name)):
-                return f"{name} was {theirs!r:.100} afterwards, and not {ours!r:.100}"
+            if self.state.get(name) != other.state.get(name):
+                return f"{name} was {other.state.get(name)!r:.100} afterwards, and not {self.state.get(name)!r:.100}"
         return ""
 
 
