@@ -64,6 +64,7 @@ def test_what_follows_hashes_is_found_elsewhere() -> None:
         (worlds.Remembering, "reset isolation", "after another chain, walked was"),
         (worlds.Shared, "concurrent instances", "beside 3 others"),
         (worlds.Touchy, "bad actions", "was not answered, but raised"),
+        (worlds.Halfway, "bad tasks", "an instance whose reset failed could not be closed"),
         (worlds.Grasping, "cancellation", "the next chain waited more than"),
         (worlds.Jammed, "cancellation", "could not be closed"),
         (worlds.Deaf, "cancellation", "after it was cancelled"),
@@ -103,6 +104,12 @@ def test_without_tasks_it_says_how_to_give_some() -> None:
     assert given.passed, given
     assert verdicts(given)["splits disjoint"] is Verdict.NOT_APPLICABLE
     assert verdicts(given)["expert solves"] is Verdict.PASS
+
+
+def test_a_world_in_processes_of_its_own() -> None:
+    report = check_environment(worlds.Elsewhere)
+    assert report.passed, report
+    assert "concurrent instances  2 at once as each alone" in str(report)
 
 
 def test_what_is_everybodys_is_not_reset() -> None:

@@ -20,8 +20,6 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """For those that draw none of their own."""
-SLOW: set[str] = {"ALFWorldUpstream"}
-"""Those that take minutes: one instance at a time."""
 
 
 @pytest.mark.timeout(600)

@@ -250,6 +250,19 @@ class Jammed(Corridor):
             raise RuntimeError("somebody is still in it")
 
 
+class Halfway(Corridor):
+    """What a reset did not come to cannot be closed."""
+
+    async def reset(self, task: Task) -> None:
+        self.name = ""
+        await super().reset(task)
+        self.name = f"{self.at + 0}"
+
+    async def close(self) -> None:
+        if not self.name:
+            raise RuntimeError("it has no name")
+
+
 class Deaf(Corridor):
     """It goes on when it is cancelled."""
 
@@ -316,6 +329,12 @@ class Blocking(Corridor):
 
     async def reset(self, task: Task) -> None:
         OVER.wait(60)
+
+
+class Elsewhere(Corridor):
+    """It lives in a process of its own, at most two of it."""
+
+    pool = Pool(place="process", max_instances=2)
 
 
 class Doorless(Corridor):

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -174,7 +175,7 @@ class ClientBackend(Backend):
         while self._doors:
             loop, door = self._doors.popitem()
             if loop is here:
-                if not door.life.ag_running:  # else the ending loop is closing it at this moment
+                with suppress(RuntimeError):  # it is running: the ending loop is closing it at this moment
                     await door.life.aclose()
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(door.life.aclose(), loop))

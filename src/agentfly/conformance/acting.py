@@ -45,6 +45,29 @@ async def bad_actions(subject: Subject) -> str:
     return f"{len(calls)} were answered"
 
 
+async def bad_tasks(subject: Subject) -> str:
+    """A task that lacks what the world needs is refused or done without; either way the next one has a good instance."""
+    subject.refuse_shared()
+    (task,) = subject.tasks(1)
+    bad = [Task(task.messages, dict.fromkeys(task.columns), "nothing"), Task(task.messages, {}, "no columns")]
+    manager, refused = subject.manager(), 0
+    try:
+        for each in bad:
+            try:
+                async with subject.visit(manager, each):
+                    pass
+            except EnvironmentFault:
+                refused += 1
+            async with subject.visit(manager, task):
+                pass
+        failed = sum(each.failed_closes for each in manager.figures())
+    finally:
+        await manager.close()
+    if failed or manager.live:
+        raise Broken("an instance whose reset failed could not be closed; see the warnings")
+    return f"{refused} of {len(bad)} were refused; the next chain went as usual"
+
+
 async def cancellation(subject: Subject) -> str:
     """An action that is given up in the middle leaves an instance that can be closed, and a world to go on in."""
     subject.refuse_without_tools()

@@ -32,6 +32,7 @@ PROPERTIES: dict[str, Property] = {
     "reset isolation": comparing.reset_isolation,
     "concurrent instances": comparing.concurrent_instances,
     "bad actions": acting.bad_actions,
+    "bad tasks": acting.bad_tasks,
     "cancellation": acting.cancellation,
     "close releases": leaving.close_releases,
     "no global state": leaving.no_global_state,
@@ -68,7 +69,8 @@ def check_environment(
         ConfigError: Something that it needs is not installed here, or not set.
     """
     given = [Task.of(each, str(number)) for number, each in enumerate(tasks)]
-    subject = Subject(kind, given, seed, instances, seconds)
+    most = kind.pool.max_instances
+    subject = Subject(kind, given, seed, instances if most is None else min(instances, most), seconds)
     found: queue.SimpleQueue[Finding | BaseException | None] = queue.SimpleQueue()
     thread = threading.Thread(target=_examine, args=(subject, found), name="agentfly-check", daemon=True)
     thread.start()

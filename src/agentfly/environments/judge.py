@@ -26,6 +26,9 @@ from agentfly.threads import call
 M = TypeVar("M", bound=pydantic.BaseModel)
 ADDRESS, MODEL, FILE = "AGENTFLY_JUDGE_URL", "AGENTFLY_JUDGE_MODEL", "AGENTFLY_JUDGE_CACHE"
 
+KEPT = 100_000
+"""Judgements in memory; beyond them the oldest goes."""
+
 
 class Judge(ModelServer):
     """A model that judges for rewards. The environment names its server and model, or a subclass does."""
@@ -66,6 +69,8 @@ class Judge(ModelServer):
         said = [self._client.base_url, self._client.model, asked, schema.model_json_schema(), asdict(self.sampling)]
         key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
         if key not in self._asking:
+            if len(self._asking) >= KEPT:
+                self._asking.pop(next(iter(self._asking)))
             self._asking[key] = asyncio.create_task(self._judgement(key, asked, schema))
         try:
             answer = await asyncio.shield(self._asking[key])  # one chain's going away is nothing to the others

@@ -42,7 +42,8 @@ class Ruling(pydantic.BaseModel):
 
 def conversation(rubric: str, form: str, **material: str) -> list[dict[str, str]]:
     """What a judge is asked. The marks are made of what is judged, so nothing that is judged can hold them."""
-    mark = hashlib.sha256("\0".join(material.values()).encode("utf-8", "replace")).hexdigest()[:16]
+    material = {name: text.encode("utf-8", "replace").decode() for name, text in material.items()}
+    mark = hashlib.sha256("\0".join(material.values()).encode()).hexdigest()[:16]
     parts = [f"[{mark} {name}]\n{text}\n[/{mark} {name}]" for name, text in material.items()]
     return [
         {"role": "system", "content": _SYSTEM.format(rubric=rubric, mark=mark, form=form)},
