@@ -46,7 +46,7 @@ async def bad_actions(subject: Subject) -> str:
 
 
 async def bad_tasks(subject: Subject) -> str:
-    """A task that lacks what the world needs is refused or done without; either way the next one has a good instance."""
+    """A task that lacks what the world needs is refused, or done without; the next one goes as usual."""
     subject.refuse_shared()
     (task,) = subject.tasks(1)
     bad = [Task(task.messages, dict.fromkeys(task.columns), "nothing"), Task(task.messages, {}, "no columns")]
