@@ -48,7 +48,7 @@ def test_what_is_written_works(small_model: Path, monkeypatch: pytest.MonkeyPatc
         run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length",
             width, "--config", f"src=['{folder}']", folder)  # fmt: skip
         run(sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--line-length", width, folder)
-    assert "15 properties hold" in typed("env", "check", folder / f"{MODULE}.py", "-n", 2)
+    assert ": 16 properties hold\n" in typed("env", "check", folder / f"{MODULE}.py", "-n", 2)
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) < 200
     typed("train", folder / "recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1", "num_chains=2",
           "eval_every=null", "--run", "run")  # fmt: skip
