@@ -221,7 +221,7 @@ class Grasping(Corridor):
             steps: How far.
             mood: How you feel about it.
         """
-        LOCK.until = time.monotonic() + 1.5
+        LOCK.until = time.monotonic() + 8
         await asyncio.sleep(0.02)
         LOCK.until = 0.0
         return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import AsyncExitStack
 from random import Random
 
 from agentfly.conformance.probing import hostile
 from agentfly.conformance.report import Broken
 from agentfly.conformance.subject import Subject, told_of
-from agentfly.conformance.visit import Trace, brief
+from agentfly.conformance.visit import brief
 from agentfly.errors import EnvironmentFault
 from agentfly.outcome import CallStatus
 from agentfly.resources import ResourceManager
-from agentfly.types import Task
+from agentfly.types import Task, ToolCall
 
 PATIENCE = 10.0
-"""Seconds that a cancelled action has to let go."""
+"""Seconds that what was cancelled has to let go; a chain after it has three times as long as one took before, too."""
 MOMENTS = (0.01, 1, 3, 10)
 """When an action is cancelled: after so many turns of the event loop, or seconds."""
 
@@ -60,10 +62,10 @@ async def bad_tasks(subject: Subject) -> str:
                 refused += 1
             async with subject.visit(manager, task):
                 pass
-        failed = sum(each.failed_closes for each in manager.figures())
+        failed = await _failed_closes(manager)
     finally:
         await manager.close()
-    if failed or manager.live:
+    if failed:
         raise Broken("an instance whose reset failed could not be closed; see the warnings")
     return f"{refused} of {len(bad)} were refused; the next chain went as usual"
 
@@ -72,30 +74,34 @@ async def cancellation(subject: Subject) -> str:
     """An action that is given up in the middle leaves an instance that can be closed, and a world to go on in."""
     subject.refuse_without_tools()
     (task,) = subject.tasks(1)
+    begun = time.monotonic()
     trace = await subject.trace(task)
-    if not trace.calls:
-        trace = Trace(tuple(subject.probes(task)[:1]), ())
-    manager = subject.manager()
+    patience = PATIENCE + 3 * (time.monotonic() - begun)
+    manager, call = subject.manager(), (*trace.calls, *subject.probes(task))[0]
     try:
         for moment in MOMENTS:
-            await _given_up(subject, manager, task, trace, moment)
-        async with asyncio.timeout(PATIENCE), subject.visit(manager, task) as visitor:
+            await _given_up(subject, manager, task, call, moment, patience)
+        async with asyncio.timeout(patience), subject.visit(manager, task) as visitor:
             after = await visitor.replay(trace.calls)
+        failed = await _failed_closes(manager)
     except TimeoutError:
-        raise Broken(f"after an action was cancelled, the next chain waited more than {PATIENCE:g} s") from None
+        raise Broken(f"after an action was cancelled, the next chain waited more than {patience:.0f} s") from None
     finally:
-        failed = sum(each.failed_closes for each in manager.figures())
         await manager.close()
-    if failed or manager.live:
+    if failed:
         raise Broken("an instance whose action was cancelled could not be closed; see the warnings")
-    if subject.deterministic and subject.isolated and trace.told and (difference := trace.difference(after)):
+    if subject.deterministic and subject.isolated and (difference := trace.difference(after)):
         raise Broken(f"after an action was cancelled, {difference}")
     return f"{len(MOMENTS)} actions given up; the next chain went as usual"
 
 
-async def _given_up(subject: Subject, manager: ResourceManager, task: Task, trace: Trace, moment: float) -> None:
-    async with subject.visit(manager, task) as visitor:
-        acting = asyncio.create_task(visitor.act(trace.calls[0]))
+async def _given_up(
+    subject: Subject, manager: ResourceManager, task: Task, call: ToolCall, moment: float, patience: float
+) -> None:
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(patience):
+            visitor = await stack.enter_async_context(subject.visit(manager, task))
+        acting = asyncio.create_task(visitor.act(call))
         if isinstance(moment, int):
             for _ in range(moment):
                 await asyncio.sleep(0)
@@ -104,6 +110,13 @@ async def _given_up(subject: Subject, manager: ResourceManager, task: Task, trac
         acting.cancel()
         _, pending = await asyncio.wait([acting], timeout=PATIENCE)
         if pending:
-            raise Broken(f"{brief(trace.calls[0])} went on for {PATIENCE:g} s after it was cancelled")
+            raise Broken(f"{brief(call)} went on for {PATIENCE:g} s after it was cancelled")
         if not acting.cancelled() and (error := acting.exception()):
-            raise Broken(f"{brief(trace.calls[0])}, cancelled, raised {told_of(error)}")
+            raise Broken(f"{brief(call)}, cancelled, raised {told_of(error)}")
+
+
+async def _failed_closes(manager: ResourceManager) -> int:
+    """How many instances could not be closed, once those that are being closed are."""
+    while any(each.closing for each in manager.figures()):  # noqa: ASYNC110  (a manager tells it in figures only)
+        await asyncio.sleep(0.01)
+    return sum(each.failed_closes for each in manager.figures())

@@ -65,9 +65,10 @@ class Subject:
         """The reward that is meant for its tasks, of its own module if that has one so named; None: it names none."""
         import agentfly.rewards  # noqa: F401  (its names are then known)
 
-        name = self.kind.scored_by
-        own = getattr(sys.modules.get(self.kind.__module__), name, None) if name else None
-        return own if isinstance(own, Reward) else REWARDS.find(name) if name else None
+        if not (name := self.kind.scored_by):
+            return None
+        own = getattr(sys.modules.get(self.kind.__module__), name, None)
+        return own if isinstance(own, Reward) else REWARDS.find(name)
 
     @functools.cached_property
     def samples(self) -> dict[str, list[Task]]:
@@ -88,9 +89,9 @@ class Subject:
         """A manager of its own, with nothing started yet."""
         return ResourceManager({self.kind: replace(self.kind.pool, min_warm=0, max_instances=instances)})
 
-    def agent(self, script: str = "I do not know.") -> HFAgent:
-        """An agent that acts in it, and says one thing only."""
-        tools, spoken = list(self.toolbox), {"script": script}
+    def agent(self) -> HFAgent:
+        """An agent that could act in it, and gives up at once."""
+        tools, spoken = list(self.toolbox), {"script": "I do not know."}
         return HFAgent(tools=tools, reward=self.reward, template="chatml", backend="scripted", backend_config=spoken)
 
     def refuse_without_tools(self) -> None:
@@ -113,15 +114,16 @@ class Subject:
         return visit(self.kind, self.toolbox, manager, task)
 
     async def trace(self, task: Task) -> Trace:
-        """What a fresh instance tells: of an expert's calls, else of calls that fit the tools."""
+        """What a fresh instance tells: of an expert's calls; where it has none, of calls that fit the tools."""
         calls: list[ToolCall] = []
         told: list[Told] = []
-        manager = self.manager()
+        manager, made_up, follows = self.manager(), iter(self.probes(task)), self.has_expert
         try:
             async with self.visit(manager, task) as visitor:
-                planned = iter(self.probes(task))
                 while len(calls) < MOST_STEPS and not (told and told[-1].ends):
-                    call = await self._next(visitor) if self.has_expert else next(planned, None)
+                    call = await self._next(visitor) if follows else None
+                    follows = follows and call is not None
+                    call = next(made_up, None) if call is None else call
                     if not isinstance(call, ToolCall):
                         break
                     calls.append(call)
