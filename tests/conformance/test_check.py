@@ -26,7 +26,7 @@ def cleared(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         os.close(descriptor)
     worlds.HELD.descriptors.clear()
     worlds.LOG.clear()
-    worlds.LOCK.until = 0.0
+    worlds.LOCK.taken = False
     os.environ.pop("CORRIDOR_DOOR", None)
     worlds.OVER.clear()
 

@@ -202,15 +202,19 @@ class Touchy(Corridor):
         return await Corridor.walk.function(self, steps, mood.split()[0])  # type: ignore[no-any-return]
 
 
-LOCK = SimpleNamespace(until=0.0)
+LOCK = SimpleNamespace(taken=False)
 
 
 class Grasping(Corridor):
-    """It takes what is everybody's, and is slow to let go of it when it is cancelled."""
+    """It takes what is everybody's, and keeps it when it is cancelled, until somebody has waited for it in vain."""
 
     async def reset(self, task: Task) -> None:
-        while time.monotonic() < LOCK.until:
-            await asyncio.sleep(0.01)
+        try:
+            while LOCK.taken:
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            LOCK.taken = False
+            raise
         await super().reset(task)
 
     @tool
@@ -221,9 +225,9 @@ class Grasping(Corridor):
             steps: How far.
             mood: How you feel about it.
         """
-        LOCK.until = time.monotonic() + 8
+        LOCK.taken = True
         await asyncio.sleep(0.02)
-        LOCK.until = 0.0
+        LOCK.taken = False
         return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
 
 
