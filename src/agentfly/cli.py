@@ -26,7 +26,9 @@ app.add_typer(template, name="template")
 app.add_typer(models, name="models")
 app.add_typer(search, name="search")
 env = typer.Typer(
-    help="Environments: which there are, started, played by hand, watched.", no_args_is_help=True, rich_markup_mode=None
+    help="Environments: which there are, started, played by hand, checked, begun, watched.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(env, name="env")
 
@@ -285,6 +287,31 @@ def play_environment(
 
     kind = loading.environment(name)
     playing.play(kind, worlds.task_of(kind, question, task, row))
+
+
+@env.command("check")
+def check_environment(
+    name: EnvironmentName,
+    tasks: Annotated[Path | None, typer.Option(help="A file of tasks; else it draws its own.")] = None,
+    seed: Annotated[int, typer.Option(help="What tasks and calls are drawn by.")] = 0,
+    instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="How many are used at once.")] = 4,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each property may take.")] = 120.0,
+) -> None:
+    """Run an environment through the contract, and say property by property whether it keeps it."""
+    from agentfly.commands import checking, loading
+
+    raise typer.Exit(0 if checking.check(loading.environment(name), tasks, seed, instances, seconds) else 1)
+
+
+@env.command("new")
+def new_environment(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called: tic_tac_toe, or TicTacToe.")],
+    out: Annotated[Path | None, typer.Option(help="The folder that is written; else one of that name, here.")] = None,
+) -> None:
+    """Write a small environment that works, with tasks, expert, reward, tests and a recipe, to begin with."""
+    from agentfly.commands import beginning
+
+    beginning.begin(name, out)
 
 
 @env.command("status")

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -174,7 +175,8 @@ class ClientBackend(Backend):
         while self._doors:
             loop, door = self._doors.popitem()
             if loop is here:
-                await door.life.aclose()
+                with suppress(RuntimeError):  # it is running: the ending loop is closing it at this moment
+                    await door.life.aclose()
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(door.life.aclose(), loop))
 
@@ -285,7 +287,7 @@ class ClientBackend(Backend):
                 self._reached = True
                 if not response.is_success:
                     await response.aread()
-                    raise wire.refusal(response, self.model)
+                    raise wire.refusal(response, self.model, self._key)
                 return await read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back

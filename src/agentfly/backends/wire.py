@@ -351,14 +351,15 @@ def _message_in(value: object) -> Message:
     return Message("assistant", content, tuple(ToolCall.of(call) for call in calls), thinking)
 
 
-def refusal(response: httpx.Response, model: str) -> Exception:
-    """The error that an answer with a bad status means; its body has been read."""
+def refusal(response: httpx.Response, model: str, key: str | None = None) -> Exception:
+    """The error that an answer with a bad status means; its body has been read. A key that it echoes is not told."""
     status = response.status_code
     try:
         data = response.json()
     except ValueError:
         data = None
-    words = _words(data) if isinstance(data, Mapping) else response.text.strip()[:500]
+    words = _words(data) if isinstance(data, Mapping) else response.text.strip()
+    words = (words.replace(key, "…") if key else words)[:500]
     said = f"{response.url} answered {status}: {words or response.reason_phrase}"
     if status in (408, 429) or status >= 500:
         return Passing(said, _retry_after(response))
@@ -375,7 +376,7 @@ def _words(data: Mapping[str, Any]) -> str:
     """What the server says is wrong, in its own words."""
     error = data.get("error", data)
     said = (error.get("message") or error.get("detail")) if isinstance(error, Mapping) else error
-    return str(said or json.dumps(data))[:500]
+    return str(said or json.dumps(data))
 
 
 def reason(error: Exception) -> str:

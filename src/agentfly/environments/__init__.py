@@ -13,6 +13,7 @@ from agentfly.environments.games import (
     TextArenaGame,
     TextWorldGame,
 )
+from agentfly.environments.judge import Judge
 from agentfly.environments.math import MathJudge, MathWithPython
 from agentfly.environments.model_server import ModelServer
 from agentfly.environments.programs import ProgramSynthesis
@@ -32,6 +33,7 @@ __all__ = [
     "CodeJudge",
     "FrozenLake",
     "GymnasiumWorld",
+    "Judge",
     "MathJudge",
     "MathWithPython",
     "ModelServer",

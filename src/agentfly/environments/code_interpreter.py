@@ -144,8 +144,9 @@ class CodeInterpreter(Environment):
             path: The file, from the working folder; folders on the way are made.
             content: All of the file's new text.
         """
+        data = _encoded(content)
         await self._remember(path)
-        await self._live.put(path, content.encode())
+        await self._live.put(path, data)
         return f"{path} written."
 
     @tool(timeout=_TIMEOUT)
@@ -162,8 +163,9 @@ class CodeInterpreter(Environment):
         found = text.count(old) if old else 0
         if found != 1:
             raise FileRefused(f"the old text occurs {found} times in {path}; it must occur exactly once")
+        data = _encoded(text.replace(old, new))
         await self._remember(path)
-        await self._live.put(path, text.replace(old, new).encode())
+        await self._live.put(path, data)
         return f"{path} written."
 
     @tool(timeout=_TIMEOUT)
@@ -239,6 +241,13 @@ class CodeInterpreter(Environment):
             return (await self._live.get(path, _LARGEST)).decode()
         except UnicodeDecodeError:
             raise FileRefused(f"{path} is not a text file") from None
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FileRefused("the text holds half of a surrogate pair, which no file can hold") from None
 
 
 def _files_of(task: Task) -> dict[str, bytes]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -24,6 +26,11 @@ from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.types import Message, Sampling, Task
 
 T = TypeVar("T")
+_OPENING = re.compile(r"[{\[]")
+_READ, _TRIES = 20_000, 2000
+"""Characters at the end of an answer that JSON is looked for in, and places where it may begin."""
+_FORM_REFUSED = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
+"""What a server says that does not take a schema."""
 Asked = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 
 
@@ -65,9 +72,11 @@ class ModelServer(Environment):
             raise ConfigError(
                 f"{type(self).__name__}.at_once must be a whole number of at least 1, not {self.at_once!r}"
             )
+        self._structured = True
+        """Whether the server takes a schema; some refuse it, and are asked in words."""
         self._client = _Client(
-            self.model or "",
-            self.base_url,
+            self.wanted() or "",
+            self.address(),
             api_key=self._key(),
             exact=False,
             timeout=self.timeout,
@@ -85,6 +94,14 @@ class ModelServer(Environment):
         if hasattr(self, "_client"):
             await self._client.close()
 
+    def address(self) -> str:
+        """Where the server is."""
+        return self.base_url
+
+    def wanted(self) -> str | None:
+        """The model to ask; None: the one that the server has."""
+        return self.model
+
     def _key(self) -> str | None:
         if self.api_key_variable is None:
             return None
@@ -100,13 +117,13 @@ class ModelServer(Environment):
             if _gone(fault):
                 raise EnvironmentFault(str(fault)) from fault
             raise
-        wanted, there = self._client.model, ", ".join(served[:20]) or "nothing"
+        wanted, there, at = self._client.model, ", ".join(served[:20]) or "nothing", self._client.base_url
         if wanted in served:
             return wanted
         if wanted:
-            raise ConfigError(f"{self.base_url} does not serve {wanted!r}; it serves {there}")
+            raise ConfigError(f"{at} does not serve {wanted!r}; it serves {there}")
         if len(served) != 1:
-            raise ConfigError(f"{self.base_url} serves {there}; say which in {type(self).__name__}.model")
+            raise ConfigError(f"{at} serves {there}; say which in {type(self).__name__}.model")
         return served[0]
 
     @overload
@@ -130,21 +147,34 @@ class ModelServer(Environment):
         if schema is None:
             return await self._ask(self._client, request)
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(schema)
-        form = {"name": "answer", "schema": adapter.json_schema()}
-        client = self._client.asking_for({"response_format": {"type": "json_schema", "json_schema": form}})
-        answer = await self._ask(client, request)
+        answer = await self._asked_for(adapter, request)
         try:
-            return adapter.validate_json(answer)
+            return _read(adapter, answer)
         except pydantic.ValidationError as error:
-            wrong = f"That does not fit: {_told(error)}. Answer with JSON of this schema only: {form['schema']}"
+            wrong = f"That does not fit: {_told(error)}. {_asking_for(adapter)}"
         again = (*request.messages, Message("assistant", answer), Message("user", wrong))
-        answer = await self._ask(client, replace(request, messages=again))
+        answer = await self._asked_for(adapter, replace(request, messages=again))
         try:
-            return adapter.validate_json(answer)
+            return _read(adapter, answer)
         except pydantic.ValidationError as error:
             raise BackendFault(
                 f"{self._client.model} was asked twice and gave no fitting JSON: {_told(error)}"
             ) from error
+
+    async def _asked_for(self, adapter: pydantic.TypeAdapter[Any], request: Request) -> str:
+        """An answer by a schema: as the server's own feature, or, where it refuses that, in words."""
+        if self._structured:
+            form = {"name": "answer", "schema": adapter.json_schema()}
+            client = self._client.asking_for({"response_format": {"type": "json_schema", "json_schema": form}})
+            try:
+                return await self._ask(client, request)
+            except BackendFault as fault:
+                if not _FORM_REFUSED.search(str(fault)):
+                    raise
+                self._structured = False
+        *before, last = request.messages
+        told = replace(last, content=f"{last.text}\n\n{_asking_for(adapter)}")
+        return await self._ask(self._client, replace(request, messages=(*before, told)))
 
     async def _ask(self, client: _Client, request: Request) -> str:
         try:
@@ -172,6 +202,36 @@ def _conversation(asked: Asked) -> tuple[Message, ...]:
     if isinstance(asked, Message | Mapping):
         asked = [asked]
     return Task.of(asked).messages
+
+
+def _asking_for(adapter: pydantic.TypeAdapter[Any]) -> str:
+    return f"Answer with JSON of this schema only: {json.dumps(adapter.json_schema())}"
+
+
+def _read(adapter: pydantic.TypeAdapter[T], answer: str) -> T:
+    """The answer, or the last piece of JSON in it that fits: some models say something around it."""
+    try:
+        return adapter.validate_json(answer)
+    except pydantic.ValidationError:
+        for piece in reversed(list(_pieces(answer[-_READ:]))):
+            try:
+                return adapter.validate_json(piece)
+            except pydantic.ValidationError:
+                continue
+        raise
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The JSON objects and lists in a text, of which none is inside another."""
+    decoder, at, tries = json.JSONDecoder(), 0, 0
+    while tries < _TRIES and (found := _OPENING.search(text, at)):
+        tries += 1
+        try:
+            _, end = decoder.raw_decode(text, found.start())
+            yield text[found.start() : end]
+        except (ValueError, RecursionError):
+            end = found.start() + 1
+        at = end
 
 
 def _told(error: pydantic.ValidationError) -> str:

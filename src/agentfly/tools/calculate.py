@@ -10,16 +10,14 @@ from typing import Any
 
 from agentfly.tooling import tool
 
-_LARGEST_POWER = 10_000
-"""Bits of the largest power worked out; anything larger would hang the machine, not answer a question."""
+_LARGEST = 20_000
+"""Bits of the largest whole number worked out; anything larger would hang the machine, not answer a question."""
+_LONGEST = 10_000
+"""Characters of an expression that is read."""
 
 
 def _power(base: float, exponent: float) -> float:
-    if (
-        isinstance(base, int)
-        and isinstance(exponent, int)
-        and abs(exponent) * max(base.bit_length(), 1) > _LARGEST_POWER
-    ):
+    if isinstance(base, int) and isinstance(exponent, int) and abs(exponent) * max(base.bit_length(), 1) > _LARGEST:
         raise ValueError("the power is too large to work out")
     result: float = base**exponent
     if isinstance(result, complex):
@@ -28,7 +26,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _round(number: float, digits: int = 0) -> float:
-    if abs(digits) > _LARGEST_POWER:
+    if abs(digits) > _LARGEST:
         raise ValueError("that is too many digits to round to")
     return round(number, digits) if digits else round(number)
 
@@ -59,20 +57,29 @@ async def calculate(expression: str) -> str:
     Args:
         expression: Numbers, the operators + - * / // % **, brackets, and functions such as sqrt, log, round, min, max.
     """
+    if len(expression) > _LONGEST:
+        return f"Error: the expression has {len(expression)} characters; at most {_LONGEST} are read."
     try:
         tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
         value = _evaluate(tree.body)
         return f"{value:.15g}" if isinstance(value, float) else str(value)
     except SyntaxError as error:
-        return f"Error: {expression!r} is not an arithmetic expression: {error.msg}."
+        return f"Error: {expression!r:.200} is not an arithmetic expression: {error.msg}."
     except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        return f"Error: {expression!r} cannot be worked out: {error}."
+        return f"Error: {expression!r:.200} cannot be worked out: {error}."
 
 
 calculator = calculate
 
 
 def _evaluate(node: ast.AST) -> Any:
+    value = _value(node)
+    if isinstance(value, int) and value.bit_length() > _LARGEST:
+        raise ValueError("a number on the way is too large to work out")
+    return value
+
+
+def _value(node: ast.AST) -> Any:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number

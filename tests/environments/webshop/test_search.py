@@ -27,6 +27,11 @@ def test_ties_go_to_the_first():
     assert Index(["same words"] * 20).search("words", 5) == [0, 1, 2, 3, 4]
 
 
+def test_a_word_without_a_stem_is_itself():
+    assert Index([*TEXTS, "size s"]).search("s", 9) == [5]
+    assert Index(TEXTS).search("s", 9) == []
+
+
 def test_no_texts_or_empty_ones():
     assert Index([]).search("x", 5) == []
     assert Index(["", "the"]).search("the", 5) == []

@@ -44,7 +44,7 @@ class Index:
         kept = [word for word in plain if word not in self._stop]
         with self._stemming:
             stems: list[str] = self._stemmer.stemWords(kept)
-        return stems
+        return [stem or word for stem, word in zip(stems, kept, strict=True)]  # of "s" nothing would be left
 
     def search(self, query: str, most: int) -> list[int]:
         """Positions of the texts that share a word with the query, best first."""

@@ -1,0 +1,96 @@
+"""Products and gates of rewards, through agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfly import Environment, Task, reward, tool
+from agentfly.agents import HFAgent
+from agentfly.errors import ConfigError
+from agentfly.rewards import gate, product, qa_em
+from agentfly.scoring import RewardSpec
+
+asked: list[str] = []
+
+
+class Lamp(Environment):
+    async def reset(self, task: Task) -> None:
+        self.lit = False
+
+    @tool
+    async def press(self) -> str:
+        """Press the switch."""
+        self.lit = True
+        return "It is lit."
+
+
+@reward
+def lit(env: Lamp) -> float:
+    return float(env.lit)
+
+
+@reward
+def half(prediction: str) -> dict[str, object]:
+    asked.append(prediction)
+    return {"reward": 0.5, "length": len(prediction)}
+
+
+@reward
+def column(level: float) -> float:
+    return level
+
+
+def agent_of(spec: RewardSpec, script: list[str]) -> HFAgent:
+    return HFAgent(tools=[Lamp], reward=spec, template="chatml", backend="scripted", backend_config={"script": script})
+
+
+PRESS = '<tool_call>{"name": "press", "arguments": {}}</tool_call>'
+ROW = {"question": "Light it.", "answer": "done", "level": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def unasked() -> None:
+    asked.clear()
+
+
+def test_a_product_is_what_its_parts_give_multiplied() -> None:
+    chain = agent_of(product(lit, half, column), [PRESS, "done"]).run_sync(ROW)[0]
+    assert chain.reward == 0.25
+    assert chain.score.metrics == {"lit": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
+
+
+def test_after_a_zero_nothing_is_asked() -> None:
+    chain = agent_of(product(lit, half), ["done"]).run_sync(ROW)[0]
+    assert chain.reward == 0.0
+    assert asked == []
+
+
+@pytest.mark.parametrize(("least", "earned"), [(1.0, 0.0), (0.5, 1.0), (0.4, 1.0), (0.6, 0.0)])
+def test_a_gate_is_open_or_shut(least: float, earned: float) -> None:
+    chain = agent_of(gate(column, qa_em, least=least), ["done"]).run_sync(ROW)[0]
+    assert chain.reward == earned
+    assert ("qa_em" in chain.score.metrics) is bool(earned)
+
+
+def test_they_are_rewards_like_others() -> None:
+    both = gate("lit", product("half", qa_em, name="right"), name="gated")
+    chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]
+    assert chain.reward == 2 * 0.5 + 0.5
+    assert chain.score.metrics["gated"] == 0.5
+    assert chain.score.metrics["gated/right/half"] == 0.5
+
+
+def test_what_a_part_asks_for_in_vain_is_refused_before_anything_is_sampled() -> None:
+    with pytest.raises(ConfigError, match="reward 'column' asks for 'level'"):
+        agent_of(product(lit, column), ["done"]).run_sync({"question": "Light it."})
+
+
+def test_what_is_no_product_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least two rewards"):
+        product(lit)
+    with pytest.raises(ConfigError, match="no reward is named 'lti'"):
+        product("lti", half)
+    with pytest.raises(ConfigError, match="at least two rewards"):
+        product(lit, lambda: 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="with a chain"):
+        product(lit, half)()
