@@ -42,6 +42,7 @@ class GymnasiumWorld(TextGame):
     actions: ClassVar[Sequence[str]] = ()
     """Names of its actions in their order; none: those that are known for it, or numbers."""
     _env: Any = None
+    _asked: tuple[Any, dict[str, Any]] | None = None
 
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
