@@ -40,7 +40,15 @@ class Gateway:
         self._java = _Java(
             gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_SECONDS)
         )
-        # The simulator prints pages at every step. Said before its first class is loaded, this spares us them.
+        try:
+            self.ask(Gateway._hush)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hush(self) -> None:
+        """The simulator prints pages at every step. Said before its first class is loaded, this spares us them."""
+        assert self._java is not None
         self._java.jvm.java.lang.System.setOut(self._java.jvm.java.io.PrintStream(os.devnull))
 
     def _listen(self) -> None:
@@ -113,7 +121,7 @@ def _started() -> subprocess.Popen[bytes]:
         where = f"JAVA_HOME ({home})" if home else "PATH"
         raise ConfigError(
             f"ScienceWorld's simulator needs Java, and there is no `java` in {where}: "
-            "apt-get install default-jre-headless, or any Java from 8 on"
+            "apt-get install default-jre-headless, or another Java (17 was tried)"
         )
     classes = os.pathsep.join((find_jar_path(), JAR_PATH))
     return subprocess.Popen(
