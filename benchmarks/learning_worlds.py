@@ -31,14 +31,16 @@ class Study:
     steps: int
     """Of imitation."""
     batch_size: int = 8
-    learning_rate: float = 2e-3
     fields: tuple[str, ...] = ()
     """Of training, beyond the recipe's own."""
 
 
 STUDIES = {
-    "alfworld": Study(expert=800, steps=400),
-    "search": Study(expert=4000, steps=1200, batch_size=16, learning_rate=1e-3),
+    "alfworld": Study(expert=4000, steps=800),
+    "frozen_lake": Study(expert=2000, steps=500),
+    "math_with_python": Study(expert=2000, steps=600),
+    "search": Study(expert=4000, steps=1200, batch_size=16),
+    "sql": Study(expert=4000, steps=1200),
 }
 
 
@@ -87,7 +89,7 @@ def _warm_start(place: Path, world: str, seed: int, *, quick: bool) -> Path:
     study, path = STUDIES[world], RECIPES / f"{world}.py"
     if not (place / "config.json").exists():
         few = {"expert": 8, "steps": 4} if quick else {"expert": study.expert, "steps": study.steps}
-        lesson = Lesson(place, **few, batch_size=study.batch_size, learning_rate=study.learning_rate, seed=seed)
+        lesson = Lesson(place, **few, batch_size=study.batch_size, learning_rate=1e-3, seed=seed)
         with new_model(path, None, lesson) as name:
             taught(recipe(path, {"model_name_or_path": name}, unheard=True), lesson)
     return place

@@ -21,8 +21,7 @@ PROMPT = "Compute with Python, then say the number."
 
 
 def agent(**model: Any) -> HFAgent:
-    given = {"model_name_or_path": "tiny", **model}
-    return HFAgent(**given, tools=[MathWithPython.run_python], reward=math_equal, system_prompt=PROMPT)
+    return HFAgent(**model, tools=[MathWithPython.run_python], reward=math_equal, system_prompt=PROMPT)
 
 
 tasks = MathWithPython.draw_tasks("train", 2000, levels=[1])
@@ -36,6 +35,7 @@ config = TrainConfig(
     sampling={"max_tokens": 64},
     learning_rate=3e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=40,
     eval_every=10,
     save_every=20,

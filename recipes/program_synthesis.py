@@ -20,8 +20,7 @@ PROMPT = "Try the function with Python, then give it as the answer."
 
 
 def agent(**model: Any) -> HFAgent:
-    given = {"model_name_or_path": "tiny", **model}
-    return HFAgent(**given, tools=[ProgramSynthesis.run_python], reward=unit_tests, system_prompt=PROMPT)
+    return HFAgent(**model, tools=[ProgramSynthesis.run_python], reward=unit_tests, system_prompt=PROMPT)
 
 
 tasks = ProgramSynthesis.draw_tasks("train", 2000, kinds=["lists"])
@@ -35,6 +34,7 @@ config = TrainConfig(
     sampling={"max_tokens": 256},
     learning_rate=3e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=40,
     eval_every=10,
     save_every=20,

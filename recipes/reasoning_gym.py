@@ -33,6 +33,7 @@ config = TrainConfig(
     sampling={"max_tokens": 256},
     learning_rate=3e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=40,
     eval_every=10,
     save_every=20,

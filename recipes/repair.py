@@ -21,7 +21,7 @@ TOOLS = [Repair.read_file, Repair.search_files, Repair.edit_file, Repair.undo_ed
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=TOOLS, reward=repaired, system_prompt=PROMPT)
+    return HFAgent(**model, tools=TOOLS, reward=repaired, system_prompt=PROMPT)
 
 
 tasks = Repair.draw_tasks("train", 300)

@@ -22,8 +22,7 @@ SHORT = (
 
 
 def agent(**model: Any) -> HFAgent:
-    given = {"model_name_or_path": "tiny", **model}
-    return HFAgent(**given, tools=[ScienceWorld.scienceworld_step], reward=scienceworld_score)
+    return HFAgent(**model, tools=[ScienceWorld.scienceworld_step], reward=scienceworld_score)
 
 
 tasks = ScienceWorld.draw_tasks("train", 400, tasks=SHORT)

@@ -33,7 +33,7 @@ def agent(**model: Any) -> HFAgent:
 tasks = Search.draw_tasks("train", 6000, hops=(1, 2), articles=100)
 eval_tasks = Search.draw_tasks("validation", 100, hops=(1, 2), articles=100)
 config = TrainConfig(
-    model="warm",
+    model="tiny",
     algorithm="grpo",
     tasks_per_step=16,
     num_chains=8,

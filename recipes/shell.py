@@ -17,7 +17,7 @@ from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=[Shell], reward=shell_match)
+    return HFAgent(**model, tools=[Shell], reward=shell_match)
 
 
 tasks = Shell.draw_tasks("train", 2000)

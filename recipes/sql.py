@@ -21,7 +21,7 @@ from agentfly.training import TrainConfig
 
 def agent(**model: Any) -> HFAgent:
     tools = [SQL.sql_schema, SQL.submit_query]
-    return HFAgent(**{"model_name_or_path": "tiny", **model}, tools=tools, reward=sql_match)
+    return HFAgent(**model, tools=tools, reward=sql_match)
 
 
 tasks = SQL.draw_tasks("train", 4000, levels=(1,))
@@ -35,6 +35,7 @@ config = TrainConfig(
     sampling={"max_tokens": 64},
     learning_rate=3e-4,
     schedule="linear",
+    micro_batch_tokens=4096,
     steps=60,
     eval_every=10,
     save_every=20,

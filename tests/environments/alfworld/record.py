@@ -21,7 +21,7 @@ from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import Game, Goal, Kind
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
+from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.environments.alfworld.world import Engine
 
@@ -113,8 +113,8 @@ def replay(engine: Engine, commands: list[str]) -> Iterator[str]:
 
 def official_texts(official: OfficialGame) -> dict[str, str]:
     """The very files of an official game."""
-    grammar = (data_folder() / "grammar_template.twl2").read_text().replace("@@TASK@@", official.task)
-    domain = (data_folder() / "domain.pddl").read_text()
+    grammar = (ALFWORLD.path() / "grammar_template.twl2").read_text().replace("@@TASK@@", official.task)
+    domain = (ALFWORLD.path() / "domain.pddl").read_text()
     return {"pddl_problem": official.problem, "pddl_domain": domain, "grammar": grammar}
 
 

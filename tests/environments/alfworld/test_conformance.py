@@ -13,7 +13,7 @@ import pytest
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.game import Game
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.official import OfficialGame, data_folder, official_games
+from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.errors import DataError
 from tests.environments.alfworld.record import TRACES, WEIGHTS, digest, official_texts, replay, wander
@@ -85,7 +85,9 @@ def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
     played: list[tuple[Game, dict[str, str]]] = [(game, {})]
     try:
         official = next(official_games("validation"))
-        played.append((official.game(), official_texts(official) if (data_folder() / "domain.pddl").is_file() else {}))
+        played.append(
+            (official.game(), official_texts(official) if (ALFWORLD.path() / "domain.pddl").is_file() else {})
+        )
     except DataError:
         pass  # the generated one is still played
     for number, (each, texts) in enumerate(played):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from agentfly.environments.data import SPLITS
 from agentfly.environments.search import Encyclopaedia, Search
-from agentfly.environments.search.encyclopaedia import RELATIONS, SPLITS, split_of
+from agentfly.environments.search.encyclopaedia import RELATIONS, split_of
 from agentfly.errors import DataError
 from agentfly.types import Task
 
