@@ -39,7 +39,7 @@ STUDIES = {
     "alfworld": Study(expert=4000, steps=800),
     "frozen_lake": Study(expert=2000, steps=500),
     "math_with_python": Study(expert=2000, steps=600),
-    "search": Study(expert=4000, steps=1200, batch_size=16),
+    "search": Study(expert=6000, steps=2200, batch_size=16),
     "sql": Study(expert=4000, steps=1200),
 }
 

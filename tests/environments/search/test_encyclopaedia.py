@@ -80,7 +80,7 @@ def test_rows_are_plain_json_and_tasks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"split": "dev"}, "one of train, validation, test"),
+        ({"split": "dev"}, "there are train, validation, test"),
         ({"articles": 3}, "20 to 100000 articles, not 3"),
         ({"hops": [5]}, r"1 to 4 hops, not \[5\]"),
         ({"hops": []}, r"1 to 4 hops"),

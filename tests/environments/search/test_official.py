@@ -12,7 +12,7 @@ pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install
 from agentfly.environments.search import Search
 from agentfly.environments.search.bm25 import BM25Index
 from agentfly.environments.search.official import hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
-from agentfly.errors import ConfigError, DataError
+from agentfly.errors import DataError
 from agentfly.types import Task
 
 ROW = {
@@ -29,65 +29,67 @@ def write(folder: Path, name: str, rows: Any) -> Path:
     return folder
 
 
-def test_the_authors_form_is_read(tmp_path: Path) -> None:
-    write(tmp_path, "hotpot_dev_distractor_v1.json", [ROW])
-    write(tmp_path, "2wikimultihop/dev.json", [{**ROW, "evidences": [["a", "b", "c"]]}])
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_the_authors_form_is_read(folder: Path) -> None:
+    write(folder, "hotpot_dev_distractor_v1.json", [ROW])
+    write(folder, "2wikimultihop/dev.json", [{**ROW, "evidences": [["a", "b", "c"]]}])
     texts = {"Ed Wood": "Ed Wood was American. He made films.", "Al": "Al is American."}
     wanted = {
         "id": "5a8b", "question": ROW["question"], "answer": "yes", "kind": "comparison", "titles": ["Al", "Ed Wood"],
         "passages": [{"title": title, "text": text} for title, text in texts.items()],
     }  # fmt: skip
-    assert hotpotqa_tasks("test", data=tmp_path) == two_wiki_tasks("test", data=tmp_path) == [wanted]
+    assert hotpotqa_tasks("test") == two_wiki_tasks("test") == [wanted]
 
 
-def test_train_and_validation_share_no_question(tmp_path: Path) -> None:
-    write(tmp_path, "hotpot_train_v1.1.json", [{**ROW, "_id": str(n), "question": f"Q{n}?"} for n in range(400)])
-    train, validation = ({row["question"] for row in hotpotqa_tasks(s, data=tmp_path)} for s in ("train", "validation"))
+def test_train_and_validation_share_no_question(folder: Path) -> None:
+    write(folder, "hotpot_train_v1.1.json", [{**ROW, "_id": str(n), "question": f"Q{n}?"} for n in range(400)])
+    train, validation = ({row["question"] for row in hotpotqa_tasks(s)} for s in ("train", "validation"))
     assert not train & validation
     assert len(train | validation) == 400
     assert 5 < len(validation) < 40
 
 
-def test_what_is_missing_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AGENTFLY_DATA", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"AGENTFLY_DATA is not set; get hotpot_train_v1.1.json from https://hotpotqa"
-    ):
+def test_what_is_missing_says_where_it_comes_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"has no 2wiki_train.json or .*https://github.com/Alab-NII/2wikimultihop"):
+        two_wiki_tasks("train")
+    with pytest.raises(DataError, match="no split 'dev'; there are train, validation, test"):
+        hotpotqa_tasks("dev")
+    monkeypatch.delenv("AGENTFLY_DATA")
+    with pytest.raises(DataError, match=r"HotpotQA is not shipped: get it from https://hotpotqa.*set AGENTFLY_DATA"):
         hotpotqa_tasks("train")
-    with pytest.raises(ConfigError, match=r"has none of 2wiki_train.json.*https://github.com/Alab-NII/2wikimultihop"):
-        two_wiki_tasks("train", data=tmp_path)
-    with pytest.raises(ConfigError, match="the splits train, validation, test, not 'dev'"):
-        hotpotqa_tasks("dev", data=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ({"a": 1}, "a list of questions, not a dict"),
-        ([ROW, {"question": "Q"}], "row 1: a question of HotpotQA has the texts question and answer"),
+        ({"a": 1}, "a list of rows, not a dict"),
+        ([ROW, {"question": "Q"}], "row 1: a row has the texts question and answer"),
         ([{**ROW, "context": [["only a title"]]}], "row 0: its context or supporting facts have a shape"),
         ([{**ROW, "context": {"title": ["a"]}}], "row 0: its context"),
     ],
 )
-def test_corrupt_files_are_told(tmp_path: Path, rows: Any, told: str) -> None:
-    write(tmp_path, "hotpot_dev_distractor_v1.json", rows)
+def test_corrupt_files_are_told(folder: Path, rows: Any, told: str) -> None:
+    write(folder, "hotpot_dev_distractor_v1.json", rows)
     with pytest.raises(DataError, match=told):
-        hotpotqa_tasks("test", data=tmp_path)
-    (tmp_path / "retrieval" / "hotpot_dev_distractor_v1.json").write_text("{")
+        hotpotqa_tasks("test")
+    (folder / "retrieval" / "hotpot_dev_distractor_v1.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
-        hotpotqa_tasks("test", data=tmp_path)
+        hotpotqa_tasks("test")
 
 
 @pytest.fixture
-def data() -> Path:
-    folder = Path(os.environ.get("AGENTFLY_DATA", "nowhere"))
-    if not (folder / "retrieval").is_dir():
+def data() -> None:
+    if not Path(os.environ.get("AGENTFLY_DATA", "nowhere"), "retrieval").is_dir():
         pytest.skip("AGENTFLY_DATA names no folder with `retrieval` in it")
-    return folder
 
 
-async def test_questions_with_their_passages_can_be_searched(data: Path) -> None:
-    rows = hotpotqa_tasks("test", data=data, file="hotpotqa_closed_60.json")
+async def test_questions_with_their_passages_can_be_searched(data: None) -> None:
+    rows = hotpotqa_tasks("test", file="hotpotqa_closed_60.json")
     assert len(rows) == 60
     assert rows[0]["answer"] == "yes"
     assert len(rows[0]["passages"]) == 10
@@ -101,14 +103,14 @@ async def test_questions_with_their_passages_can_be_searched(data: Path) -> None
     assert found >= 115  # of 120; some titles are words of all the texts
 
 
-def test_all_pairs_of_the_dev_set_are_read(data: Path) -> None:
-    rows = hotpotqa_tasks("test", data=data, file="hotpotqa_dev_pairs.json")
+def test_all_pairs_of_the_dev_set_are_read(data: None) -> None:
+    rows = hotpotqa_tasks("test", file="hotpotqa_dev_pairs.json")
     assert len(rows) == 7405
     assert "passages" not in rows[0]
 
 
-def test_the_corpus_of_two_wiki_is_read_and_indexed(data: Path) -> None:
-    passages = two_wiki_passages(data=data)
+def test_the_corpus_of_two_wiki_is_read_and_indexed(data: None) -> None:
+    passages = two_wiki_passages()
     assert len(passages) == 6119
     assert passages[0].title == "Teutberga"
     index = BM25Index(passages)
