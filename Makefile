@@ -31,7 +31,7 @@ test: $(DEV)  ## set up, fetch tokenizers and references, then lint, formatting,
 	@echo "» ruff format --check"; $(BIN)/ruff format --check --quiet .
 	@echo "» mypy";                $(BIN)/mypy --no-error-summary
 	@echo "» lint-imports";        said=$$($(BIN)/lint-imports --no-logo) || { echo "$$said"; exit 1; }
-	@echo "» pytest";              $(BIN)/python -m pytest
+	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## watch an agent learn: no download of weights, no GPU
 	@$(BIN)/agentfly train recipes/lookup.py

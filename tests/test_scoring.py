@@ -290,7 +290,7 @@ class Tensor(list[float]):
         (decimal.Decimal("0.5"), 0.5),
         (fractions.Fraction(1, 2), 0.5),
     ],
-    ids=repr,
+    ids=lambda value: f"{type(value).__name__} {value!r:.6}",
 )
 async def test_every_kind_of_number_is_a_reward(value: object, total: float) -> None:
     for returned in (value, {"reward": value}):
@@ -304,7 +304,7 @@ async def test_every_kind_of_number_is_a_reward(value: object, total: float) -> 
     [None, "1.0", b"1", float("nan"), float("inf"), 10**400, 1j, object(), {1, 2}, {"score": 1}, {}, {"reward": None},
      {"reward": "x"}, [1.0], [1, 2, 3], [1, None], [1, float("nan")], [1e308, 1e308], np.array([np.nan, 1]), [[1], [2]],
      (n for n in [1, 2]), b"ab"],
-    ids=repr,
+    ids=lambda value: f"{type(value).__name__} {value!r:.6}",
 )  # fmt: skip
 async def test_what_is_no_reward_is_the_rewards_fault(value: object) -> None:
     with pytest.raises(RewardFault, match="reward 'given'"):

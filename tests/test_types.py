@@ -45,7 +45,7 @@ def test_bytes_are_labelled_as_what_they_are(kind: str) -> None:
 @pytest.mark.parametrize(
     "source",
     ["nowhere.png", "x" * 5000, "nul\0byte", b"text", 7, None, {"url": None}, Picture.new("F", (1, 1)), ["a.png"]],
-    ids=str,
+    ids=lambda source: f"{type(source).__name__} {source!s:.8}",
 )
 def test_what_is_no_picture_is_refused(source: object) -> None:
     with pytest.raises(DataError, match="image"):

@@ -224,11 +224,11 @@ GOOD = '{"question": "Q"}\n'
         ("t.csv", b"question\ncaf\xe9\n", ["t.csv is not UTF-8"]),
         ("t.parquet", b"nonsense", ["t.parquet is not a parquet file"]),
         ("t.jsonl.gz", b"nonsense", ["t.jsonl.gz cannot be read"]),
-        ("t.jsonl.gz", gzip.compress(GOOD.encode() * 9)[:-9], ["t.jsonl.gz cannot be read"]),
+        ("t.jsonl.gz", gzip.compress(GOOD.encode() * 9, mtime=0)[:-9], ["t.jsonl.gz cannot be read"]),
         ("t.jsonl.xz", b"nonsense", ["t.jsonl.xz cannot be read"]),
         ("t.txt", GOOD, ["t.txt has a name that tells no format; known are .json, .jsonl"]),
         ("tasks", GOOD, ["tells no format"]),
-        ("t.gz", gzip.compress(GOOD.encode()), ["tells no format"]),
+        ("t.gz", gzip.compress(GOOD.encode(), mtime=0), ["tells no format"]),
         ("t.parquet.gz", b"", ["tells no format"]),
     ],
 )
