@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agentfly import environments, threads
 from agentfly.environment import Environment, Pool, draws_tasks
+from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox
 from agentfly.types import Task, ToolCall
@@ -154,7 +155,13 @@ def main() -> None:
         print(asyncio.run(weighed(getattr(environments, asked.worlds[0]), asked.weigh)))
         return
     sizes, seconds = ((1, 4), 0.5) if asked.quick else (INSTANCES, 5.0)
-    rows = [row(name, instances, seconds) for name in asked.worlds or worlds() for instances in sizes]
+    rows = []
+    for name, instances in itertools.product(asked.worlds or worlds(), sizes):
+        try:
+            rows.append(row(name, instances, seconds))
+        except ConfigError as missing:
+            rows.append([name, str(instances), str(missing)])
+        print("|", " | ".join(rows[-1]), "|", flush=True)
     print_table("Worlds under the resource manager, following their experts", HEADER, rows)
 
 
