@@ -30,7 +30,7 @@ def reference(name: str) -> Iterator[Ask]:
 
 
 def _see(folder: str) -> None:
-    sys.path.append(folder)
+    sys.path.insert(0, folder)  # what it needs comes with it, of other versions than ours
 
 
 def verl_advantages(name: str, rewards: Array, mask: Array, groups: Array, **more: Any) -> tuple[Array, Array]:

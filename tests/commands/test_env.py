@@ -145,7 +145,7 @@ def test_the_prebuilt_environments_are_listed_and_one_in_full() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("CodeInterpretr", "there are CodeInterpreter, .* Did you mean CodeInterpreter?"),
+        ("CodeInterpretr", "there are .*CodeInterpreter, .* Did you mean CodeInterpreter?"),
         ("worlds.py:Cuonter", "no environment 'Cuonter' in worlds.py; there are Counter, .* Did you mean Counter?"),
         ("worlds.py", "say which environment of worlds.py you mean; there are Counter, "),
         ("nowhere.py:Counter", "there is no file 'nowhere.py'"),

@@ -56,7 +56,7 @@ def test_another_file_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_what_it_needs_is_missed_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(smollm2, "_downloaded", lambda scratch: pytest.fail("it was downloaded"))
-    with pytest.raises(ConfigError, match=r"missing: pip install 'agentfly\[train\]'"):
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'agentfly\[train\]'"):
         smollm2.build(tmp_path, tmp_path)
 
 

@@ -1,6 +1,9 @@
 """One real container engine for the whole run."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +11,11 @@ from tests.resources.engine import NoEngine, Podman, load_images
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def engine() -> Iterator[Podman]:
     """An engine with images; a test that wants it is skipped, and says why, where none can run."""
+    folder = Path(tempfile.mkdtemp(prefix="engine-"))  # podman takes no long paths
     try:
-        podman = Podman(tmp_path_factory.mktemp("engine"))
+        podman = Podman(folder)
     except NoEngine as error:
         pytest.skip(str(error))
     try:
@@ -23,3 +27,4 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         yield podman
     finally:
         podman.remove()
+        shutil.rmtree(folder, ignore_errors=True)

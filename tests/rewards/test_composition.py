@@ -15,18 +15,18 @@ asked: list[str] = []
 
 class Lamp(Environment):
     async def reset(self, task: Task) -> None:
-        self.lit = False
+        self.shining = False
 
     @tool
     async def press(self) -> str:
         """Press the switch."""
-        self.lit = True
-        return "It is lit."
+        self.shining = True
+        return "It is shining."
 
 
 @reward
-def lit(env: Lamp) -> float:
-    return float(env.lit)
+def shining(env: Lamp) -> float:
+    return float(env.shining)
 
 
 @reward
@@ -54,13 +54,13 @@ def unasked() -> None:
 
 
 def test_a_product_is_what_its_parts_give_multiplied() -> None:
-    chain = agent_of(product(lit, half, column), [PRESS, "done"]).run_sync(ROW)[0]
+    chain = agent_of(product(shining, half, column), [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 0.25
-    assert chain.score.metrics == {"lit": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
+    assert chain.score.metrics == {"shining": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
 
 
 def test_after_a_zero_nothing_is_asked() -> None:
-    chain = agent_of(product(lit, half), ["done"]).run_sync(ROW)[0]
+    chain = agent_of(product(shining, half), ["done"]).run_sync(ROW)[0]
     assert chain.reward == 0.0
     assert asked == []
 
@@ -73,7 +73,7 @@ def test_a_gate_is_open_or_shut(least: float, earned: float) -> None:
 
 
 def test_they_are_rewards_like_others() -> None:
-    both = gate("lit", product("half", qa_em, name="right"), name="gated")
+    both = gate("shining", product("half", qa_em, name="right"), name="gated")
     chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 2 * 0.5 + 0.5
     assert chain.score.metrics["gated"] == 0.5
@@ -82,15 +82,15 @@ def test_they_are_rewards_like_others() -> None:
 
 def test_what_a_part_asks_for_in_vain_is_refused_before_anything_is_sampled() -> None:
     with pytest.raises(ConfigError, match="reward 'column' asks for 'level'"):
-        agent_of(product(lit, column), ["done"]).run_sync({"question": "Light it."})
+        agent_of(product(shining, column), ["done"]).run_sync({"question": "Light it."})
 
 
 def test_what_is_no_product_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least two rewards"):
-        product(lit)
+        product(shining)
     with pytest.raises(ConfigError, match="no reward is named 'lti'"):
         product("lti", half)
     with pytest.raises(ConfigError, match="at least two rewards"):
-        product(lit, lambda: 1.0)  # type: ignore[arg-type]
+        product(shining, lambda: 1.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="with a chain"):
-        product(lit, half)()
+        product(shining, half)()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -31,9 +33,19 @@ async def _needs_a_sandbox() -> None:
         pytest.skip(f"no sandbox works here: {error}")
 
 
+@asynccontextmanager
+async def repairer(*said: str, reward: Any = None) -> AsyncIterator[HFAgent]:
+    """An agent that says this, closed afterwards."""
+    agent = HFAgent(tools=[Repair], reward=reward, template="chatml", backend=ScriptedBackend([*said]))
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
 async def played(row: dict[str, Any], *calls: str, reward: Any = repaired) -> Trajectory:
-    agent = HFAgent(tools=[Repair], reward=reward, template="chatml", backend=ScriptedBackend([*calls, "Done."]))
-    (chain,) = await agent.run(row, max_turns=len(calls) + 1)
+    async with repairer(*calls, "Done.", reward=reward) as agent:
+        (chain,) = await agent.run(row, max_turns=len(calls) + 1)
     return chain
 
 
@@ -60,8 +72,8 @@ def size(split: str, *packages: str) -> int:
 async def test_the_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
     rows += Repair.draw_tasks("test", 4, seed=3)
-    agent = HFAgent(tools=[Repair], reward=repaired, template="chatml", backend=ScriptedBackend("-"))
-    shown = await demonstrate(agent, rows, max_concurrent_chains=4)
+    async with repairer("-", reward=repaired) as agent:
+        shown = await demonstrate(agent, rows, max_concurrent_chains=4)
     assert shown.reasons == {}
     assert len(shown.kept) == 8
     assert all("OK" in answers(chain)[-1] for chain in shown.kept)  # the visible tests pass as well
@@ -127,15 +139,11 @@ async def test_lines_are_read() -> None:
 
 async def test_chains_at_once_and_after_one_another_share_nothing() -> None:
     row = bug("roman")
-    agent = HFAgent(
-        tools=[Repair],
-        template="chatml",
-        backend=ScriptedBackend(
-            [call("run_shell", command="ls; echo spoiled > roman/numerals.py; touch left"), "Done."]
-        ),
-    )
-    result = await agent.run(row, num_chains=3, max_turns=2)
-    again = await agent.run(row, max_turns=2)
+    async with repairer(
+        call("run_shell", command="ls; echo spoiled > roman/numerals.py; touch left"), "Done."
+    ) as agent:
+        result = await agent.run(row, num_chains=3, max_turns=2)
+        again = await agent.run(row, max_turns=2)
     for chain in (*result, *again):
         assert answers(chain)[0].split() == ["roman", "test_roman.py"]
 
@@ -224,9 +232,9 @@ async def test_rewards_refuse_what_they_cannot_judge() -> None:
     chain = await played({**row, "fail_to_pass": '["test_x"]'})
     assert "must be lists" in chain.failures[-1].message
     without = {name: value for name, value in row.items() if name != "mutation"}
-    agent = HFAgent(tools=[Repair], template="chatml", backend=ScriptedBackend("-"))
-    with pytest.raises(ConfigError, match=r"Repair\.draw_tasks"):
-        await demonstrate(agent, [without])
+    async with repairer("-") as agent:
+        with pytest.raises(ConfigError, match=r"Repair\.draw_tasks"):
+            await demonstrate(agent, [without])
 
 
 async def test_rows_are_plain() -> None:
