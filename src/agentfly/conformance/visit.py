@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from agentfly.outcome import CallStatus
 from agentfly.resources import Leases, ResourceManager
 from agentfly.tooling import Context, Toolbox, ToolResult
 from agentfly.types import Content, Task, ToolCall
+
+_TIMES = re.compile(r"\b\d+\.\d+ ?s\b")
+"""How long something took, which is told otherwise every time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Visitor:
             found = await self._leases.act(
                 tool.environments, lambda lent: tool.run(call.arguments, context=context, environments=lent)
             )
-        return Told(found.observation, found.status, found.ends_chain)
+        said = found.observation
+        return Told(_TIMES.sub("… s", said) if isinstance(said, str) else said, found.status, found.ends_chain)
 
     async def expert(self) -> ToolCall | str:
         """What the expert would do."""
