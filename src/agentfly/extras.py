@@ -14,7 +14,8 @@ def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
         advice = f", or {instead}" if instead else ""
         raise ConfigError(
-            f"{what} needs {error.name}, which is not installed: pip install 'agentfly[{extra}]'{advice}"
+            f"{what} needs {package}, which is not installed: pip install 'agentfly[{extra}]'{advice}"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.commands.loading import environment
+from agentfly.commands.loading import environment, load
 from agentfly.commands.typed import read_call
 from agentfly.commands.worlds import start, task_of
 from agentfly.environment import Environment
@@ -164,6 +164,12 @@ def test_names_by_module_and_by_file() -> None:
     assert "A counter with a button." in env("list", "worlds:Counter").stdout
     assert environment("worlds.py:Counter").__doc__ == "A counter with a button."
     assert environment("code_interpreter") is environment("CodeInterpreter") is CodeInterpreter
+
+
+def test_a_file_named_after_a_package_does_not_hide_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "colorsys.py"
+    recipe.write_text("import colorsys\n\nwhite = colorsys.rgb_to_hsv(1, 1, 1)\n")
+    assert load(recipe, "recipe").white == (0.0, 0.0, 1)
 
 
 # ── play ──

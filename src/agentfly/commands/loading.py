@@ -84,7 +84,7 @@ def load(path: Path, what: str) -> ModuleType:
         raise DataError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path.append(str(path.parent.resolve()))  # last: a file named after a package does not hide the package
     loader = spec.loader
     of_the_file(path, lambda: loader.exec_module(module))
     return module

@@ -11,7 +11,7 @@ import pytest
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import Game, Kind
-from agentfly.environments.alfworld.generated import fingerprint
+from agentfly.environments.alfworld.generated import essence
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import official_tasks
 from agentfly.environments.alfworld.pddl_writing import write_problem
@@ -65,7 +65,7 @@ def test_the_expert_copes_with_what_was_done_before() -> None:
 def test_splits_are_fixed_and_share_no_game() -> None:
     splits = {(split, seed): games(60, split=split, seed=seed) for split in ("train", "validation", "test")
               for seed in (0, 1)}  # fmt: skip
-    marks = [fingerprint(game) for those in splits.values() for game in those]
+    marks = [essence(game) for those in splits.values() for game in those]
     assert len(set(marks)) == len(marks)
     assert splits["train", 0] == games(60)
     assert {game.goal.kind for game in splits["test", 0]} == set(Kind)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.environments import CodeJudge
-from agentfly.environments.programs import ProgramSynthesis, generated, mbpp_tasks
+from agentfly.environments import CodeJudge, drawing
+from agentfly.environments.programs import ProgramSynthesis, mbpp_tasks
 from agentfly.environments.programs.official import SPLITS
 from agentfly.errors import ConfigError, DataError
 from agentfly.resources.sandbox import SandboxUnavailable, open_sandbox
@@ -75,8 +75,8 @@ def test_the_hidden_tests_are_not_in_the_question_and_the_solution_passes_them()
 
 
 def test_when_there_are_no_more_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "_FRUITLESS", 300)
-    with pytest.raises(DataError, match="no more functions over strings"):
+    monkeypatch.setattr(drawing, "_PATIENCE", 300)
+    with pytest.raises(DataError, match="validation tasks of programs or little more"):
         ProgramSynthesis.draw_tasks("validation", 10**6, kinds=["strings"])
 
 

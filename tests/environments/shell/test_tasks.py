@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.shell import Shell, nl2bash_tasks
-from agentfly.environments.shell.questions import KINDS, fingerprint
+from agentfly.environments.shell.questions import KINDS, essence
 from agentfly.environments.shell.words import similarity
 from agentfly.errors import DataError
 from agentfly.resources.sandbox import SandboxUnavailable
@@ -19,7 +19,7 @@ from agentfly.types import Task
 def test_splits_are_fixed_and_share_no_task() -> None:
     splits = {(split, seed): Shell.draw_tasks(split, 100, seed=seed) for split in ("train", "validation", "test")
               for seed in (0, 1)}  # fmt: skip
-    marks = [fingerprint(row["question"], row["files"]) for rows in splits.values() for row in rows]
+    marks = [essence(row["question"], row["files"]) for rows in splits.values() for row in rows]
     assert len(set(marks)) == len(marks)
     assert splits["train", 0][:30] == Shell.draw_tasks("train", 30)
     assert {row["kind"] for row in splits["test", 0]} == set(KINDS)

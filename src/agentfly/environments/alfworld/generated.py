@@ -6,10 +6,8 @@ belongs to is decided by what is in it, so whatever the seeds, no game is in two
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -19,11 +17,9 @@ from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import task_row
 from agentfly.environments.alfworld.pddl_writing import identifier
 from agentfly.environments.alfworld.rooms import FITS, LAMPS, OPENABLE, ROOMS, Room, traits_of
-from agentfly.environments.data import checked_split
+from agentfly.environments.drawing import drawn
 from agentfly.errors import ConfigError
 
-SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Which tenths of all games are in each."""
 MOST_STEPS = 40
 _WORDS = {
     Kind.PLACE: ("put a {thing} in {target}.", "put some {thing} on {target}."),
@@ -41,27 +37,17 @@ def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str] | None) -
         chosen = [Kind(kind) for kind in kinds] if kinds else list(Kind)
     except ValueError as error:
         raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in Kind)}") from None
-    checked_split(split)
-    games = itertools.islice(_distinct(split, seed, chosen), count)
-    return [task_row(f"generated/{split}/{seed}/{number}", game) for number, game in enumerate(games)]
+
+    def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
+        game = draw_game(random, chosen[number % len(chosen)])
+        return essence(game), task_row(game)
+
+    return drawn("alfworld", split, count, seed, draw)
 
 
-def _distinct(split: str, seed: int, kinds: Sequence[Kind]) -> Iterator[Game]:
-    random, seen = Random(f"{split}/{seed}"), set()
-    for kind in itertools.cycle(kinds):
-        while True:
-            game = draw_game(random, kind)
-            mark = fingerprint(game)
-            if mark % 10 in SPLITS[split] and mark not in seen:
-                break
-        seen.add(mark)
-        yield game
-
-
-def fingerprint(game: Game) -> int:
-    """A number that only the same household with the same goal has, in whatever words the task is put."""
-    told = json.dumps({**game.to_json(), "task": ""}, sort_keys=True)
-    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big")
+def essence(game: Game) -> str:
+    """What only the same household with the same goal has, in whatever words the task is put."""
+    return json.dumps({**game.to_json(), "task": ""}, sort_keys=True)
 
 
 def draw_game(random: Random, kind: Kind) -> Game:

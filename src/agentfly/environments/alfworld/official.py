@@ -55,13 +55,13 @@ def official_tasks(split: str, *, count: int | None = None) -> list[dict[str, An
 
     `count` takes the first so many; None takes all.
     """
-    return [task_row(each.id, each.game()) for each in itertools.islice(official_games(split), count)]
+    return [{"id": each.id, **task_row(each.game())} for each in itertools.islice(official_games(split), count)]
 
 
-def task_row(id: str, game: Game) -> dict[str, Any]:
-    """A game as a row of a task file."""
+def task_row(game: Game) -> dict[str, Any]:
+    """A game as the columns of a task."""
     question = Household(game).introduction()
-    return {"id": id, "question": question, "kind": game.goal.kind.value, "game": game.to_json()}
+    return {"question": question, "kind": game.goal.kind.value, "game": game.to_json()}
 
 
 def official_games(split: str) -> Iterator[OfficialGame]:

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.data import checked_split
+from agentfly.environments.drawing import belongs_to, drawn
 from agentfly.environments.games.chess_drawing import draw_puzzle
-from agentfly.environments.games.drawing import belongs_to, drawn
 from agentfly.environments.games.game import Game
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import needed

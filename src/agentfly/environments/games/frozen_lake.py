@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.games.drawing import drawn
+from agentfly.environments.drawing import drawn
 from agentfly.environments.games.game import Game
 from agentfly.environments.games.grid import WAYS, Direction, Place, beside, checked_rows, places_of
 from agentfly.errors import ConfigError, DataError

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from agentfly.environments.data import Source, checked_split, opened
+from agentfly.environments.drawing import belongs_to
 from agentfly.environments.games.chess_puzzle import puzzle_row
-from agentfly.environments.games.drawing import belongs_to
 from agentfly.errors import DataError
 
 SOURCE = Source(

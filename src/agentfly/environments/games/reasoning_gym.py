@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.environments.games.drawing import drawn
+from agentfly.environments.drawing import drawn
 from agentfly.environments.games.harmless import is_harmless
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import needed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, ClassVar
 
-from agentfly.environments.games.drawing import drawn
+from agentfly.environments.drawing import drawn
 from agentfly.environments.games.game import Game
 from agentfly.environments.games.grid import Direction, checked_rows
 from agentfly.environments.games.sokoban_level import FLOOR, SIGNS, Position, Room, read_level

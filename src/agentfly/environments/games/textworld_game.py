@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.games.drawing import drawn
+from agentfly.environments.drawing import drawn
 from agentfly.environments.games.game import TextGame
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import needed

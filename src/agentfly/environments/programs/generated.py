@@ -6,28 +6,23 @@ in two splits. What the tests expect differs from test to test, so that a consta
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from textwrap import indent
 from typing import Any
 
 from agentfly.environments.data import checked_split
+from agentfly.environments.drawing import belongs_to, drawn
 from agentfly.environments.programs import functions
 from agentfly.environments.programs.functions import Function, Pipeline
 from agentfly.errors import DataError
 
 KINDS = tuple(functions.KINDS)
-SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Which tenths of all functions are in each."""
 TESTS = 5
 """Hidden tests of a task."""
 _TRIES = 20
 """Sets of tests that are tried for one function."""
-_FRUITLESS = 20_000
-"""Draws in a row after which there is nothing new to be expected."""
 _NAMES = (
     "answer",
     "apply",
@@ -47,28 +42,19 @@ _NAMES = (
 
 def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str]) -> list[dict[str, Any]]:
     """So many tasks: rows with `id`, `question`, `kind`, the hidden `tests`, and `solution` and `example`."""
-    checked_split(split)
     if isinstance(kinds, str) or not kinds or any(kind not in KINDS for kind in kinds):
         raise DataError(f"functions are over {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
-    drawn = itertools.islice(_distinct(split, seed, kinds), count)
-    return [{"id": f"{split}-{seed}-{number}", **row} for number, row in enumerate(drawn)]
 
+    def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
+        kind = kinds[number % len(kinds)]
+        function = _filled(random.choice(functions.KINDS[kind]), random)
+        if not belongs_to(function.body, split):  # before its tests are made, which takes long
+            return None
+        row = _row(kind, function, random)
+        return None if row is None else (function.body, row)
 
-def _distinct(split: str, seed: int, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-    random, seen = Random(f"{split}/{seed}"), set[str]()
-    for kind in itertools.cycle(kinds):
-        for _ in range(_FRUITLESS):
-            function = _filled(random.choice(functions.KINDS[kind]), random)
-            if tenth_of(function.body) not in SPLITS[split] or function.body in seen:
-                continue
-            seen.add(function.body)
-            if (row := _row(kind, function, random)) is not None:
-                yield row
-                break
-        else:
-            raise DataError(
-                f"the split {split!r} has no more functions over {kind}: {len(seen)} were drawn; ask for fewer"
-            )
+    checked_split(split)
+    return drawn("programs", split, count, seed, draw)
 
 
 def _filled(kind: Pipeline | Function, random: Random) -> Function:
@@ -80,11 +66,6 @@ def _filled(kind: Pipeline | Function, random: Random) -> Function:
     for letter, value in values.items():  # not by format: braces in Python mean something else
         statement, body = (text.replace(f"{{{letter}}}", str(value)) for text in (statement, body))
     return replace(function, statement=statement, body=body)
-
-
-def tenth_of(body: str) -> int:
-    """A number from 0 to 9 that is always the same for the same function."""
-    return hashlib.sha256(body.encode()).digest()[0] * 10 // 256
 
 
 def _row(kind: str, function: Function, random: Random) -> dict[str, Any] | None:

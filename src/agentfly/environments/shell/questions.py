@@ -6,18 +6,14 @@ two, whatever the seeds.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle, islice
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.drawing import drawn
 from agentfly.errors import DataError
 
-SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Which tenths of all tasks are in each."""
 FOLDERS = ("data", "docs", "logs", "notes", "src", "tests", "web", "mail", "plans", "photos")
 INNER = ("old", "new", "draft", "final", "2023", "2024")
 STEMS = ("alpha", "beta", "gamma", "delta", "omega", "north", "south", "east", "west", "first", "last", "main")
@@ -145,28 +141,19 @@ KINDS = {each.__name__: each for each in FAMILIES}
 
 def draw_tasks(split: str, number: int, seed: int, kinds: Sequence[str] | None) -> list[dict[str, Any]]:
     """So many tasks of a split, as rows of a data set."""
-    checked_split(split)
     unknown = [kind for kind in kinds or () if kind not in KINDS]
     if unknown or kinds == []:
         raise DataError(f"there is no kind of task {unknown!r:.80}; there are {', '.join(KINDS)}")
-    drawn = islice(_distinct(split, seed, list(kinds or KINDS)), number)
-    return [{"id": f"{split}-{seed}-{place}", **row} for place, row in enumerate(drawn)]
+    chosen = list(kinds or KINDS)
+
+    def draw(random: Random, place: int) -> tuple[str, dict[str, Any]]:
+        kind, tree = chosen[place % len(chosen)], Tree(random)
+        question, gold = KINDS[kind](tree)
+        return essence(question, tree.files), {"question": question, "gold": gold, "kind": kind, "files": tree.files}
+
+    return drawn("shell", split, number, seed, draw)
 
 
-def _distinct(split: str, seed: int, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-    random, seen = Random(f"{split}/{seed}"), set[int]()
-    for kind in cycle(kinds):
-        while True:
-            tree = Tree(random)
-            question, gold = KINDS[kind](tree)
-            mark = fingerprint(question, tree.files)
-            if mark % 10 in SPLITS[split] and mark not in seen:
-                break
-        seen.add(mark)
-        yield {"question": question, "gold": gold, "kind": kind, "files": tree.files}
-
-
-def fingerprint(question: str, files: Files) -> int:
-    """A number that only the same task has."""
-    told = json.dumps([question, files], sort_keys=True)
-    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big")
+def essence(question: str, files: Files) -> str:
+    """What only the same task has."""
+    return json.dumps([question, files], sort_keys=True)

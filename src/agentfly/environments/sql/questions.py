@@ -6,21 +6,19 @@ which split it belongs to, so no question is in two, whatever the seeds.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
 
 from agentfly.environments.data import checked_split
+from agentfly.environments.drawing import belongs_to
 from agentfly.environments.sql.database import Database, Row
 from agentfly.environments.sql.domains import Number, Text
 from agentfly.environments.sql.drawn import LEVELS, TWINS, Shape, Table, image_of, shape_of
 from agentfly.environments.sql.results import orders, same
 from agentfly.errors import DataError
 
-SPLITS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Which tenths of all questions are in each."""
 PER_DATABASE = 4
 _MOST_ROWS = 20
 _TRIES = 40
@@ -233,7 +231,7 @@ def _asked(split: str, key: str, level: int) -> Iterator[dict[str, Any]]:
             question, gold = family(draw)
             if len(asked) == PER_DATABASE:
                 return
-            if question in asked or tenth(question) not in SPLITS[split] or not _telling(copies, gold):
+            if question in asked or not belongs_to(question, split) or not _telling(copies, gold):
                 continue
             asked.add(question)
             database = {"drawn": key, "level": level}
@@ -241,11 +239,6 @@ def _asked(split: str, key: str, level: int) -> Iterator[dict[str, Any]]:
     finally:
         for copy in copies:
             copy.close()
-
-
-def tenth(question: str) -> int:
-    """Which tenth of all questions this one belongs to."""
-    return hashlib.sha256(question.encode()).digest()[0] * 10 // 256
 
 
 def _telling(copies: Sequence[Database], gold: str) -> bool:
