@@ -19,7 +19,7 @@ from typing import Any
 
 from agentfly import Task
 from agentfly.environments.webshop import WebShop, official_tasks
-from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.expert import knowing
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.html import page_html
 from agentfly.environments.webshop.official import SPLITS
@@ -125,7 +125,7 @@ def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
     """How far the expert gets, and somebody who searches for the wish and buys what comes first."""
 
     def expert(session: Session) -> None:
-        while action := next_action(session):
+        while action := knowing(session):
             session.act(f"{action[0]}[{action[1]}]")
 
     def first(session: Session, *, choosing: bool) -> None:

@@ -1,8 +1,10 @@
 """An agent that learns to shop: find the product of a wish, choose its options, buy it.
 
-    agentfly sft recipes/webshop.py --model Qwen/Qwen2.5-3B-Instruct --expert 500 --out warm
-    agentfly train recipes/webshop.py model=warm backend=vllm
-    AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm backend=vllm    # on WebShop's own products and goals
+    agentfly sft recipes/webshop.py --model new --expert 5000 --steps 1600 --batch-size 16 \
+        --learning-rate 2e-3 --reading 0.1 --out warm
+    agentfly train recipes/webshop.py model=warm
+    agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm    # on WebShop's own products and goals
 
 Products and wishes are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, and its splits
 are kept: training on `train`, evaluation on a part of `validation`; the test split is left alone.
@@ -16,13 +18,18 @@ from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
 from agentfly.training import TrainConfig
 
-SYSTEM = """\
-You shop for the user. Search with a few plain words, click a product's number to look at it, click each option that \
-the user asked for, and click Buy Now once everything fits. You can buy once."""
+PROMPT = "Search, click a product's number, click each option that is wanted, then click Buy Now."
+
+
+class Shop(WebShop):
+    """A shop with short pages, whose expert knows no more than the model: a small model can imitate it."""
+
+    window = 3
+    expert_explores = True
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[WebShop], reward=webshop_reward, system_prompt=SYSTEM)
+    return HFAgent(**model, tools=[Shop], reward=webshop_reward, system_prompt=PROMPT)
 
 
 def tasks_of(split: str, count: int) -> list[dict[str, Any]]:
@@ -32,14 +39,16 @@ def tasks_of(split: str, count: int) -> list[dict[str, Any]]:
 tasks = tasks_of("train", 5000)
 eval_tasks = tasks_of("validation", 100)
 config = TrainConfig(
-    model="Qwen/Qwen2.5-3B-Instruct",
+    model="tiny",
     algorithm="grpo",
     tasks_per_step=16,
     num_chains=8,
-    max_turns=15,
-    sampling={"max_tokens": 384},
-    run_options={"max_chain_tokens": 16384},
-    learning_rate=1e-6,
-    steps=200,
-    eval_every=20,
+    max_turns=8,
+    sampling={"max_tokens": 96},
+    learning_rate=3e-4,
+    schedule="linear",
+    micro_batch_tokens=4096,
+    steps=40,
+    eval_every=10,
+    save_every=20,
 )

@@ -31,10 +31,12 @@ async def test_its_expert_earns_the_reward(path: Path) -> None:
     assert module.config.tasks_per_step <= len(run.tasks)
     assert not _contents(module.tasks) & _contents(module.eval_tasks)
     try:
-        shown = await demonstrate(run.agent, run.tasks[:2], max_turns=run.options["max_turns"])
+        shown = await demonstrate(run.agent, run.tasks[:8], threshold=0, max_turns=run.options["max_turns"])
     finally:
         await run.agent.close()
     assert shown.reasons == {}
+    earned = [chain.reward or 0.0 for chain in shown.kept]
+    assert sum(earned) >= 0.7 * len(earned), earned  # one that knows no more than the model need not always win
 
 
 def _contents(rows: list[dict[str, Any]]) -> set[str]:

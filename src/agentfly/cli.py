@@ -197,6 +197,10 @@ def sft(
     batch_size: Annotated[int, typer.Option(min=1, help="Demonstrations in each step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="At its height; it falls to 0 at the last step.")] = 1e-5,
     held_out: Annotated[float, typer.Option(help="The share of demonstrations that is only looked at.")] = 0.1,
+    reading: Annotated[
+        float, typer.Option(help="What a token counts that the model reads, against 1; more than 0 for a new model.")
+    ] = 0.0,
+    save_every: Annotated[int | None, typer.Option(min=1, help="Write the model so far as OUT-STEP, too.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed repeats a run.")] = 0,
 ) -> None:
     """Let a model imitate demonstrations: of a file, or of the expert of its environment."""
@@ -205,7 +209,9 @@ def sft(
     running.refuse_without_torch("sft")
     import agentfly.commands.imitating as imitating
 
-    lesson = imitating.Lesson(out, demos, expert, threshold, steps, batch_size, learning_rate, held_out, seed)
+    lesson = imitating.Lesson(
+        out, demos, expert, threshold, steps, batch_size, learning_rate, held_out, reading, save_every, seed
+    )
     made = imitating.new_model(recipe, data, lesson) if model == imitating.NEW else nullcontext(model)
     with made as name:
         chosen = running.recipe(recipe, running.given(model_name_or_path=name, template=template), unheard=True)

@@ -82,6 +82,21 @@ def test_an_expert_is_imitated_and_plain_transformers_loads_the_model(recipe: Pa
     assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
 
 
+def test_the_model_is_kept_as_it_was_on_the_way(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    flags = ("--expert", 6, "--steps", 5, "--save-every", 2, "--reading", 0.5, "--learning-rate", 0.01)
+    assert typed(recipe, *flags, "--out", tmp_path / "warm").exit_code == 0
+    stages = [tmp_path / name for name in ("warm-2", "warm-4", "warm")]
+    assert sorted(path for path in tmp_path.glob("warm*")) == sorted(stages)
+    weights = [AutoModelForCausalLM.from_pretrained(stage).get_input_embeddings().weight for stage in stages]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    (tmp_path / "warm").rename(tmp_path / "other")
+    with pytest.raises(ConfigError, match="warm-2 is there already"):
+        typed(recipe, *flags, "--out", tmp_path / "warm")
+
+
 def test_conversations_of_a_file_are_imitated(recipe: Path, tmp_path: Path) -> None:
     row, demos = draw(random.Random(1)), tmp_path / "demos.jsonl"
     call = {"id": "a", "function": {"name": "lookup", "arguments": {"who": row["who"], "what": row["relation"]}}}
@@ -117,6 +132,7 @@ def test_mistakes_are_told(recipe: Path, tmp_path: Path) -> None:
         ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
         ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
         ([recipe, "--expert", 2, "--held-out", 1, "--out", tmp_path / "x"], "a share from 0 to below 1"),
+        ([recipe, "--expert", 2, "--reading", 2, "--out", tmp_path / "x"], "--reading is from 0 to 1"),
     ):
         with pytest.raises(ConfigError, match=told):
             typed(*words)

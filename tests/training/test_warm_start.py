@@ -95,13 +95,16 @@ async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(sma
     assert first.loss == pytest.approx(measured.loss, rel=1e-5)
 
 
-async def test_one_step_is_that_of_plain_supervised_learning(small_model: Path) -> None:
-    """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored."""
+@pytest.mark.parametrize("reading", [0.0, 1.0])
+async def test_one_step_is_that_of_plain_supervised_learning(small_model: Path, reading: float) -> None:
+    """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored; over
+    all tokens where those that are read count as much."""
     chains = await shown(small_model, 1)
     learner, plain = learner_of(small_model, learning_rate=1e-3, max_grad_norm=1e9), learner_of(small_model).model
-    imitate(learner, chains, steps=1, batch_size=1)
+    imitate(learner, chains, steps=1, batch_size=1, reading=reading)
     (segment,) = chains[0].segments
-    labels = torch.where(torch.tensor(segment.mask), torch.tensor(segment.tokens).long(), -100)
+    learned = torch.tensor(segment.mask) | bool(reading)
+    labels = torch.where(learned, torch.tensor(segment.tokens).long(), -100)
     plain(torch.tensor(segment.tokens).long()[None], labels=labels[None]).loss.backward()
     optimizer = torch.optim.AdamW(plain.parameters(), 1e-3, weight_decay=0.0)
     optimizer.step()

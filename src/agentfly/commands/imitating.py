@@ -43,6 +43,10 @@ class Lesson:
     learning_rate: float = 1e-5
     held_out: float = 0.1
     """The share of demonstrations that is only looked at."""
+    reading: float = 0.0
+    """What a token counts that the model reads, against one that it says."""
+    save_every: int | None = None
+    """Steps after which the model so far is written as well, beside `out`, with the number of the step in its name."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,8 +56,17 @@ class Lesson:
             raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"--held-out is a share from 0 to below 1, not {self.held_out}")
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ConfigError(f"--out {self.out} is there already; give a folder that is not, or is empty")
+        if not 0 <= self.reading <= 1:
+            raise ConfigError(f"--reading is from 0 to 1, what the model says counts 1; not {self.reading}")
+        for out in (self.out, *self.stages.values()):
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise ConfigError(f"--out {out} is there already; give a folder that is not, or is empty")
+
+    @property
+    def stages(self) -> dict[int, Path]:
+        """Where the model goes after which steps, but for the last."""
+        steps = range(self.save_every, self.steps, self.save_every) if self.save_every else ()
+        return {step: self.out.with_name(f"{self.out.name}-{step}") for step in steps}
 
 
 NEW = "new"
@@ -100,9 +113,15 @@ def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated
         before = fit(learner.model, pieces_of(learner.model, unseen))
         say(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
     with Steps(console, "steps", lesson.steps) as steps:
+
+        def watch(step: Imitated) -> None:
+            steps.advance(f"loss {step.loss:.3f}")
+            if step.step in lesson.stages:
+                _write(run.agent, learner, lesson.stages[step.step])
+
         last = imitate(
-            learner, learned, steps=lesson.steps, batch_size=lesson.batch_size, held_out=unseen, seed=lesson.seed,
-            watcher=lambda step: steps.advance(f"loss {step.loss:.3f}"),
+            learner, learned, steps=lesson.steps, batch_size=lesson.batch_size, held_out=unseen,
+            reading=lesson.reading, seed=lesson.seed, watcher=watch,
         )[-1]  # fmt: skip
     if last.held_out is not None:
         say(f"held out, after: loss {last.held_out.loss:.3f}, accuracy {last.held_out.accuracy:.1%}")

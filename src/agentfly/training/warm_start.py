@@ -1,16 +1,17 @@
 """Warm start: a model learns to say what demonstrations say, before rewards teach it what is best to say.
 
-The learner is the one of reinforcement learning. Every token of a demonstration that is the model's counts as worth 1,
+The learner is the one of reinforcement learning. Every token of a demonstration that the model says counts as worth 1,
 and the plain loss of that is the negative log-likelihood, as a mean over tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from agentfly.algorithm import Piece
@@ -67,20 +68,24 @@ def imitate(
     batch_size: int = 8,
     held_out: Sequence[Trajectory] = (),
     look_every: int | None = None,
+    reading: float = 0.0,
     seed: int = 0,
     watcher: Callable[[Imitated], None] | None = None,
 ) -> list[Imitated]:
     """Take `steps` steps towards the demonstrations, `batch_size` of their segments in each.
 
     The learner must have the plain loss and take one step an update. All demonstrations are seen before one is seen
-    again. `look_every`: steps between two looks at those held out; None: after the last.
+    again. `look_every`: steps between two looks at those held out; None: after the last. `reading`: what a token counts
+    that the model reads, against one that it says: a model from scratch learns to copy much sooner when it is not 0.
     """
     if learner.loss.surrogate != "plain":
         raise ConfigError(f"imitation minimises the plain loss, and this learner has {learner.loss.surrogate!r}")
     for name, value in (("steps", steps), ("batch_size", batch_size), ("look_every", look_every or 1)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
-    samples = [_sample(piece) for piece in pieces_of(learner.model, demonstrations)]
+    if not 0 <= reading <= 1:
+        raise ConfigError(f"reading is from 0 to 1, what is said counts 1; not {reading}")
+    samples = [_sample(piece, reading) for piece in pieces_of(learner.model, demonstrations)]
     unseen = pieces_of(learner.model, held_out) if held_out else []
     out = []
     batches = _batches(samples, batch_size, Random(seed))
@@ -120,8 +125,10 @@ def fit(model: Any, pieces: Sequence[Piece]) -> Fit:
     return Fit(loss / tokens, right / tokens, tokens)
 
 
-def _sample(piece: Piece) -> Sample:
-    return Sample(piece, piece.mask.astype("float32"), name="demonstration")
+def _sample(piece: Piece, reading: float) -> Sample:
+    worth = np.where(piece.mask, 1.0, reading).astype(np.float32)
+    worth[0] = 0.0  # nothing is before it
+    return Sample(replace(piece, mask=worth > 0), worth, name="demonstration")
 
 
 def _batches(samples: Sequence[Sample], size: int, random: Random) -> Iterator[list[Sample]]:

@@ -164,7 +164,7 @@ async def test_a_missing_package_is_told_in_a_line(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     nouns._tagger.cache_clear()
     nouns.nouns.cache_clear()
-    with pytest.raises(ConfigError, match=rf"the web shop needs {package}, .*agentfly\[webshop\]"):
+    with pytest.raises(ConfigError, match=rf"the web shop needs {package.removesuffix('.en')}, .*agentfly\[webshop\]"):
         await WebShop().start()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentfly.environments.webshop import WebShop
-from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.expert import exploring, knowing
 from agentfly.environments.webshop.generated import PARTS, catalogue, draw_product
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.session import Session
@@ -45,10 +45,24 @@ def test_the_expert_buys_what_is_wished_for(split):
     shop = open_shop("generated/300/2")
     for row in WebShop.draw_tasks(split, 40, products=300, seed=2):
         session = Session(shop, Goal.of(row["goal"]))
-        while action := next_action(session):
+        while action := knowing(session):
             assert session.act(f"{action[0]}[{action[1]}]"), action
         assert session.score is not None
         assert session.score.reward == 1.0, row
+
+
+def test_who_has_only_the_wish_and_the_pages_mostly_buys_what_is_wished_for():
+    shop, rewards = open_shop("generated/300/2"), []
+    for row in WebShop.draw_tasks("validation", 40, products=300, seed=2):
+        session, actions = Session(shop, Goal.of(row["goal"]), window=3), []
+        while action := exploring(session):
+            assert session.act(f"{action[0]}[{action[1]}]"), action
+            actions.append(action)
+        words, product = actions[0][1], actions[1][1]
+        assert words in row["question"]
+        assert product in [each.asin for each in shop.search(words.lower())[:3]]
+        rewards.append(session.score.reward)
+    assert 0.8 < sum(rewards) / len(rewards) < 1.0
 
 
 def test_every_wish_can_be_checked_on_the_pages():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
-from agentfly.environments.webshop.expert import next_action
+from agentfly.environments.webshop.expert import knowing
 from agentfly.environments.webshop.goal import Goal
 from agentfly.environments.webshop.official import SPLITS
 from agentfly.environments.webshop.score import score
@@ -83,7 +83,7 @@ def test_the_expert_buys_what_is_wished_for(rows):
     sample = rows["test"][::5] + rows["train"][::50]
     for row in sample:
         session = Session(shop, Goal.of(row["goal"]))
-        while action := next_action(session):
+        while action := knowing(session):
             assert session.act(f"{action[0]}[{action[1]}]"), action
         ones += session.score is not None and session.score.reward == 1.0
     assert ones / len(sample) >= 0.93

@@ -27,6 +27,11 @@ class WebShop(Environment):
     view: ClassVar[Literal["text", "rich", "html"]] = "text"
     """How pages are shown: WebShop's plain text, its text with buttons marked, or HTML. Set it on a subclass."""
 
+    window: ClassVar[int] = pages.WINDOW
+    """Products on a page of results. Fewer make chains shorter."""
+    expert_explores: ClassVar[bool] = False
+    """Whether the expert has only the wish and what the pages show, as a model has; else it knows the product."""
+
     @classmethod
     def draw_tasks(
         cls, split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000
@@ -46,7 +51,7 @@ class WebShop(Environment):
         shop = opened(name) or await threads.call(open_shop, name)
         if goal.asin not in shop:
             raise DataError(f"the goal was made of product {goal.asin!r:.40}, which the shop {name!r} does not have")
-        self.session = Session(shop, goal)
+        self.session = Session(shop, goal, self.window)
 
     @property
     def score(self) -> dict[str, float] | None:
@@ -86,8 +91,8 @@ class WebShop(Environment):
         return {"observation": page, "valid": not complaint, "ends_chain": self.score is not None}
 
     def expert(self) -> ToolCall | str:
-        """Find the product that the wish was made of, choose its options, and buy it."""
-        action = expert.next_action(self.session)
+        """Find the product, choose its options, and buy it."""
+        action = (expert.exploring if self.expert_explores else expert.knowing)(self.session)
         if action is None:
             return "Done." if self.score else "I cannot find it."
         name, value = action

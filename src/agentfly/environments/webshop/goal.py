@@ -13,6 +13,8 @@ from agentfly.environments.webshop.product import Product
 from agentfly.errors import DataError
 
 NO_LIMIT = 1_000_000.0
+LIMIT = ", and price lower than"
+"""What stands between a wish and its limit."""
 _LIMITS = [10.0 * step for step in range(1, 100)]
 
 
@@ -86,7 +88,7 @@ def limited(product: Product, wish: str, attributes: Sequence[str], options: Seq
     price_upper, words = NO_LIMIT, ""
     if len(above) >= 2:
         price_upper = max(Random(f"limit of {product.asin}").sample(above, 2))
-        words = f", and price lower than {price_upper:.2f} dollars"
+        words = f"{LIMIT} {price_upper:.2f} dollars"
     return Goal(
         asin=product.asin,
         name=product.title,

@@ -11,7 +11,7 @@ from agentfly.environments.webshop.product import Product
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "Search", "Back to Search", "Next >", "< Prev", "Buy Now"
 DESCRIPTION, FEATURES, REVIEWS = "Description", "Features", "Reviews"
 WINDOW = 10
-"""Products on a page of results."""
+"""Products on a page of WebShop's results."""
 
 
 class Kind(enum.Enum):
@@ -52,9 +52,11 @@ def search_page(instruction: str) -> list[Part]:
     return [Part(Kind.HEADING, "WebShop"), text("Instruction:"), text(instruction), *buttons(SEARCH)]
 
 
-def results_page(instruction: str, found: Sequence[Product], number: int, seen: Iterable[str]) -> list[Part]:
-    """One page, counted from 1, of what was found."""
-    first, last = (number - 1) * WINDOW, number * WINDOW
+def results_page(
+    instruction: str, found: Sequence[Product], number: int, seen: Iterable[str], window: int
+) -> list[Part]:
+    """One page, counted from 1, of what was found: so many products."""
+    first, last = (number - 1) * window, number * window
     turns = buttons(*([PREVIOUS] if number > 1 else []), NEXT)  # also where nothing follows, as in WebShop
     total = text(f"Page {number} (Total results: {len(found)})")
     listed = [part for product in found[first:last] for part in _listed(product, product.asin in seen)]

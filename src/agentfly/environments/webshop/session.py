@@ -21,8 +21,8 @@ _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 class Session:
     """Searching, clicking and buying, by WebShop's rules."""
 
-    def __init__(self, shop: Shop, goal: Goal) -> None:
-        self.shop, self.goal = shop, goal
+    def __init__(self, shop: Shop, goal: Goal, window: int = pages.WINDOW) -> None:
+        self.shop, self.goal, self.window = shop, goal, window
         self.score: Score | None = None
         """Of the purchase; None: nothing was bought yet."""
         self._begin()
@@ -53,7 +53,7 @@ class Session:
         if self.product is not None:
             return pages.item_page(wish, self.product, self.options.values())
         if self.keywords is not None:
-            return pages.results_page(wish, self.found, self.number, self.seen)
+            return pages.results_page(wish, self.found, self.number, self.seen, self.window)
         return pages.search_page(wish)
 
     @property
