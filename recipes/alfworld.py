@@ -20,10 +20,11 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ALFWorld.alfworld_step], reward=alfworld_won)
 
 
-KINDS = ("pick_and_place_simple",)  # None takes all six; a tiny model has enough to do with one
+# None takes all kinds, and all rooms; a tiny model has enough to do with one.
+KINDS, ROOMS = ["pick_and_place_simple"], ["bathroom"]
 
-tasks = ALFWorld.draw_tasks("train", 4000, kinds=KINDS)
-eval_tasks = ALFWorld.draw_tasks("validation", 100, kinds=KINDS)
+tasks = ALFWorld.draw_tasks("train", 4000, kinds=KINDS, rooms=ROOMS)
+eval_tasks = ALFWorld.draw_tasks("validation", 100, kinds=KINDS, rooms=ROOMS)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",

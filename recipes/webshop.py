@@ -24,6 +24,7 @@ PROMPT = "Search, click a product's number, click each option that is wanted, th
 class Shop(WebShop):
     """A shop with short pages, whose expert knows no more than the model: a small model can imitate it."""
 
+    view = "brief"
     window = 3
     expert_explores = True
 

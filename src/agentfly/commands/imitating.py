@@ -142,13 +142,13 @@ async def _gathered(run: Run, lesson: Lesson, say: Any) -> Sequence[Trajectory]:
         found = await demonstrate(run.agent, run.tasks[: lesson.expert], threshold=lesson.threshold, **turns)
     finally:
         await run.agent.close()
-    if found.dropped:
-        why = "; ".join(f"{count} × {reason}" for reason, count in list(found.reasons.items())[:3])
-        say(f"{len(found.dropped)} of {lesson.expert} demonstrations dropped: {why}")
+    why = "; ".join(f"{count} × {reason}" for reason, count in list(found.reasons.items())[:3])
     if not found.kept:
         raise ConfigError(
-            f"none of the expert's {lesson.expert} chains earned {lesson.threshold:g}: nothing to imitate"
+            f"none of the expert's {lesson.expert} chains earned {lesson.threshold:g}: nothing to imitate ({why})"
         )
+    if found.dropped:
+        say(f"{len(found.dropped)} of {lesson.expert} demonstrations dropped: {why}")
     return found.kept
 
 

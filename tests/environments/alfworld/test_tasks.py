@@ -84,9 +84,18 @@ def test_rows_go_through_a_file(tmp_path: Path) -> None:
     assert [task.columns["game"] for task in read_tasks(path)] == [row["game"] for row in rows]
 
 
+def test_rooms_are_those_that_were_named() -> None:
+    for game in games(20, split="train", rooms=["bathroom"]):
+        assert {"SinkBasin", "Toilet"} <= {each.type for each in game.receptacles}
+
+
 def test_what_there_is_not_is_named() -> None:
     with pytest.raises(ConfigError, match="look_at_obj_in_light"):
         ALFWorld.draw_tasks("train", 1, kinds=["dance"])
+    with pytest.raises(ConfigError, match="no room 'attic'; there are kitchen"):
+        ALFWorld.draw_tasks("train", 1, rooms=["attic"])
+    with pytest.raises(ConfigError, match="pick_heat_then_place_in_recep cannot be done in bathroom"):
+        ALFWorld.draw_tasks("train", 1, kinds=["pick_heat_then_place_in_recep"], rooms=["bathroom"])
     with pytest.raises(ConfigError, match="validation"):
         ALFWorld.draw_tasks("valid", 1)
     with pytest.raises(DataError, match="valid_seen"):

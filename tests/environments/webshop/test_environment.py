@@ -140,6 +140,23 @@ async def test_views():
     class Html(WebShop):
         view = "html"
 
+    class Brief(WebShop):
+        view, window = "brief", 3
+
+    found, item, chosen, bought = answers(
+        await played(
+            call("search", keywords=ROWS[0]["goal"]["name"]),
+            call("click", label=ROWS[0]["goal"]["asin"]),
+            call("click", label=ROWS[0]["goal"]["options"][0]),
+            call("click", label="Buy Now"),
+            kind=Brief,
+        )
+    )
+    assert found.startswith("Back to Search [SEP] Page 1")
+    assert found.count("[SEP] $") == 3
+    assert item.startswith("Back to Search [SEP] < Prev")
+    assert chosen == f"You have clicked {ROWS[0]['goal']['options'][0]}."
+    assert bought.startswith("Thank you")
     assert "[button] Back to Search [button_]" in answers(await played(call("search", keywords="tea"), kind=Rich))[0]
     assert "<button>Back to Search</button>" in answers(await played(call("search", keywords="tea"), kind=Html))[0]
 

@@ -31,15 +31,25 @@ _WORDS = {
 }
 
 
-def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str] | None) -> list[dict[str, Any]]:
+def draw_tasks(
+    split: str, count: int, seed: int, kinds: Sequence[str] | None, rooms: Sequence[str] | None
+) -> list[dict[str, Any]]:
     """So many tasks of a split: rows with `id`, `question`, `kind` and `game`."""
     try:
         chosen = [Kind(kind) for kind in kinds] if kinds else list(Kind)
     except ValueError as error:
         raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in Kind)}") from None
+    if unknown := [room for room in rooms or () if room not in ROOMS]:
+        raise ConfigError(f"there is no room {unknown[0]!r:.40}; there are {', '.join(ROOMS)}")
+    there = [ROOMS[room] for room in rooms or ROOMS]
+    for kind in chosen:
+        if not any(_draw_goal(Random(0), room, kind) for room in there):
+            raise ConfigError(
+                f"{kind.value} cannot be done in {' or '.join(rooms or ROOMS)}; give other rooms or kinds"
+            )
 
     def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
-        game = draw_game(random, chosen[number % len(chosen)])
+        game = draw_game(random, chosen[number % len(chosen)], there)
         return essence(game), task_row(game)
 
     return drawn("alfworld", split, count, seed, draw)
@@ -50,10 +60,10 @@ def essence(game: Game) -> str:
     return json.dumps({**game.to_json(), "task": ""}, sort_keys=True)
 
 
-def draw_game(random: Random, kind: Kind) -> Game:
-    """A game of a kind. What turns out to be won already, or not to be winnable, is drawn anew."""
+def draw_game(random: Random, kind: Kind, rooms: Sequence[Room]) -> Game:
+    """A game of a kind in one of the rooms. What turns out to be won already, or not to be winnable, is drawn anew."""
     while True:
-        room = ROOMS[random.choice(list(ROOMS))]
+        room = random.choice(rooms)
         goal = _draw_goal(random, room, kind)
         if goal is None:
             continue

@@ -41,10 +41,17 @@ class ALFWorld(Environment):
 
     @classmethod
     def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] | None = None
+        cls,
+        split: str = "train",
+        count: int = 100,
+        *,
+        seed: int = 0,
+        kinds: Sequence[str] | None = None,
+        rooms: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """Games of all six kinds, which take turns, or of the `kinds` that are named; every one can be won."""
-        return generated.draw_tasks(split, count, seed, kinds)
+        """Games of all six kinds, which take turns, in all four kinds of rooms, or of the `kinds` and in the `rooms`
+        that are named; every one can be won."""
+        return generated.draw_tasks(split, count, seed, kinds, rooms)
 
     async def reset(self, task: Task) -> None:
         """Begin the game of the column `game`."""

@@ -24,8 +24,9 @@ class WebShop(Environment):
     """A shop to search in, with pages to click through; buying ends the chain and gives it its score."""
 
     scored_by = "webshop_reward"
-    view: ClassVar[Literal["text", "rich", "html"]] = "text"
-    """How pages are shown: WebShop's plain text, its text with buttons marked, or HTML. Set it on a subclass."""
+    view: ClassVar[Literal["text", "rich", "brief", "html"]] = "text"
+    """How pages are shown: WebShop's plain text, its text with buttons marked, plain text without what the customer
+    knows already, or HTML. Set it on a subclass."""
 
     window: ClassVar[int] = pages.WINDOW
     """Products on a page of results. Fewer make chains shorter."""
@@ -62,7 +63,7 @@ class WebShop(Environment):
         """What the customer sees."""
         if self.view == "html":
             return page_html(self.session.page)
-        return pages.rich(self.session.page) if self.view == "rich" else pages.plain(self.session.page)
+        return {"text": pages.plain, "rich": pages.rich, "brief": pages.brief}[self.view](self.session.page)
 
     @tool(max_length=20_000)
     async def search(self, keywords: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from agentfly.environments.webshop.product import Product
 
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "Search", "Back to Search", "Next >", "< Prev", "Buy Now"
 DESCRIPTION, FEATURES, REVIEWS = "Description", "Features", "Reviews"
+_WISH = "Instruction:"
 WINDOW = 10
 """Products on a page of WebShop's results."""
 
@@ -49,7 +50,7 @@ def buttons(*labels: str) -> list[Part]:
 
 def search_page(instruction: str) -> list[Part]:
     """Where a session begins."""
-    return [Part(Kind.HEADING, "WebShop"), text("Instruction:"), text(instruction), *buttons(SEARCH)]
+    return [Part(Kind.HEADING, "WebShop"), text(_WISH), text(instruction), *buttons(SEARCH)]
 
 
 def results_page(
@@ -97,7 +98,7 @@ def done_page(reward: float) -> list[Part]:
 
 
 def _head(instruction: str) -> list[Part]:
-    return [text("Instruction:"), text(instruction), *buttons(BACK)]
+    return [text(_WISH), text(instruction), *buttons(BACK)]
 
 
 def clickable(page: Iterable[Part]) -> dict[str, Part]:
@@ -114,11 +115,20 @@ def plain(page: Iterable[Part]) -> str:
     return " [SEP] ".join(part.text.strip() for part in page)
 
 
+def brief(page: Sequence[Part]) -> str:
+    """What is new to the customer: the plain form without the wish; once options are chosen, only which."""
+    chosen = _chosen(page)
+    return f"You have clicked {', '.join(chosen)}." if chosen else plain(page[2 if page[0].text == _WISH else 0 :])
+
+
 def rich(page: Sequence[Part]) -> str:
     """A page in WebShop's rich form: a line for each part, buttons marked, and what was clicked."""
-    chosen = [part.text for part in page if part.kind is Kind.OPTION and part.clicked]
-    said = [f"You have clicked {each}.\n" for each in reversed(chosen)]
+    said = [f"You have clicked {each}.\n" for each in reversed(_chosen(page))]
     return "".join([*said, *(f"{_rich(part)}\n" for part in page)])
+
+
+def _chosen(page: Iterable[Part]) -> list[str]:
+    return [part.text for part in page if part.kind is Kind.OPTION and part.clicked]
 
 
 def _rich(part: Part) -> str:
