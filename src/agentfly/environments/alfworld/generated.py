@@ -35,18 +35,16 @@ def draw_tasks(
     split: str, count: int, seed: int, kinds: Sequence[str] | None, rooms: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     """So many tasks of a split: rows with `id`, `question`, `kind` and `game`."""
-    try:
-        chosen = [Kind(kind) for kind in kinds] if kinds else list(Kind)
-    except ValueError as error:
-        raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in Kind)}") from None
     if unknown := [room for room in rooms or () if room not in ROOMS]:
         raise ConfigError(f"there is no room {unknown[0]!r:.40}; there are {', '.join(ROOMS)}")
     there = [ROOMS[room] for room in rooms or ROOMS]
-    for kind in chosen:
-        if not any(_draw_goal(Random(0), room, kind) for room in there):
-            raise ConfigError(
-                f"{kind.value} cannot be done in {' or '.join(rooms or ROOMS)}; give other rooms or kinds"
-            )
+    possible = [kind for kind in Kind if any(_draw_goal(Random(0), room, kind) for room in there)]
+    try:
+        chosen = [Kind(kind) for kind in kinds] if kinds else possible
+    except ValueError as error:
+        raise ConfigError(f"{error}; there are {', '.join(kind.value for kind in Kind)}") from None
+    if wrong := [kind.value for kind in chosen if kind not in possible]:
+        raise ConfigError(f"{wrong[0]} cannot be done in {' or '.join(rooms or ROOMS)}; give other rooms or kinds")
 
     def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
         game = draw_game(random, chosen[number % len(chosen)], there)
