@@ -1,10 +1,11 @@
 """Tokens a second of the embedded engine on a CPU, against transformers' own batching and vLLM, for SmolLM2-135M.
 
-Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread. Rounds are
-interleaved, and the rate per second of CPU time stands beside that of the clock, which others on the machine disturb.
+Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread, or on as many
+as are asked for. Rounds are interleaved, and the rate per second of CPU time stands beside that of the clock, which
+others on the machine disturb.
 vLLM runs in the environment that `make vllm` makes, and is left out where there is none.
 
-    python -m benchmarks.engine [--quick]
+    python -m benchmarks.engine [--threads 1] [--only 8 32 …] [--quick]
 """
 
 import argparse
@@ -159,16 +160,18 @@ def padded(model: Any) -> Side:
 
 
 @contextlib.contextmanager
-def vllm_cpu() -> Iterator[dict[str, Side]]:
+def vllm_cpu(threads: int) -> Iterator[dict[str, Side]]:
     """vLLM in its own interpreter, by name; nothing where there is none."""
     if not VLLM.exists():
         print(f"vLLM is left out: there is no {VLLM} (`make vllm` makes it; VLLM_PYTHON names another)")
         yield {}
         return
     command = [VLLM, "-m", "benchmarks.sides.vllm_cpu", str(MEMORY)]
+    cores = {"VLLM_CPU_OMP_THREADS_BIND": "0" if threads == 1 else f"0-{threads - 1}"}
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, **cores},
+    ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -228,14 +231,14 @@ def grouped(count: int, most: int, seed: int) -> list[Turn]:
     return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
 
 
-async def run(quick: bool, only: Sequence[str]) -> None:
-    torch.set_num_threads(1)
+async def run(quick: bool, only: Sequence[str], threads: int) -> None:
+    torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     forgetful._engine._scheduler._reuse = False
     sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32, 64), 48, 3)
-    with continuous(other) as theirs, vllm_cpu() as vllm:
+    with continuous(other) as theirs, vllm_cpu(threads) as vllm:
         sides = {
             "agentfly": embedded(backend),
             "continuous batching": theirs,
@@ -249,7 +252,8 @@ async def run(quick: bool, only: Sequence[str]) -> None:
             await side(ragged(2, 4, -1))
         rows = await compare(sides, cases, rounds)
     header = ["requests", *sides, "CPU rate against the best other"]
-    print_table(f"Ragged requests, one every {GAP * 1e3:.0f} ms: tokens a second of clock / of CPU time", header, rows)
+    title = f"Ragged requests, one every {GAP * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
+    print_table(f"{title}: tokens a second of clock / of CPU time", header, rows)
 
     if not only or "chains" in only:
         await multi_turn(backend, forgetful, quick)
@@ -274,8 +278,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
+    parser.add_argument("--threads", type=int, default=1, help="Of each side.")
     options = parser.parse_args()
-    asyncio.run(run(options.quick, options.only))
+    asyncio.run(run(options.quick, options.only, options.threads))
 
 
 if __name__ == "__main__":

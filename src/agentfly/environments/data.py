@@ -27,6 +27,12 @@ def checked_split(split: str, splits: tuple[str, ...] = SPLITS) -> str:
     return split
 
 
+def checked_count(count: int) -> None:
+    """Refuse what is no number of tasks."""
+    if not isinstance(count, int) or count < 0:
+        raise DataError(f"a number of tasks is 0 or more, not {count!r:.40}")
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A public data set: what it is called, where it is got, and where it lies here."""

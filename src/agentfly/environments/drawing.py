@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import checked_count, checked_split
 from agentfly.errors import DataError
 
 TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
@@ -39,6 +39,7 @@ def drawn(
     be asked for a number again, since None, and what is not of the split, is a draw in vain.
     """
     checked_split(split)
+    checked_count(count)
     random, in_vain = Random(f"{name} {split} {seed}"), 0
     rows, known = list[dict[str, Any]](), set[str]()
     while len(rows) < count:

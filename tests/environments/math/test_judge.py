@@ -45,6 +45,18 @@ WRONG = [
     ("75037560682825", "75037560682824"), ("4 2", "42"), ("The answer is 42. No, the answer is 43.", "42"),
     ("Evelny", r"\text{Evelyn}"),
 ]  # fmt: skip
+UNDONE = [
+    ("927 * 763 - 165", "707136"), (r"\boxed{927*763-165}", "707136"), (r"\lcm(57366, 64454)", "1848734082"),
+    (r"\gcd(12, 18)", "6"), (r"7^{5} \mod 13", "11"), (r"\sum_{i=1}^{100} i^2", "338350"), ("5!", "120"),
+    ("84/2", "42"), (r"\frac{84}{2}", "42"), ("181 453", "634"), (r"\boxed{(181)(453)}", "634"),
+    (r"\boxed{0=42}", "42"), ("2^10", "1024"),
+]  # fmt: skip
+"""What the judge could work out, and the model should have."""
+DONE = [
+    (r"\frac{7}{8}", "0.875"), ("7/8", "0.875"), (r"4.2 \times 10^3", "4200"), (r"3\frac{1}{2}", "3.5"),
+    ("$18.00", "18"), (r"\boxed{3.5\text{ cm}}", "3.5"), (r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"x(x+2)", "x^2 + 2x"), ("-7/8", "-0.875"),
+]  # fmt: skip
 SEVERAL = [
     r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42} and \boxed{",
     r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
@@ -61,6 +73,11 @@ HOSTILE = [
 async def test_the_same_in_another_form_is_right_and_nothing_else(the_judge: MathJudge) -> None:
     assert [pair for pair in RIGHT if not await the_judge.equal(*pair)] == []
     assert [pair for pair in WRONG if await the_judge.equal(*pair)] == []
+
+
+async def test_a_number_has_to_be_worked_out(the_judge: MathJudge) -> None:
+    assert [pair for pair in DONE if not await the_judge.equal(*pair)] == []
+    assert [pair for pair in UNDONE if await the_judge.equal(*pair)] == []
 
 
 async def test_several_answers_at_once_are_none(the_judge: MathJudge) -> None:
@@ -80,7 +97,7 @@ async def test_code_in_an_answer_is_not_run(the_judge: MathJudge, tmp_path: Path
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("right", ["", "  ", None, True, ["42"]])
+@pytest.mark.parametrize("right", ["", "  ", None, True, ["42"], "hello world", "1/0"])
 async def test_a_right_answer_that_is_none_is_our_mistake(the_judge: MathJudge, right: object) -> None:
     with pytest.raises(DataError, match="right answer"):
         await the_judge.equal("42", right)  # type: ignore[arg-type]

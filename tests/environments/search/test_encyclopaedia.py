@@ -82,8 +82,10 @@ def test_rows_are_plain_json_and_tasks() -> None:
     [
         ({"split": "dev"}, "there are train, validation, test"),
         ({"articles": 3}, "20 to 100000 articles, not 3"),
-        ({"hops": [5]}, r"1 to 4 hops, not \[5\]"),
+        ({"hops": [5]}, r"1 to 4 hops, a list of these, not \[5\]"),
         ({"hops": []}, r"1 to 4 hops"),
+        ({"hops": 2}, r"a list of these, not 2"),
+        ({"count": -1}, r"0 or more, not -1"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(wrong: dict[str, Any], told: str) -> None:

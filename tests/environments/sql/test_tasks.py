@@ -54,7 +54,7 @@ async def test_a_row_says_which_database_and_goes_through_a_file(tmp_path: Path)
 def test_what_there_is_not_is_named() -> None:
     with pytest.raises(DataError, match="train, validation, test"):
         SQL.draw_tasks("dev", 1)
-    with pytest.raises(DataError, match="levels are 1, 2, 3"):
+    with pytest.raises(DataError, match="levels are a list of 1, 2, 3"):
         SQL.draw_tasks("train", 1, levels=(4,))
     with pytest.raises(DataError, match="validation"):
         spider_tasks("dev")

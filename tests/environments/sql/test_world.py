@@ -13,8 +13,9 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.environment import Pool
-from agentfly.environments.sql import SQL
-from agentfly.environments.sql.database import read_file
+from agentfly.environments.sql import SQL, sources
+from agentfly.environments.sql.database import Database, read_file
+from agentfly.environments.sql.results import overlap
 from agentfly.errors import DataError
 from agentfly.outcome import StopReason
 from agentfly.rewards import sql_iou, sql_match
@@ -105,12 +106,12 @@ async def test_a_query_in_the_answer_counts_where_none_was_submitted(answer: str
         ("SELECT id FROM toys ORDER BY id", "SELECT id FROM toys ORDER BY id DESC", False),
         ("SELECT id FROM (SELECT id FROM toys ORDER BY id)", "SELECT id FROM toys ORDER BY id DESC", True),
         ("SELECT 'order by' FROM toys", "SELECT 'order by' FROM toys ORDER BY id DESC", True),
-        ("SELECT SUM(price) FROM toys", "SELECT 7.6000000001", True),
-        ("SELECT SUM(price) FROM toys", "SELECT 7.61", False),
-        ("SELECT COUNT(*) FROM toys", "SELECT 4.0", True),
-        ("SELECT COUNT(*) FROM toys", "SELECT '4'", False),
-        ("SELECT price FROM toys WHERE id = 4", "SELECT ''", False),
-        ("SELECT price FROM toys WHERE id = 4", "SELECT NULL", True),
+        ("SELECT SUM(price) FROM toys", "SELECT SUM(price) + 1e-10 FROM toys", True),
+        ("SELECT SUM(price) FROM toys", "SELECT SUM(price) + 0.01 FROM toys", False),
+        ("SELECT COUNT(*) FROM toys", "SELECT COUNT(*) * 1.0 FROM toys", True),
+        ("SELECT COUNT(*) FROM toys", "SELECT CAST(COUNT(*) AS TEXT) FROM toys", False),
+        ("SELECT price FROM toys WHERE id = 4", "SELECT '' FROM toys WHERE id = 4", False),
+        ("SELECT price FROM toys WHERE id = 4", "SELECT NULL FROM toys WHERE id = 4", True),
         ("SELECT id, name FROM toys", "SELECT id FROM toys", False),
         ("SELECT name FROM toys WHERE id = 9", "SELECT name FROM toys WHERE price > 9", True),
         ("SELECT name FROM toys WHERE id = 9", "SELECT 1 WHERE 0", False),
@@ -118,6 +119,10 @@ async def test_a_query_in_the_answer_counts_where_none_was_submitted(answer: str
         ("SELECT name FROM toys WHERE id = 9", "DELETE FROM toys", False),
         ("SELECT name FROM toys WHERE id = 9", "", False),
         ("SELECT name FROM toys", "SELECT name FROM toys; SELECT 1", False),
+        ("SELECT COUNT(*) FROM toys", "SELECT 4", False),  # it looks at nothing
+        ("SELECT COUNT(*) FROM toys", "SELECT 4 FROM toys LIMIT 1", False),  # right here, but not in a twin
+        ("SELECT name FROM makers", "VALUES ('Ada'), ('Ben')", False),
+        ("SELECT COUNT(*) FROM toys JOIN makers ON maker = makers.id", "SELECT COUNT(maker) FROM toys", True),
     ],
 )
 async def test_results_are_compared_as_the_right_query_means_them(gold: str, query: str, match: bool) -> None:
@@ -125,15 +130,31 @@ async def test_results_are_compared_as_the_right_query_means_them(gold: str, que
 
 
 async def test_a_part_of_the_result_is_worth_its_part() -> None:
-    assert (await worth("SELECT id FROM toys", "SELECT id FROM toys WHERE id > 1"))["iou"] == 3 / 4
-    assert (await worth("SELECT name FROM toys", "SELECT DISTINCT name FROM toys"))["iou"] == 3 / 4
-    assert (await worth("SELECT id FROM toys", "SELECT name FROM toys"))["iou"] == 0
-    turned = await worth("SELECT id FROM toys ORDER BY id", "SELECT id FROM toys ORDER BY id DESC")
-    assert turned["iou"] == 0  # all rows, and every pair the wrong way round
-    moved = await worth("SELECT id FROM toys ORDER BY id", "VALUES (1), (2), (4), (3)")
-    assert moved["iou"] == pytest.approx(2 / 3)  # one pair of six: 1 - 2 / 6
-    (chain,) = await agent_of(["SELECT id FROM toys WHERE id > 1"], reward=sql_iou).run(row("SELECT id FROM toys"))
-    assert chain.reward == 3 / 4
+    ids = [(1,), (2,), (3,), (4,)]
+    assert overlap(ids[1:], ids, ordered=False) == 3 / 4
+    assert overlap([("ball",), ("top",)], [("ball",), ("ball",), ("top",)], ordered=False) == 2 / 3
+    assert overlap([("ball",)], ids, ordered=False) == 0
+    assert overlap(ids[::-1], ids, ordered=True) == 0  # all rows, and every pair the wrong way round
+    assert overlap([(1,), (2,), (4,), (3,)], ids, ordered=True) == pytest.approx(2 / 3)  # one pair of six: 1 - 2 / 6
+    query = "SELECT id, name FROM toys WHERE id > 1 UNION ALL SELECT 9, 'nothing' FROM makers LIMIT 9"
+    (chain,) = await agent_of([query], reward=sql_iou).run(row("SELECT id, name FROM toys"))
+    assert 0 <= (chain.reward or 0) <= 3 / 5  # on the database; a twin, on which it does worst, decides
+
+
+def test_a_twin_has_fewer_rows_and_nothing_in_it_refers_to_what_is_gone() -> None:
+    script = SHOP + "CREATE TRIGGER t AFTER DELETE ON toys BEGIN INSERT INTO makers VALUES (7, 'Eve'); END;"
+    real, *twins = (sources.image({"script": script}), *sources.twins({"script": script}))
+    assert twins == list(sources.twins({"script": script}))
+    counts = []
+    for image in (real, *twins):
+        copy = Database(image, seconds=2.0)
+        lost = "SELECT COUNT(*) FROM toys WHERE maker IS NOT NULL AND maker NOT IN (SELECT id FROM makers)"
+        assert copy.run(lost, 1).rows == [(0,)]
+        assert copy.run("SELECT COUNT(*) FROM makers WHERE name = 'Eve'", 1).rows == [(0,)]
+        counts.append(copy.run("SELECT (SELECT COUNT(*) FROM toys), (SELECT COUNT(*) FROM makers)", 1).rows[0])
+        copy.close()
+    assert counts[0] == (4, 2)
+    assert any(twin != counts[0] for twin in counts[1:])
 
 
 async def test_spelling_out_the_answer_of_a_drawn_question_earns_nothing() -> None:
@@ -170,7 +191,7 @@ async def test_what_a_chain_writes_is_seen_by_itself_alone() -> None:
     await first.sql_query("CREATE TABLE notes (text)")
     assert await first.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n1"
     assert await second.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
-    await first.submit_query("SELECT 4")  # of its own copy it would be 1
+    await first.submit_query("SELECT COUNT(id) FROM toys")  # not of its own copy, where nothing is left to count
     assert (await first.judged())["match"]
     await first.reset(Task.of(asked))
     assert (first.submitted, first.looked) == (None, False)
@@ -286,7 +307,7 @@ async def test_a_file_is_read_and_never_written(tmp_path: Path) -> None:
     before = path.read_bytes()
     made = await world({"question": "?", "gold": "SELECT COUNT(*) FROM toys", "database": {"file": str(path)}})
     assert await made.sql_query("DELETE FROM toys") == "Done: 4 rows changed."
-    assert (await made.judged("SELECT 4"))["match"]
+    assert (await made.judged("SELECT COUNT(id) FROM toys"))["match"]
     assert path.read_bytes() == before
     assert read_file(str(path))[:15] == b"SQLite format 3"
 

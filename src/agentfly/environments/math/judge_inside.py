@@ -6,6 +6,7 @@ seconds of processor time, after which the system ends the process, and the memo
 
 import json
 import logging
+import math
 import os
 import re
 import resource
@@ -13,6 +14,7 @@ import signal
 import sys
 from typing import Any
 
+import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 _TARGETS = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
@@ -23,13 +25,39 @@ _BARE = re.compile(
 )
 """A formula or a single word, and nothing else."""
 _LONGEST = 200
+_FRACTION = re.compile(r"(?:\\[dt]?frac\s*(?:(?=\d)|\{))(-?\d+?)(?:\}\s*\{|\s*)(\d+)\}?|(\d+)\s*/\s*(\d+)")
+_SEVERAL = re.compile(r"\d[\s(){}]+[\d(]")
+"""Two numbers beside one another, which math-verify takes for a whole and a fraction, and adds."""
+_WORDS = re.compile(r"[a-zA-Z]+(?:\s+[a-zA-Z]+)+")
 
 
 def judged(given: str, right: str) -> dict[str, bool]:
     """Whether the given answer is the right one, and whether that can be read at all."""
-    gold = _read(right if _MARKED.search(right) else rf"\boxed{{{right}}}")
+    gold = [] if _WORDS.fullmatch(right) else _read(right if _MARKED.search(right) else rf"\boxed{{{right}}}")
+    if any(each in (sympy.zoo, sympy.nan) for each in gold):
+        gold = []
     ours = _read(_whole(given)) if gold else []
+    if _is_number(gold) and not _is_number(ours):
+        ours = []  # the judge would work it out, and nobody would have to
     return {"readable": bool(gold), "right": bool(ours) and verify(gold, ours, timeout_seconds=None)}
+
+
+def _is_number(found: list[Any]) -> bool:
+    """Whether what was found in a text is written as a number, so that nothing is left to be worked out."""
+    value, text = (found[0], str(found[-1])) if found else (None, "")
+    if isinstance(value, sympy.Eq) and value.lhs.is_Symbol:  # x = 42
+        value = value.rhs
+    if isinstance(value, sympy.Mul) and any(map(_is_scale, value.args)) and len(value.args) == 2:
+        value = next(each for each in value.args if not _is_scale(each))
+    fractions = [tuple(map(int, filter(None, parts))) for parts in _FRACTION.findall(text)]
+    is_done = all(math.gcd(*parts) == 1 < parts[1] for parts in fractions)
+    return isinstance(value, sympy.Number) and is_done and not _SEVERAL.search(_FRACTION.sub("", text))
+
+
+def _is_scale(factor: Any) -> bool:
+    """Of a percentage, or of a number in powers of ten."""
+    is_power = isinstance(factor, sympy.Pow) and factor.base == 10 and isinstance(factor.exp, sympy.Integer)
+    return is_power or factor == sympy.UnevaluatedExpr(sympy.Rational(1, 100))
 
 
 def _whole(given: str) -> str:

@@ -41,6 +41,11 @@ class Search(Environment):
     longest: ClassVar[int] = 2000
     """Characters of a passage that are shown."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.source is not None and "draw_tasks" not in vars(cls):
+            cls.draw_tasks = vars(Environment)["draw_tasks"]  # type: ignore[method-assign]  # ours are not of the source
+
     @classmethod
     def draw_tasks(
         cls,

@@ -141,10 +141,9 @@ KINDS = {each.__name__: each for each in FAMILIES}
 
 def draw_tasks(split: str, number: int, seed: int, kinds: Sequence[str] | None) -> list[dict[str, Any]]:
     """So many tasks of a split, as rows of a data set."""
-    unknown = [kind for kind in kinds or () if kind not in KINDS]
-    if unknown or kinds == []:
-        raise DataError(f"there is no kind of task {unknown!r:.80}; there are {', '.join(KINDS)}")
-    chosen = list(kinds or KINDS)
+    chosen = list(KINDS) if kinds is None else kinds
+    if isinstance(chosen, str) or not chosen or any(kind not in KINDS for kind in chosen):
+        raise DataError(f"kinds of tasks are {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
 
     def draw(random: Random, place: int) -> tuple[str, dict[str, Any]]:
         kind, tree = chosen[place % len(chosen)], Tree(random)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from agentfly.errors import DataError
@@ -186,3 +187,35 @@ def read_file(path: str) -> bytes:
     finally:
         source.close()
     return image[:18] + b"\1\1" + image[20:]  # a copy in memory has no write-ahead log, whatever its file had
+
+
+def thinned(image: bytes, random: Random) -> bytes:
+    """The database with about half of its rows; what referred to a row that is gone is gone as well."""
+
+    def thin(connection: sqlite3.Connection) -> None:
+        connection.deserialize(image)
+        for name in _names(connection, "trigger"):
+            connection.execute(f"DROP TRIGGER {name}")
+        for table in _names(connection, "table"):
+            with suppress(sqlite3.Error):  # it has no rowid, or is no table of this database
+                rows = connection.execute(f"SELECT rowid FROM {table}").fetchall()
+                gone = [row for row in rows if random.random() < 0.5]
+                connection.executemany(f"DELETE FROM {table} WHERE rowid = ?", gone)
+        with suppress(sqlite3.Error):  # what refers to what is not well said in every schema
+            before = -1
+            while connection.total_changes > before:
+                before = connection.total_changes
+                for table, row, *_ in connection.execute("PRAGMA foreign_key_check").fetchall():
+                    connection.execute(f"DELETE FROM {_quoted(table)} WHERE rowid = ?", (row,))
+
+    return built(thin)
+
+
+def _names(connection: sqlite3.Connection, kind: str) -> list[str]:
+    """Of all tables, or whatever is asked for, but for SQLite's own; in quotes."""
+    found = connection.execute("SELECT name FROM sqlite_schema WHERE type = ? ORDER BY name", (kind,)).fetchall()
+    return [_quoted(name) for (name,) in found if not name.startswith("sqlite_")]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

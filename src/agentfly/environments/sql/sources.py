@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from functools import lru_cache
+from functools import lru_cache, partial
+from random import Random
 from typing import Any
 
-from agentfly.environments.sql.database import built, read_file
+from agentfly.environments.sql.database import built, read_file, thinned
 from agentfly.environments.sql.drawn import LEVELS, TWINS, image_of
 from agentfly.environments.sql.official import spider_file
 from agentfly.errors import DataError
@@ -31,9 +32,10 @@ def image(column: Any) -> bytes:
 
 
 def twins(column: Any) -> tuple[bytes, ...]:
-    """Databases with the same tables and other rows; none where there are no such ones."""
+    """Databases with the same tables and other rows: of a drawn one, drawn ones; of others, with some rows left out."""
     kind, what, level = _told(column)
-    return tuple(_drawn(what, level, twin) for twin in range(1, TWINS + 1)) if kind == "drawn" else ()
+    make = _drawn if kind == "drawn" else partial(_thinned, kind)
+    return tuple(make(what, level, twin) for twin in range(1, TWINS + 1))
 
 
 def _told(column: Any) -> tuple[str, str, int]:
@@ -56,8 +58,8 @@ def _told(column: Any) -> tuple[str, str, int]:
 def _changed(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise DataError(f"the database {path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"the database {path!r} cannot be read: {error}") from error
 
 
 @lru_cache(_KEPT)
@@ -70,6 +72,11 @@ def _image(kind: str, what: str, level: int) -> bytes:
         return built(lambda connection: connection.executescript(what))
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         raise DataError(f"the script of a database fails: {error}") from error
+
+
+@lru_cache(_KEPT)
+def _thinned(kind: str, what: str, level: int, twin: int) -> bytes:
+    return thinned(_image(kind, what, level), Random(twin))
 
 
 _drawn = lru_cache(_KEPT)(image_of)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import checked_count, checked_split
 from agentfly.environments.webshop.goal import Goal, goal_of
 from agentfly.environments.webshop.kinds import ProductKind, words
 from agentfly.environments.webshop.product import Product
@@ -82,6 +82,7 @@ def _some(values: tuple[str, ...], random: Random) -> tuple[str, ...]:
 def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
     """So many different tasks of a split: rows with `question`, `goal`, `shop` and `id`. More begin with fewer."""
     checked_split(split)
+    checked_count(count)
     if not 1 <= products <= LARGEST:
         raise DataError(f"a generated shop has 1 to {LARGEST} products, not {products}")
     goals: dict[str, Goal] = {}
