@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentfly import environments, threads
 from agentfly.environment import Environment, Pool, draws_tasks
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox
 from agentfly.types import Task, ToolCall
@@ -156,12 +156,14 @@ def main() -> None:
         return
     sizes, seconds = ((1, 4), 0.5) if asked.quick else (INSTANCES, 5.0)
     rows = []
-    for name, instances in itertools.product(asked.worlds or worlds(), sizes):
-        try:
-            rows.append(row(name, instances, seconds))
-        except ConfigError as missing:
-            rows.append([name, str(instances), str(missing)])
-        print("|", " | ".join(rows[-1]), "|", flush=True)
+    for name in asked.worlds or worlds():
+        for instances in sizes:
+            try:
+                rows.append(row(name, instances, seconds))
+            except (ConfigError, EnvironmentFault) as error:
+                print(f"{name} is left out: {describe(error):.200}", flush=True)
+                break
+            print("|", " | ".join(rows[-1]), "|", flush=True)
     print_table("Worlds under the resource manager, following their experts", HEADER, rows)
 
 

@@ -1,6 +1,6 @@
 """An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
 
-    agentfly sft recipes/search.py --model new --expert 800 --steps 600 --learning-rate 2e-3 --out warm
+    agentfly sft recipes/search.py --model new --expert 6000 --steps 2000 --learning-rate 1e-3 --reading 1 --out warm
     agentfly train recipes/search.py model=warm
     agentfly eval recipes/search.py --model warm --by hops
     agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6

@@ -1,6 +1,6 @@
 """An agent that answers questions with SQL: how many patients are there whose home city is Lagos?
 
-    agentfly sft recipes/sql.py --model new --expert 4000 --steps 2000 --learning-rate 1e-3 --out warm
+    agentfly sft recipes/sql.py --model new --expert 4000 --steps 1600 --batch-size 16 --learning-rate 1e-3 --out warm
     agentfly train recipes/sql.py model=warm
     agentfly eval recipes/sql.py --model warm --by kind
     agentfly train recipes/sql.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6

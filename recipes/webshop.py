@@ -1,7 +1,7 @@
 """An agent that learns to shop: find the product of a wish, choose its options, buy it.
 
     agentfly sft recipes/webshop.py --model new --expert 5000 --steps 1600 --batch-size 16 \
-        --learning-rate 2e-3 --reading 0.1 --out warm
+        --learning-rate 2e-3 --reading 0.2 --out warm
     agentfly train recipes/webshop.py model=warm
     agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
     AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm    # on WebShop's own products and goals
