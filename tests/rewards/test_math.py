@@ -53,7 +53,7 @@ async def test_the_answer_counts_whatever_form_it_has() -> None:
         (math_equal, (r"\boxed{42}",), 1.0),
         (math_equal, ("The answer is 42",), 1.0),  # the original pays only what is boxed
         (math_equal, ("42",), 1.0),
-        (math_equal, (r"It is $\frac{84}{2}$.",), 1.0),
+        (math_equal, (r"It is $x = 42$.",), 1.0),
         (math_equal, ("<answer>42</answer> not 43",), 1.0),
         (math_equal, ("<think>Is it 43?</think> 42",), 1.0),
         (math_equal, ("<think>It is 42.</think> 43",), 0.0),
