@@ -70,8 +70,7 @@ class Visitor:
             found = await self._leases.act(
                 tool.environments, lambda lent: tool.run(call.arguments, context=context, environments=lent)
             )
-        said = found.observation
-        return Told(_TIMES.sub("… s", said) if isinstance(said, str) else said, found.status, found.ends_chain)
+        return Told(_timeless(found.observation), found.status, found.ends_chain)
 
     async def expert(self) -> ToolCall | str:
         """What the expert would do."""
@@ -81,7 +80,7 @@ class Visitor:
     def state(self) -> dict[str, Any]:
         """The public attributes that are plain data: others have no meaning but to the environment."""
         there = {name: value for name, value in vars(self._instance).items() if not name.startswith("_")}
-        return {name: value for name, value in there.items() if _is_plain(value)}
+        return {name: _timeless(value) for name, value in there.items() if _is_plain(value)}
 
     async def replay(self, calls: Iterable[ToolCall]) -> Trace:
         """Make the same calls again, as far as the chain goes."""
@@ -112,6 +111,11 @@ def brief(call: ToolCall) -> str:
     """A call in few words."""
     shown = (f"{name}={value!r:.40}" for name, value in call.arguments.items())
     return f"{call.name}({', '.join(shown)})"
+
+
+def _timeless(said: Any) -> Any:
+    """A text without how long something took."""
+    return _TIMES.sub("… s", said) if isinstance(said, str) else said
 
 
 def _is_plain(value: object) -> bool:
