@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import concurrent.futures
 import contextlib
 import io
 import itertools
@@ -44,6 +43,7 @@ class _Background:
             with asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
                 self._task: asyncio.Future[Any] = self._loop.create_future()
+                self._task.set_result(None)
                 self._loop.call_soon(ready.set)
                 self._loop.run_forever()
 
@@ -53,14 +53,17 @@ class _Background:
         return self
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done there. Ctrl-C gives it up."""
-        future = asyncio.run_coroutine_threadsafe(self._done(work), self._loop)
+        """Have it done there. Ctrl-C gives it up, at whatever moment it comes."""
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(self._done(work), self._loop).result()
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(self._task.cancel)
-            concurrent.futures.wait([future])  # a world that is still busy can be neither used nor given back
+            asyncio.run_coroutine_threadsafe(self._given_up(), self._loop).result()
             raise
+
+    async def _given_up(self) -> None:
+        """Stop what is being done, and wait for that: a world that is still busy can be neither used nor given back."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _done(self, work: Coroutine[Any, Any, T]) -> T:
         self._task = asyncio.ensure_future(work)
