@@ -12,7 +12,6 @@ from random import Random
 from textwrap import indent
 from typing import Any
 
-from agentfly.environments.data import checked_split
 from agentfly.environments.drawing import belongs_to, drawn
 from agentfly.environments.programs import functions
 from agentfly.environments.programs.functions import Function, Pipeline
@@ -53,7 +52,6 @@ def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str]) -> list[
         row = _row(kind, function, random)
         return None if row is None else (function.body, row)
 
-    checked_split(split)
     return drawn("programs", split, count, seed, draw)
 
 
