@@ -140,6 +140,12 @@ async def test_views():
     class Html(WebShop):
         view = "html"
 
+    class Fancy(WebShop):
+        view = "fancy"
+
+    with pytest.raises(ConfigError, match=r"Fancy\.view is 'fancy'; there are text, rich, brief, html"):
+        await Fancy().start()
+
     class Brief(WebShop):
         view, window = "brief", 3
 

@@ -65,6 +65,18 @@ def test_who_has_only_the_wish_and_the_pages_mostly_buys_what_is_wished_for():
     assert 0.8 < sum(rewards) / len(rewards) < 1.0
 
 
+def test_the_one_who_explores_goes_on_from_wherever_he_is():
+    row = WebShop.draw_tasks("validation", 1, products=300, seed=2)[0]
+    session = Session(open_shop("generated/300/2"), Goal.of(row["goal"]), window=3)
+    for detour in ("search[lamp]", "click[Next >]"):
+        assert session.act(detour)
+    assert session.act(f"click[{exploring(session)[1]}]")
+    assert session.act("click[Features]")
+    while action := exploring(session):
+        assert session.act(f"{action[0]}[{action[1]}]"), action
+    assert session.score is not None
+
+
 def test_every_wish_can_be_checked_on_the_pages():
     for product in catalogue(200, seed=4):
         said = " ".join([product.title, *product.features]).lower()

@@ -26,6 +26,7 @@ _BARE = re.compile(
 """A formula or a single word, and nothing else."""
 _LONGEST = 200
 _FRACTION = re.compile(r"(?:\\[dt]?frac\s*(?:(?=\d)|\{))(-?\d+?)(?:\}\s*\{|\s*)(\d+)\}?|(\d+)\s*/\s*(\d+)")
+"""Above and below, in either way of writing."""
 _SEVERAL = re.compile(r"\d[\s(){}]+[\d(]")
 """Two numbers beside one another, which math-verify takes for a whole and a fraction, and adds."""
 _WORDS = re.compile(r"[a-zA-Z]+(?:\s+[a-zA-Z]+)+")

@@ -14,10 +14,12 @@ from agentfly.environments.webshop.html import page_html
 from agentfly.environments.webshop.nouns import nouns
 from agentfly.environments.webshop.session import Session
 from agentfly.environments.webshop.shop import open_shop, opened
-from agentfly.errors import DataError
+from agentfly.errors import ConfigError, DataError
 from agentfly.extras import needed
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
+
+_VIEWS = {"text": pages.plain, "rich": pages.rich, "brief": pages.brief, "html": page_html}
 
 
 class WebShop(Environment):
@@ -41,7 +43,9 @@ class WebShop(Environment):
         return generated.draw_tasks(split, count, seed, products)
 
     async def start(self) -> None:
-        """Fail now where a package is missing; and load what is slow to load."""
+        """Fail now where a package is missing or there is no such view; and load what is slow to load."""
+        if self.view not in _VIEWS:
+            raise ConfigError(f"{type(self).__name__}.view is {self.view!r:.40}; there are {', '.join(_VIEWS)}")
         await threads.call(_load)
 
     async def reset(self, task: Task) -> None:
@@ -61,9 +65,7 @@ class WebShop(Environment):
 
     def page(self) -> str:
         """What the customer sees."""
-        if self.view == "html":
-            return page_html(self.session.page)
-        return {"text": pages.plain, "rich": pages.rich, "brief": pages.brief}[self.view](self.session.page)
+        return _VIEWS[self.view](self.session.page)
 
     @tool(max_length=20_000)
     async def search(self, keywords: str) -> dict[str, Any]:

@@ -47,9 +47,9 @@ def exploring(session: Session) -> tuple[str, str] | None:
     if session.score is not None:
         return None
     if session.product is not None:
-        return "click", next(_missing(session), pages.BUY)
+        return "click", pages.PREVIOUS if session.about else next(_missing(session), pages.BUY)
     if session.keywords is None:
         return "search", session.goal.instruction.partition(LIMIT)[0]
-    shown = session.found[: session.window]
+    shown = session.found[(session.number - 1) * session.window :][: session.window]
     payable = (product.asin for product in shown if product.price < session.goal.price_upper)
     return ("click", next(payable, shown[0].asin)) if shown else None
