@@ -41,8 +41,8 @@ class Study:
 
 
 STUDIES = {
-    "alfworld": Study(expert=4000, steps=1600, batch_size=8, reading=0.1),
-    "webshop": Study(expert=5000, steps=1600, batch_size=8, learning_rate=2e-3, reading=0.2),
+    "alfworld": Study(expert=4000, steps=3200, batch_size=8, reading=0.1),
+    "webshop": Study(expert=5000, steps=1600, learning_rate=2e-3, reading=0.2),
     "search": Study(expert=6000, steps=2000, batch_size=8, reading=1.0),
     "sql": Study(expert=4000, steps=1600),
     "math_with_python": Study(expert=2000, steps=400),

@@ -1,6 +1,6 @@
 """An agent that keeps house: find a thing, clean, heat or cool it, put it where it belongs.
 
-    agentfly sft recipes/alfworld.py --model new --expert 4000 --steps 1600 \
+    agentfly sft recipes/alfworld.py --model new --expert 4000 --steps 3200 \
         --learning-rate 1e-3 --reading 0.1 --out warm
     agentfly train recipes/alfworld.py model=warm
     agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6 algorithm=gigpo

@@ -284,3 +284,15 @@ async def test_neighbours_do_not_wait_for_a_busy_session(open_session) -> None:
     assert (await quick.run("1")).seconds < 0.7
     assert not running.done()
     await running
+
+
+async def test_a_command_outlives_the_interpreter_that_it_kills(open_session) -> None:
+    session = await open_session()
+    await session.run("x = 1")
+    outcome = await session.shell("kill -9 -1; sleep 0.3; echo still here")
+    assert (outcome.end, outcome.output) == (End.OK, "still here\n")
+    assert (await session.shell("echo next")).output == "next\n"
+    lost = await session.run("x")
+    assert "signal 9" in lost.words
+    assert "not run" in lost.words
+    assert (await session.run("'x' in globals()")).value == "False"

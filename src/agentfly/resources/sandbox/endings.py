@@ -121,7 +121,7 @@ class Call:
         else:
             end, words = End.DIED, f"The Python process ended with {how_ended(status)}."
         if self.said.get("ran") is False:
-            words += " That was after the last call; this call's code was not run."
+            words += " That was before this call, whose code was not run."
         return self._made(end, words=f"{words} {_GONE}", error=words, state_kept=False)
 
     @property

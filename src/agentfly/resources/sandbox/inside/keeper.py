@@ -5,7 +5,7 @@
 
 One call at a time. A call ends with exactly one ANSWER, written here; an interpreter's REPLY follows one that says so.
 When the interpreter dies, everything user code left running is killed and a fresh interpreter starts: variables are
-gone, files stay.
+gone, files stay. A shell command that runs meanwhile is let go on to its end first.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Keeper:
         """The answer that tells how the interpreter ended between two calls, until a call gets it."""
         self.output = Output(limits["output"])
         self.watched = self.deaf = 0.0
+        self.dead: int | None = None
+        """The wait status of an interpreter that has died, until there is another."""
         self.listen()
         self.start_interpreter()
 
@@ -107,7 +109,7 @@ class Keeper:
 
     def start_interpreter(self) -> None:
         """Fork a fresh interpreter from this pristine process."""
-        self.deaf = 0.0
+        self.deaf, self.dead = 0.0, None
         mine, its = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -152,7 +154,7 @@ class Keeper:
                 self.obey()
             if self.call and self.output.due():
                 self.pass_on()
-            if self.deaf and time.monotonic() - self.deaf > _GOODBYE:
+            if self.deaf and not self.shell and time.monotonic() - self.deaf > _GOODBYE:
                 self.restart("closed", None)
             if self.limits["watch"]:
                 self.watch()
@@ -275,8 +277,9 @@ class Keeper:
                 self.shell = 0
                 self.finish({"status": status})
             elif pid == self.pid:
-                self.restart("died", status)
-                return
+                self.dead = status
+        if self.dead is not None and not self.shell:
+            self.restart("died", self.dead)
 
     def restart(self, reason: str, status: int | None) -> None:
         """Kill all that user code runs, start a fresh interpreter, and say why."""
