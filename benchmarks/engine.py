@@ -3,9 +3,10 @@
 Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread, or on as many
 as are asked for. Rounds are interleaved, and the rate per second of CPU time stands beside that of the clock, which
 others on the machine disturb.
-vLLM runs in the environment that `make vllm` makes, and is left out where there is none.
+vLLM runs in the environment that `make vllm` makes, and is left out where there is none. With several threads, leave
+transformers' own batching out (`--sides vLLM`): its thread keeps OpenMP's helpers, which slows the others down.
 
-    python -m benchmarks.engine [--threads 1] [--only 8 32 …] [--quick]
+    python -m benchmarks.engine [--threads 1] [--sides transformers vLLM] [--only 8 32 …] [--quick]
 """
 
 import argparse
@@ -35,6 +36,7 @@ from benchmarks.table import print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
+SIDES = ("transformers", "vLLM")
 VOCABULARY = 49_000
 MEMORY = 2 << 30
 OBSERVATION = 100
@@ -231,20 +233,20 @@ def grouped(count: int, most: int, seed: int) -> list[Turn]:
     return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
 
 
-async def run(quick: bool, only: Sequence[str], threads: int) -> None:
+async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: int) -> None:
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
-    other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     forgetful._engine._scheduler._reuse = False
     sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32, 64), 48, 3)
-    with continuous(other) as theirs, vllm_cpu(threads) as vllm:
-        sides = {
-            "agentfly": embedded(backend),
-            "continuous batching": theirs,
-            "generate, padded": padded(model),
-            **vllm,
-        }
+    with contextlib.ExitStack() as stack:
+        sides = {"agentfly": embedded(backend)}
+        if "transformers" in asked:
+            other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
+            sides["continuous batching"] = stack.enter_context(continuous(other))
+            sides["generate, padded"] = padded(model)
+        if "vLLM" in asked:
+            sides |= stack.enter_context(vllm_cpu(threads))
         cases = {f"{size}": partial(ragged, size, most) for size in sizes}
         cases["8 of 1,000 tokens"] = partial(ragged, 8, most, prompts=(950, 1050))
         cases = {name: case for name, case in cases.items() if not only or name in only}
@@ -278,9 +280,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
+    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To be compared with AgentFly.")
     parser.add_argument("--threads", type=int, default=1, help="Of each side.")
     options = parser.parse_args()
-    asyncio.run(run(options.quick, options.only, options.threads))
+    asyncio.run(run(options.quick, options.only, options.sides, options.threads))
 
 
 if __name__ == "__main__":

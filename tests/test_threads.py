@@ -266,3 +266,19 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+
+
+def test_what_computes_leaves_no_helpers() -> None:
+    program = """
+import asyncio, os, torch
+from agentfly.threads import compute
+torch.set_num_threads(4)
+def work():
+    torch.ones(1 << 20).exp()
+    return len(os.listdir("/proc/self/task"))
+async def main():
+    print(await compute(work) - len(os.listdir("/proc/self/task")), flush=True)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")

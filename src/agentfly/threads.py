@@ -2,6 +2,10 @@
 
 The threads are daemons: a function that never returns is left behind when its caller gives up. It neither keeps the
 process from ending, which the standard library's executor would, nor takes up a place in the pool.
+
+What computes has a thread of its own kind. OpenMP gives every thread that multiplies matrices helpers of its own, which
+stay. As soon as a process has more of them than cores, all of them sleep between any two products instead of waiting
+ready, and two threads do hardly more than one: so whoever has computed lets its helpers go.
 """
 
 from __future__ import annotations
@@ -9,16 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import inspect
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from agentfly.errors import describe
 
+Result = TypeVar("Result")
 LIMIT = 512
 """Most plain functions running at once; further ones wait their turn."""
+_SOFT = 1  # what was set stays set
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -39,6 +46,25 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
         raise RuntimeError(describe(error)) from error
+
+
+async def compute(function: Callable[..., Result], /, *args: Any) -> Result:
+    """Run what computes in a thread, and let that thread's helpers go after it."""
+
+    def computed() -> Result:
+        try:
+            return function(*args)
+        finally:
+            release_helpers()
+
+    return await asyncio.to_thread(computed)
+
+
+def release_helpers() -> None:
+    """Let the calling thread's helpers of OpenMP go; the next product that wants some starts them in a moment."""
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # where an OpenMP is loaded that has it
+    if pause is not None:
+        pause(_SOFT)
 
 
 class _Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from agentfly.threads import compute
 from agentfly.training.publishing import publish
 from agentfly.training.trainer import Trainer
 
@@ -20,9 +21,9 @@ async def run(trainer: Trainer) -> None:
             with trainer.clock("rollout"):
                 collected = await trainer.collector.collect(trainer.step)
             with trainer.clock("update"):
-                samples = await asyncio.to_thread(trainer.credited, collected.groups)
-                figures = await asyncio.to_thread(trainer.learn, samples)
+                samples = await compute(trainer.credited, collected.groups)
+                figures = await compute(trainer.learn, samples)
             with trainer.clock("publish"):
                 delivery = publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
-                await asyncio.gather(delivery, asyncio.to_thread(trainer.keep, collected, samples))
+                await asyncio.gather(delivery, compute(trainer.keep, collected, samples))
             await trainer.end_step(collected, figures)

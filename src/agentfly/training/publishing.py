@@ -19,6 +19,7 @@ from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends.transformers import TransformersBackend
 from agentfly.errors import WeightsAdrift
 from agentfly.segment import Floats
+from agentfly.threads import compute
 from agentfly.training.learner import Learner
 from agentfly.types import Completion, Sampling
 
@@ -78,7 +79,7 @@ class Canary:
         if self._backend.speaks is not Speaks.TOKENS:
             return 0.0
         said = await asyncio.gather(*map(self._sampled, range(len(self._prompts))))
-        found = await asyncio.to_thread(self._scored, said)
+        found = await compute(self._scored, said)
         apart = _apart([each.logprobs for each in said], found)
         same = bool(self._before) and all(
             list(now.token_ids) == list(then.token_ids) and np.array_equal(now.logprobs, then.logprobs)

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly[train]'")
 
-from agentfly.backends.transformers import TransformersBackend  # noqa: E402
+from agentfly.backends.transformers import TransformersBackend, packing  # noqa: E402
 from agentfly.errors import BackendFault, ConfigError, ModelBroken  # noqa: E402
 from agentfly.types import Finish  # noqa: E402
 from tests.backends.transformers.tiny import (  # noqa: E402
@@ -226,6 +226,25 @@ async def test_no_token_is_ever_computed_on_a_past_of_other_weights(copied: bool
     got = await backend.generate(first)
     assert set(got.weight_versions) == {backend.weight_version} == {1}
     torch.testing.assert_close(torch.tensor(got.logprobs), scored(other, first, got), atol=1e-4, rtol=0)
+    await backend.close()
+
+
+async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change() -> None:
+    backend = backend_of(model_of())
+    head = backend._runner.model.lm_head
+    turns = [asked(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
+    assert head.packed is None
+    await asyncio.gather(*map(backend.generate, turns))
+    assert head.packed is not None
+    await backend.update_weights((), 1)
+    assert head.packed is None
+    await backend.close()
+
+
+async def test_weights_are_not_packed_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "free_memory", lambda: 1000)
+    backend = backend_of(model_of())
+    assert type(backend._runner.model.lm_head) is torch.nn.Linear
     await backend.close()
 
 

@@ -22,6 +22,7 @@ from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.template import Template
+from agentfly.threads import release_helpers
 from agentfly.types import Completion
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class TransformersBackend(Backend):
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
         most = tokens or (32768 if gpu else 512)
+        release_helpers()  # those that loading wanted; from here on the engine's thread computes
         self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
 

@@ -24,6 +24,7 @@ from agentfly.backends.transformers.runner import Runner
 from agentfly.backends.transformers.scheduler import Chunk, Scheduler
 from agentfly.backends.transformers.ticket import News, Ticket, tell
 from agentfly.errors import AgentFlyError, BackendFault, ModelBroken, describe
+from agentfly.threads import release_helpers
 from agentfly.types import Completion, Finish
 
 FAULTS = 3
@@ -107,6 +108,7 @@ class Engine:
                 if chunks:
                     self._guarded(chunks)
                 elif not self._orders:
+                    release_helpers()
                     self._awake.wait()
         except BaseException as error:
             _LOG.exception("the engine's thread ended")
@@ -194,6 +196,7 @@ class Engine:
         if not done.set_running_or_notify_cancel():
             return  # whoever wanted it gave up before it began
         self._scheduler.forget()
+        self._runner.forget()
         try:
             commit()
         except Exception as error:

@@ -91,8 +91,12 @@ def memory_of(asked: int | None, device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.5)
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(pages * 0.25), 8 << 30)
+    return min(int(free_memory() * 0.25), 8 << 30)
+
+
+def free_memory() -> int:
+    """Bytes of this machine's memory that nobody uses."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def positions_of(config: Any) -> int:

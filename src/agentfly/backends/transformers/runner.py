@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from agentfly.backends.transformers import attention
+from agentfly.backends.transformers import attention, packing
 from agentfly.backends.transformers.arena import Arena
 from agentfly.backends.transformers.attention import Layout, Piece, Pieces
 from agentfly.backends.transformers.job import Job
@@ -34,6 +34,7 @@ class Runner:
         capacity = max(memory // bytes_of_token(model), 1)
         self.device = parameter.device
         self.model = self._model(model)
+        packing.pack(self.model)
         self.arena = Arena(capacity, parameter.new_empty(self._data_shape(layers, capacity, heads, width)))
 
     def _model(self, model: Any) -> Any:
@@ -51,6 +52,10 @@ class Runner:
         drawn = iter(zip(*(each.tolist() for each in draw(logits, rows)), strict=True) if rows else ())
         return [[next(drawn)] if chunk.samples else [] for chunk in chunks]
 
+    def forget(self) -> None:
+        """The weights are about to change."""
+        packing.forget(self.model)
+
     @torch.inference_mode()
     def culprit(self, tokens: Sequence[int]) -> str:
         """The first part of the model whose output is not finite for these tokens; empty where all are."""
@@ -64,6 +69,7 @@ class Runner:
 
             return hook
 
+        self.forget()
         plain = sharing(self.model, "eager")
         hooks = [part.register_forward_hook(look(name)) for name, part in plain.named_modules() if name]
         plain(torch.tensor([list(tokens)], device=self.device))
