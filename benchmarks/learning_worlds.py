@@ -42,10 +42,10 @@ class Study:
 
 STUDIES = {
     "alfworld": Study(expert=4000, steps=3200, batch_size=8, reading=0.1),
-    "webshop": Study(expert=5000, steps=1600, learning_rate=2e-3, reading=0.2),
+    "webshop": Study(expert=12_000, steps=4000, learning_rate=2e-3, reading=0.2),
     "search": Study(expert=6000, steps=2000, batch_size=8, reading=1.0),
     "sql": Study(expert=4000, steps=1600),
-    "math_with_python": Study(expert=2000, steps=400),
+    "math_with_python": Study(expert=2000, steps=1000),
     "frozen_lake": Study(expert=2000, steps=600),
 }
 STAGES = 4

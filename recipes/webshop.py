@@ -1,6 +1,6 @@
 """An agent that learns to shop: find the product of a wish, choose its options, buy it.
 
-    agentfly sft recipes/webshop.py --model new --expert 5000 --steps 1600 --batch-size 16 \
+    agentfly sft recipes/webshop.py --model new --expert 12000 --steps 4000 --batch-size 16 \
         --learning-rate 2e-3 --reading 0.2 --out warm
     agentfly train recipes/webshop.py model=warm
     agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
@@ -37,7 +37,7 @@ def tasks_of(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count] if os.environ.get("AGENTFLY_DATA") else WebShop.draw_tasks(split, count)
 
 
-tasks = tasks_of("train", 5000)
+tasks = tasks_of("train", 12_000)
 eval_tasks = tasks_of("validation", 100)
 config = TrainConfig(
     model="tiny",

@@ -282,3 +282,19 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_a_fork_has_no_helpers_to_wait_for() -> None:
+    program = """
+import os, torch
+from agentfly.threads import release_helpers
+torch.set_num_threads(3)
+torch.ones(1 << 20).exp()
+child = os.fork()
+if not child:
+    release_helpers()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "7\n")

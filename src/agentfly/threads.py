@@ -3,9 +3,10 @@
 The threads are daemons: a function that never returns is left behind when its caller gives up. It neither keeps the
 process from ending, which the standard library's executor would, nor takes up a place in the pool.
 
-What computes has a thread of its own kind. OpenMP gives every thread that multiplies matrices helpers of its own, which
-stay. As soon as a process has more of them than cores, all of them sleep between any two products instead of waiting
-ready, and two threads do hardly more than one: so whoever has computed lets its helpers go.
+What computes with torch (`compute`) runs in a thread of the standard library's executor. OpenMP gives every thread that
+multiplies matrices helpers of its own, which stay. As soon as a process has more of them than cores, all of them sleep
+between any two products instead of waiting ready, and two threads do hardly more than one: so whoever has computed lets
+its helpers go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import contextvars
 import ctypes
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -26,6 +28,7 @@ Result = TypeVar("Result")
 LIMIT = 512
 """Most plain functions running at once; further ones wait their turn."""
 _SOFT = 1  # what was set stays set
+_PROCESS = os.getpid()
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +66,7 @@ async def compute(function: Callable[..., Result], /, *args: Any) -> Result:
 def release_helpers() -> None:
     """Let the calling thread's helpers of OpenMP go; the next product that wants some starts them in a moment."""
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # where an OpenMP is loaded that has it
-    if pause is not None:
+    if pause is not None and os.getpid() == _PROCESS:  # a fork has no helpers, and would wait for those of its parent
         pause(_SOFT)
 
 

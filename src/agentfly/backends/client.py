@@ -31,6 +31,7 @@ from agentfly.backend import Backend, Request, Speaks
 from agentfly.backends import wire
 from agentfly.backends.gate import Gate
 from agentfly.errors import BackendFault, ConfigError, describe
+from agentfly.threads import compute
 from agentfly.types import Completion, Finish
 
 if TYPE_CHECKING:  # it needs torch, which a client does without until it hands over weights
@@ -134,7 +135,7 @@ class ClientBackend(Backend):
         async with self._gate.update():
             if self._handover is None:
                 self._handover = Handover(self.model, None, None, self._place)
-            handed = await asyncio.to_thread(self._handover.write, weights)
+            handed = await compute(self._handover.write, weights)
             try:
                 if handed.model is not None:
                     await self._reload(str(handed.model), version)

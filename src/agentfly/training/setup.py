@@ -22,6 +22,7 @@ from agentfly.models import resolve
 from agentfly.rollout.scheduling import refuse_what_cannot_start
 from agentfly.runs import RunDirectory, RunWriter, open_sinks
 from agentfly.template import History
+from agentfly.threads import release_helpers
 from agentfly.training.checkpoint import Checkpoints
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner
@@ -102,7 +103,9 @@ def _made(plan: Plan) -> tuple[Learner, BaseAgent]:
             "chain is one segment; say run_options.strategy='step', or give a folding rule"
         )
     refuse_what_cannot_start(agent, [*plan.tasks, *plan.eval_tasks])
-    return _learner(model, config), agent
+    learner = _learner(model, config)
+    release_helpers()  # those that loading and trying wanted
+    return learner, agent
 
 
 def _has_segments(agent: BaseAgent, config: TrainConfig) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import random
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -238,6 +239,11 @@ async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change
     assert head.packed is not None
     await backend.update_weights((), 1)
     assert head.packed is None
+    await asyncio.gather(*map(backend.generate, turns))
+    given_up: Future[None] = Future()
+    given_up.cancel()
+    backend._engine._commit(lambda: None, 2, given_up)  # the weights it was for may have been trained in place
+    assert (head.packed, backend.weight_version) == (None, 1)
     await backend.close()
 
 

@@ -290,7 +290,7 @@ async def test_a_command_outlives_the_interpreter_that_it_kills(open_session) ->
     session = await open_session()
     await session.run("x = 1")
     outcome = await session.shell("kill -9 -1; sleep 0.3; echo still here")
-    assert (outcome.end, outcome.output) == (End.OK, "still here\n")
+    assert (outcome.end, outcome.output, outcome.state_kept) == (End.OK, "still here\n", False)
     assert (await session.shell("echo next")).output == "next\n"
     lost = await session.run("x")
     assert "signal 9" in lost.words

@@ -193,10 +193,10 @@ class Engine:
         self._commit(commit, version, done)
 
     def _commit(self, commit: Commit, version: int, done: Future[None]) -> None:
-        if not done.set_running_or_notify_cancel():
-            return  # whoever wanted it gave up before it began
         self._scheduler.forget()
         self._runner.forget()
+        if not done.set_running_or_notify_cancel():
+            return  # whoever wanted it gave up before it began
         try:
             commit()
         except Exception as error:

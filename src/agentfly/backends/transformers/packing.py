@@ -22,7 +22,7 @@ _SHARE = 0.25
 
 
 class PackedLinear(Linear):
-    """A linear layer whose weights are kept in both layouts."""
+    """A linear layer whose weights are kept in both layouts; for sampling, since no gradient passes it."""
 
     packed: torch.Tensor | None = None
 
@@ -39,7 +39,7 @@ def pack(model: Any) -> None:
     """Have a model's large layers keep their weights in both layouts, where that is quicker and there is room."""
     layers = [each for each in model.modules() if type(each) is Linear and _gains(each.weight)]
     size = sum(each.weight.numel() * each.weight.itemsize for each in layers)
-    if size <= free_memory() * _SHARE:
+    if layers and size <= free_memory() * _SHARE:
         for each in layers:
             each.__class__ = PackedLinear
 
@@ -52,5 +52,5 @@ def forget(model: Any) -> None:
 
 
 def _gains(weight: torch.Tensor) -> bool:
-    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    plain = type(weight.data) is torch.Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
     return plain and weight.numel() >= _LEAST_WEIGHTS and torch.backends.mkldnn.is_available()

@@ -69,7 +69,7 @@ class Runner:
 
             return hook
 
-        self.forget()
+        self.forget()  # a packed layer cannot be copied
         plain = sharing(self.model, "eager")
         hooks = [part.register_forward_hook(look(name)) for name, part in plain.named_modules() if name]
         plain(torch.tensor([list(tokens)], device=self.device))

@@ -28,6 +28,7 @@ from agentfly.backend import CLOSED, OnUpdate
 from agentfly.backends.handover import Handed, Handover, discard
 from agentfly.backends.orphans import MARK
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
+from agentfly.threads import compute
 
 RESTARTS = 3
 """Engines that may be started one after the other without one turn sampled."""
@@ -257,7 +258,7 @@ class Engine:
             llm = await self._mended()
             if self._level:
                 raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
-            handed = await asyncio.to_thread(self._handover.write, weights)
+            handed = await compute(self._handover.write, weights)
             if handed.model is not None and _keeps_its_head(self.config):
                 discard(handed)
                 raise ConfigError(

@@ -93,13 +93,17 @@ class Call:
     def _command(self, late: bool) -> Outcome:
         status = exit_code(self.said.get("status") or 0)
         if late and status < 0:
-            words = f"The command was killed after {self.seconds:g} seconds. Variables and files are kept."
-            return self._made(End.TIMEOUT, words=words, error=words, status=status)
-        if self.memory_kills:
-            words = f"{self._memory_words} Files are kept."
-            return self._made(End.OUT_OF_MEMORY, words=words, error=words, status=status)
-        words = "" if status == 0 else f"The command ended with {how_ended(self.said['status'])}."
-        return self._made(End.OK if status == 0 else End.ERROR, words=words, error=words or None, status=status)
+            end, error = End.TIMEOUT, f"The command was killed after {self.seconds:g} seconds."
+        elif self.memory_kills:
+            end, error = End.OUT_OF_MEMORY, self._memory_words
+        elif status:
+            end, error = End.ERROR, f"The command ended with {how_ended(self.said['status'])}."
+        else:
+            end, error = End.OK, ""
+        gone = bool(self.said.get("gone"))  # it killed the interpreter
+        kept = _GONE if gone else "Variables and files are kept." if end in (End.TIMEOUT, End.OUT_OF_MEMORY) else ""
+        words = f"{error} {kept}".strip()
+        return self._made(end, words=words, error=error or None, status=status, state_kept=not gone)
 
     def _restarted(self, late: bool) -> Outcome:
         reason, status = self.said["ended"], self.said.get("status")

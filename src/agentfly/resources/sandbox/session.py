@@ -26,6 +26,7 @@ _ENDED_FORM: dict[str, Callable[[Any], bool]] = {
     "reply": lambda value: value is True,
     "ended": endings.REASONS.__contains__,
     "ran": lambda value: type(value) is bool,
+    "gone": lambda value: type(value) is bool,
     "status": lambda value: value is None or (type(value) is int and -(1 << 31) < value < 1 << 31),
 }
 _FILE_FORM: dict[str, Callable[[Any], bool]] = {
@@ -166,7 +167,7 @@ class CellSession(Session):
             if kind == wire.ANSWER:
                 break
             call.output += payload
-        said = wire.parse(payload, _ENDED_FORM, frozenset(("kills", "reply", "ended", "status", "ran")))
+        said = wire.parse(payload, _ENDED_FORM, frozenset(("kills", "reply", "ended", "status", "ran", "gone")))
         complete = bool(said.get("reply")) if call.do == "run" else "status" in said and "reply" not in said
         if said["id"] != number or not (complete or "ended" in said):
             raise wire.WireBroken("an answer to another question")

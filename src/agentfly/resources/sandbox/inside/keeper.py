@@ -163,7 +163,7 @@ class Keeper:
         """Milliseconds to wait for something to happen; None for ever."""
         if self.call and self.output.kept:
             return int(GATHER * 1000)
-        if self.deaf:
+        if self.deaf and not self.shell:
             return int(_GOODBYE * 1000)
         if self.limits["watch"]:
             return 50 if self.call else 2000
@@ -272,12 +272,11 @@ class Keeper:
             self.restart("forged", None)
 
     def reap(self) -> None:
-        for pid, status in tree.ended(self.wake):
-            if pid == self.shell:
-                self.shell = 0
-                self.finish({"status": status})
-            elif pid == self.pid:
-                self.dead = status
+        ended = dict(tree.ended(self.wake))
+        self.dead = ended.get(self.pid, self.dead)
+        if self.shell in ended:
+            status, self.shell = ended[self.shell], 0
+            self.finish({"status": status, "gone": self.dead is not None or bool(self.deaf)})
         if self.dead is not None and not self.shell:
             self.restart("died", self.dead)
 
