@@ -2,7 +2,8 @@
 
 Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread, or on as many
 as are asked for. Rounds are interleaved, and the rate per second of CPU time stands beside that of the clock, which
-others on the machine disturb.
+others on the machine disturb. vLLM's processes wait by spinning: its CPU time says little, unless all is pinned to the
+same cores (`taskset`).
 vLLM runs in the environment that `make vllm` makes, and is left out where there is none. With several threads, leave
 transformers' own batching out (`--sides vLLM`): its thread keeps OpenMP's helpers, which slows the others down.
 
@@ -220,8 +221,10 @@ async def compare(
         rates = [
             [median(column) for column in zip(*(each.rates for each in got), strict=True)] for got in spent.values()
         ]
-        best = max(rate[1] for rate in rates[1:])
-        rows.append([title, *(f"{wall:.1f} / {own:.1f}" for wall, own in rates), f"{rates[0][1] / best:.2f}×"])
+        against = (ours / max(others) for ours, *others in zip(*rates, strict=True))
+        rows.append(
+            [title, *(f"{wall:.1f} / {own:.1f}" for wall, own in rates), " / ".join(f"{x:.2f}×" for x in against)]
+        )
     return rows
 
 
@@ -253,7 +256,7 @@ async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: i
         for side in sides.values():
             await side(ragged(2, 4, -1))
         rows = await compare(sides, cases, rounds)
-    header = ["requests", *sides, "CPU rate against the best other"]
+    header = ["requests", *sides, "against the best other"]
     title = f"Ragged requests, one every {GAP * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
     print_table(f"{title}: tokens a second of clock / of CPU time", header, rows)
 
@@ -273,7 +276,7 @@ async def multi_turn(backend: TransformersBackend, forgetful: TransformersBacken
     }
     rows = await compare(sides, cases, 1)
     title = f"Chains of turns with {OBSERVATION}-token observations: tokens a second of clock / of CPU time"
-    print_table(title, ["chains × turns", *sides, "CPU rate against it"], rows)
+    print_table(title, ["chains × turns", *sides, "against it"], rows)
 
 
 def main() -> None:
