@@ -296,3 +296,13 @@ async def test_a_command_outlives_the_interpreter_that_it_kills(open_session) ->
     assert "signal 9" in lost.words
     assert "not run" in lost.words
     assert (await session.run("'x' in globals()")).value == "False"
+
+
+async def test_the_command_that_kills_the_interpreter_is_the_one_that_is_told(open_session) -> None:
+    session = await open_session()
+    for _ in range(3):
+        await session.run("held = bytearray(b'x') * (150 << 20)")  # so that dying takes a while
+        killing = await session.shell("kill -9 -1")
+        assert (killing.end, killing.state_kept) == (End.OK, False)
+        assert (await session.shell("true")).state_kept
+        assert not (await session.run("held")).state_kept

@@ -276,6 +276,8 @@ class Keeper:
         self.dead = ended.get(self.pid, self.dead)
         if self.shell in ended:
             status, self.shell = ended[self.shell], 0
+            if self.dead is None and tree.is_dying(self.pid):  # of this command, and no later one is to be told so
+                _, self.dead = os.waitpid(self.pid, 0)
             self.finish({"status": status, "gone": self.dead is not None or bool(self.deaf)})
         if self.dead is not None and not self.shell:
             self.restart("died", self.dead)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_EXITING = 0x4  # PF_EXITING, among the flags in `stat`
 _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
@@ -23,12 +24,28 @@ def ended(wake: int) -> Iterator[tuple[int, int]]:
             yield pid, status
 
 
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on (the third field of proc(5)'s `stat`)."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process has been killed or is ending, however long that still takes."""
+    try:
+        said = _stat(pid)
+    except OSError:
+        return True
+    killed = int(said[28]) >> (signal.SIGKILL - 1) & 1
+    return bool(said[0] in b"ZX" or int(said[6]) & _EXITING or killed)
+
+
 def _parents() -> dict[int, int]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            with contextlib.suppress(OSError):
+                found[int(name)] = int(_stat(int(name))[1])
     return found
 
 
@@ -58,8 +75,7 @@ def kill_below(root: int) -> None:
 
 def _is_zombie(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in b"ZX"
+        return _stat(pid)[0] in b"ZX"
     except OSError:
         return True
 
