@@ -162,7 +162,8 @@ def _on_cpu() -> bool:
 
 
 def _memory() -> int:
-    from agentfly.backends.transformers.loading import device_of, memory_of
+    from agentfly.backends.transformers.loading import device_of
+    from agentfly.backends.transformers.memory import memory_of
 
     return memory_of(None, device_of("cpu"))
 

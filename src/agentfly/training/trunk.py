@@ -115,10 +115,10 @@ def attend(
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None) -> Tensor:
     """One sequence: without a mask where it can be, for that is what is quick."""
-    seen, count = None, q.shape[2]
+    mask, count = None, q.shape[2]
     if window is not None and window < count:
-        seen = torch.ones(count, count, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-    return attended(q, k, v, seen, scaling, softcap)
+        mask = torch.ones(count, count, dtype=q.dtype, device=q.device).tril().triu(1 - window).log()
+    return attended(q, k, v, mask, scaling, softcap)
 
 
 register(NAME, attend)

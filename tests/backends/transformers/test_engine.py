@@ -232,7 +232,7 @@ async def test_no_token_is_ever_computed_on_a_past_of_other_weights(copied: bool
 
 async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change() -> None:
     backend = backend_of(model_of())
-    head = backend._runner.model.lm_head
+    head = backend._runner.model.lm_head.product
     turns = [asked(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
     assert head.packed is None
     await asyncio.gather(*map(backend.generate, turns))

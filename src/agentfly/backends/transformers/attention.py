@@ -6,8 +6,9 @@ mixture of prefill and decode in one forward pass, with its own weights and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from agentfly.backends.transformers.arena import Arena
 
 NAME = "agentfly"
+BLOCK = 64
+"""Tokens of a prompt that look at their past in one call: of more, the kernel computes much that none of them sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Piece:
     def seen(self) -> int:
         """Tokens that the last of these sees, itself among them."""
         return self.past + self.count
+
+    def blocks(self) -> Iterator[Piece]:
+        """The same tokens in pieces of no more than a block each."""
+        for begin in range(0, self.count, BLOCK):
+            yield Piece(self.at + begin, min(BLOCK, self.count - begin), self.start, self.past + begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +105,10 @@ class Pieces(Layout):
     arena: Arena
     places: torch.Tensor
     pieces: tuple[Piece, ...]
+    """Of a block each, at most."""
 
     def attend(self, rows: torch.Tensor, past: Past) -> torch.Tensor:
-        """Sequence by sequence: on a CPU the calls cost less than padding them to one length would."""
+        """Piece by piece: on a CPU the calls cost less than padding them to one length would."""
         own = rows.split([piece.count for piece in self.pieces])
         parts = [_attended(mine, piece, past) for mine, piece in zip(own, self.pieces, strict=True)]
         return torch.cat(parts).view(rows.shape)
@@ -116,18 +125,23 @@ def _attended(rows: torch.Tensor, piece: Piece, past: Past) -> torch.Tensor:
     v = past.values.as_strided(size, stride, past.values.storage_offset() + offset)
     if count == 1 and past.softcap is None:  # the heads that share a key are so many queries of it
         return scaled_dot_product_attention(rows.view(1, shared, heads // shared, width), k, v, scale=past.scaling)
-    mask = _mask(piece, first, past.window, rows.device)
+    mask = _mask(count, piece.seen - first, past.window, rows.dtype, rows.device)
     got = attended(rows.transpose(0, 1)[None], k, v, mask, past.scaling, past.softcap)
     return got[0].transpose(0, 1).reshape(count, shared, heads // shared, width)
 
 
-def _mask(piece: Piece, first: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which keys each token sees; None where it is the plain triangle."""
-    if first == 0 and piece.past == 0 and (window is None or piece.count <= window):
-        return None
-    at = torch.arange(piece.past, piece.seen, device=device)[:, None]
-    keys = torch.arange(first, piece.seen, device=device)[None]
-    return (keys <= at) if window is None else (keys <= at) & (keys > at - window)
+def _mask(count: int, seen: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What the last `count` of `seen` tokens see of them: a part of a table that is made once."""
+    size = 1 << (seen + BLOCK).bit_length()
+    begin = size - BLOCK - seen + count
+    return _table(size, window, dtype, device)[:count, begin : begin + seen]
+
+
+@lru_cache(maxsize=8)
+def _table(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What a block at the end of so many tokens, with one more token behind each, adds to its scores: 0 or -inf."""
+    seen = torch.ones(BLOCK, size, dtype=dtype, device=device).tril(size - BLOCK)
+    return (seen if window is None else seen.triu(size - BLOCK - window + 1)).log()
 
 
 def attended(
@@ -140,7 +154,8 @@ def attended(
 ) -> torch.Tensor:
     """Attention of [1, head, token, width], where heads may share keys; without a mask, each token sees its past.
 
-    Scores that are bounded, as Gemma 2 has them, are written out: nobody has a kernel for them everywhere.
+    `mask` is added to the scores. Scores that are bounded, as Gemma 2 has them, are written out: nobody has a kernel
+    for them everywhere.
     """
     if softcap is None:
         causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
@@ -151,9 +166,8 @@ def attended(
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
     if mask is None:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=q.dtype, device=q.device).tril().log()
+    return (scores + mask).softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -13,7 +13,8 @@ from agentfly.backend import Backend, OnUpdate, Request
 from agentfly.backends.prompt import checked
 from agentfly.backends.transformers.engine import Engine
 from agentfly.backends.transformers.job import Job
-from agentfly.backends.transformers.loading import device_of, dtype_of, graphs, load_model, memory_of, positions_of
+from agentfly.backends.transformers.loading import device_of, dtype_of, graphs, load_model, positions_of
+from agentfly.backends.transformers.memory import keep_freed, memory_of
 from agentfly.backends.transformers.probe import packs
 from agentfly.backends.transformers.runner import PlainRunner, Runner
 from agentfly.backends.transformers.sampling import refuse_extremes
@@ -69,6 +70,7 @@ class TransformersBackend(Backend):
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
         most = tokens or (32768 if gpu else 512)
+        keep_freed()
         release_helpers()  # those that loading wanted; from here on the engine's thread computes
         self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind

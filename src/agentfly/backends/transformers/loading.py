@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from functools import cache
@@ -80,23 +79,6 @@ def _bfloat16_is_quick() -> bool:
     except subprocess.TimeoutExpired:
         return False
     return tried.returncode == 0 and tried.stdout.strip() == "True"
-
-
-def memory_of(asked: int | None, device: torch.device) -> int:
-    """Bytes for keys and values; None takes a share of what is free."""
-    if asked is not None:
-        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
-            raise ConfigError(f"kv_memory is a number of bytes, not {asked!r}; None takes a share of what is free")
-        return asked
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.5)
-    return min(int(free_memory() * 0.25), 8 << 30)
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that nobody uses."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def positions_of(config: Any) -> int:

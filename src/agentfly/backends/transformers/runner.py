@@ -98,7 +98,7 @@ class Runner:
         return self._forward(tensor[:1], tensor[1:2], self._layout(tensor[2], tuple(pieces)), kept)
 
     def _layout(self, places: torch.Tensor, pieces: tuple[Piece, ...]) -> Layout:
-        return Pieces(self.arena, places, pieces)
+        return Pieces(self.arena, places, tuple(block for piece in pieces for block in piece.blocks()))
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, kept: torch.Tensor | int

@@ -18,7 +18,8 @@ from vllm.sampling_params import RequestOutputKind
 from agentfly.backend import Backend, OnUpdate, Request
 from agentfly.backends.handover import Handover, lora_of
 from agentfly.backends.prompt import checked
-from agentfly.backends.transformers.loading import dtype_of, memory_of
+from agentfly.backends.transformers.loading import dtype_of
+from agentfly.backends.transformers.memory import memory_of
 from agentfly.backends.transformers.sampling import is_plain
 from agentfly.backends.vllm.engine import Engine
 from agentfly.errors import BackendFault, ConfigError, ModelBroken
