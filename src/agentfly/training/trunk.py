@@ -118,7 +118,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | Non
     mask, count = None, q.shape[2]
     if window is not None and window < count:
         mask = torch.ones(count, count, dtype=q.dtype, device=q.device).tril().triu(1 - window).log()
-    return attended(q, k, v, mask, scaling, softcap)
+    return attended(q, k, v, mask, scaling, softcap, causal=mask is None)
 
 
 register(NAME, attend)

@@ -374,6 +374,6 @@ async def test_an_agent_runs_on_a_model_from_a_folder(tmp_path: Any) -> None:
     model_of().save_pretrained(tmp_path)
     load_tokenizer("bytes").backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     agent = HFAgent(str(tmp_path), template="chatml", backend_config={"kv_memory": 1 << 22})
-    result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8})
+    result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8, "seed": 1})
     assert [each.sampled_tokens for each in result] == [8, 8, 8]
     await agent.close()

@@ -30,7 +30,10 @@ class Arena:
     def __init__(self, capacity: int, data: torch.Tensor) -> None:
         self.capacity = capacity
         self.data = data
-        """[layer, key or value, place, head, width]; empty where the keys and values are kept by somebody else."""
+        """[layer, key or value, place, head, width]; empty where the keys and values are kept by somebody else.
+
+        All of it is finite, also what belongs to nobody: it may be read, and then counts for nothing.
+        """
         self._free = [Stretch(0, capacity)]
         """In order, no two of them neighbours."""
 
@@ -85,3 +88,7 @@ class Arena:
         """Copy `count` tokens' keys and values, in all layers, to places that do not overlap."""
         if self.data.numel():
             self.data[:, :, target : target + count] = self.data[:, :, source : source + count]
+
+    def wipe(self) -> None:
+        """Forget what is no number, wherever it lies."""
+        self.data.zero_()

@@ -139,6 +139,8 @@ class Engine:
             fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
             self._fail(fault, list(self._scheduler.running))
             self._scheduler.forget()
+            if isinstance(error, ModelBroken):
+                self._runner.arena.wipe()
             if self._faults >= FAULTS:
                 self._broken = f"the engine failed {self._faults} times in a row, last with {describe(error)}"
                 self._give_up(BackendFault(self._broken))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import mmap
 import os
 
 import torch
@@ -31,6 +33,15 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Zeros that take memory only where they are written, on a CPU."""
+    size = math.prod(shape) * like.itemsize
+    if not size or like.device.type != "cpu":
+        return like.new_zeros(shape)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
 
 def keep_freed() -> None:

@@ -11,9 +11,11 @@ import torch
 
 from agentfly.backends.transformers import attention, packing
 from agentfly.backends.transformers.arena import Arena
-from agentfly.backends.transformers.attention import Layout, Piece, Pieces
+from agentfly.backends.transformers.attention import Layout, Piece
 from agentfly.backends.transformers.job import Job
 from agentfly.backends.transformers.loading import config_shape
+from agentfly.backends.transformers.memory import zeros
+from agentfly.backends.transformers.pieces import Pieces
 from agentfly.backends.transformers.sampling import draw
 from agentfly.backends.transformers.scheduler import Chunk
 
@@ -35,7 +37,7 @@ class Runner:
         self.device = parameter.device
         self.model = self._model(model)
         packing.pack(self.model)
-        self.arena = Arena(capacity, parameter.new_empty(self._data_shape(layers, capacity, heads, width)))
+        self.arena = Arena(capacity, zeros(self._data_shape(layers, capacity, heads, width), parameter.detach()))
 
     def _model(self, model: Any) -> Any:
         """The same weights in a model object of its own, whose attention reads the arena."""
@@ -98,7 +100,7 @@ class Runner:
         return self._forward(tensor[:1], tensor[1:2], self._layout(tensor[2], tuple(pieces)), kept)
 
     def _layout(self, places: torch.Tensor, pieces: tuple[Piece, ...]) -> Layout:
-        return Pieces(self.arena, places, tuple(block for piece in pieces for block in piece.blocks()))
+        return Pieces(self.arena, places, pieces)
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: Layout, kept: torch.Tensor | int

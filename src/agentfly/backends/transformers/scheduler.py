@@ -80,7 +80,8 @@ class Scheduler:
             if job.stretch is not None and not self._has_room(job):
                 self._suspend(job)
         self._admit()
-        chunks = [Chunk(job, 1) for job in self.running if job.cached == len(job.tokens) - 1]
+        sampled = [job for job in self.running if job.cached == len(job.tokens) - 1]
+        chunks = [Chunk(job, 1) for job in sorted(sampled, key=_place)]  # in order of place, they are quicker to attend
         left = max(self._tokens - len(chunks), 1)
         for job in self.running:
             missing = len(job.tokens) - job.cached
@@ -173,6 +174,10 @@ class Scheduler:
             if not self.shelf.drop_oldest(but):
                 return None
         return stretch
+
+
+def _place(job: Job) -> int:
+    return job.stretch.start if job.stretch is not None else 0
 
 
 def _order(job: Job) -> tuple[int, int]:
