@@ -7,7 +7,8 @@ same cores (`taskset`).
 vLLM runs in the environment that `make vllm` makes, and is left out where there is none. With several threads, leave
 transformers' own batching out (`--sides vLLM`): its thread keeps OpenMP's helpers, which slows the others down.
 
-    python -m benchmarks.engine [--threads 1] [--sides transformers vLLM] [--only 8 32 …] [--quick]
+    python -m benchmarks.engine [--threads 1] [--sides transformers vLLM] [--only 8 32 …] [--rounds 3]
+        [--quick]
 """
 
 import argparse
@@ -211,21 +212,32 @@ def chained(backend: TransformersBackend, turns: int, count: int) -> Side:
 async def compare(
     sides: dict[str, Side], cases: dict[str, Callable[[int], Sequence[Turn]]], rounds: int
 ) -> list[list[str]]:
-    """A row a case. Each round has prompts of its own: nobody may have them in a cache from the last one."""
+    """A row a case. Each round has prompts of its own: nobody may have them in a cache from the last one.
+
+    The machine's speed changes from minute to minute: what is compared is the rates of one round, in turns first and
+    last, and the median of that is told.
+    """
     rows = []
     for title, turns_of in cases.items():
         spent: dict[str, list[Spent]] = {name: [] for name in sides}
         for seed in range(rounds):
-            for name, side in sides.items():
-                spent[name].append(await measured(side, turns_of(seed)))
-        rates = [
-            [median(column) for column in zip(*(each.rates for each in got), strict=True)] for got in spent.values()
+            for name in [*sides][:: -1 if seed % 2 else 1]:
+                spent[name].append(await measured(sides[name], turns_of(seed)))
+        rates = [[each.rates for each in got] for got in spent.values()]
+        against = [
+            [ours / max(others) for ours, *others in zip(*together, strict=True)]
+            for together in zip(*rates, strict=True)
         ]
-        against = (ours / max(others) for ours, *others in zip(*rates, strict=True))
-        rows.append(
-            [title, *(f"{wall:.1f} / {own:.1f}" for wall, own in rates), " / ".join(f"{x:.2f}×" for x in against)]
-        )
+        rows.append([title, *(f"{x:.1f} / {y:.1f}" for x, y in map(_medians, rates)), _told(against)])
     return rows
+
+
+def _medians(pairs: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(median(column) for column in zip(*pairs, strict=True))
+
+
+def _told(ratios: Sequence[Sequence[float]]) -> str:
+    return " / ".join(f"{ratio:.2f}×" for ratio in _medians(ratios))
 
 
 def grouped(count: int, most: int, seed: int) -> list[Turn]:
@@ -236,12 +248,12 @@ def grouped(count: int, most: int, seed: int) -> list[Turn]:
     return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
 
 
-async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: int) -> None:
+async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: int, rounds: int) -> None:
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     forgetful._engine._scheduler._reuse = False
-    sizes, most, rounds = ((1, 4), 8, 1) if quick else ((1, 8, 32, 64), 48, 3)
+    sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), 48)
     with contextlib.ExitStack() as stack:
         sides = {"agentfly": embedded(backend)}
         if "transformers" in asked:
@@ -255,7 +267,7 @@ async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: i
         cases = {name: case for name, case in cases.items() if not only or name in only}
         for side in sides.values():
             await side(ragged(2, 4, -1))
-        rows = await compare(sides, cases, rounds)
+        rows = await compare(sides, cases, 1 if quick else rounds)
     header = ["requests", *sides, "against the best other"]
     title = f"Ragged requests, one every {GAP * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
     print_table(f"{title}: tokens a second of clock / of CPU time", header, rows)
@@ -285,8 +297,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
     parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To be compared with AgentFly.")
     parser.add_argument("--threads", type=int, default=1, help="Of each side.")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    asyncio.run(run(options.quick, options.only, options.sides, options.threads))
+    asyncio.run(run(options.quick, options.only, options.sides, options.threads, options.rounds))
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def _runner(model: Any, memory: int, gpu: bool) -> Runner:
     if not packs(model):
         _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
         return PlainRunner(model, memory)
-    if not gpu or not graphs(model.config.get_text_config()):
+    if not gpu or not graphs(model):
         return Runner(model, memory)
     from agentfly.backends.transformers.cuda import GraphRunner  # Triton comes with torch for GPUs only
 

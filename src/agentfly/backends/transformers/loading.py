@@ -95,10 +95,11 @@ def positions_of(config: Any) -> int:
     return most
 
 
-def graphs(config: Any) -> bool:
-    """Whether the GPU's own kernels can do this model's attention: no bounded scores, and heads of a usual width."""
+def graphs(model: Any) -> bool:
+    """Whether the GPU's own kernels can do a model's attention: half precision, no bounded scores, a usual width."""
+    config, half = model.config.get_text_config(), next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     width = config_shape(config)[2]
-    return getattr(config, "attn_logit_softcapping", None) is None and width >= 16 and width & (width - 1) == 0
+    return half and getattr(config, "attn_logit_softcapping", None) is None and width >= 16 and not width & (width - 1)
 
 
 def config_shape(config: Any) -> tuple[int, int, int]:

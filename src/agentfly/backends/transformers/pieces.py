@@ -100,7 +100,8 @@ def _mask(count: int, seen: int, window: int | None, dtype: torch.dtype, device:
     """What the last `count` of `seen` tokens see of them: a part of a table that is made once."""
     size = 1 << (seen + BLOCK).bit_length()
     begin = size - BLOCK - seen + count
-    return _table(size, window, dtype, device)[:count, begin : begin + seen]
+    mask = _table(size, window, dtype, device)[:count, begin : begin + seen]
+    return mask if device.type == "cpu" else mask.clone()  # a GPU reads whole words, from where one begins
 
 
 @lru_cache(maxsize=8)
