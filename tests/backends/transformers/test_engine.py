@@ -356,6 +356,11 @@ async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
     backend = backend_of(model)
     with pytest.raises(ModelBroken, match=r"logits are not finite .* is model\.layers\.1\.mlp\.down_proj"):
         await backend.generate(asked([5] * 10))
+    await backend.update_weights(model_of().named_parameters(), 1)  # others may read where the broken turn lay
+    assert torch.isfinite(backend._runner.arena.data).all()
+    turns = [asked(prompt) for prompt in prompts([9, 30, 4])]
+    for turn, got in zip(turns, await asyncio.gather(*map(backend.generate, turns)), strict=True):
+        torch.testing.assert_close(torch.tensor(got.logprobs), scored(model_of(), turn, got), atol=1e-4, rtol=0)
     await backend.close()
 
 
