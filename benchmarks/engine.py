@@ -1,4 +1,4 @@
-"""Tokens a second of the embedded engine on a CPU, against transformers' own batching and vLLM, for SmolLM2-135M.
+"""Tokens a second of the embedded engine on a CPU, against transformers' own batching and vLLM.
 
 Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread, or on as many
 as are asked for. Rounds are interleaved, and the rate per second of CPU time stands beside that of the clock, which
@@ -7,8 +7,8 @@ same cores (`taskset`).
 vLLM runs in the environment that `make vllm` makes, and is left out where there is none. With several threads, leave
 transformers' own batching out (`--sides vLLM`): its thread keeps OpenMP's helpers, which slows the others down.
 
-    python -m benchmarks.engine [--threads 1] [--sides transformers vLLM] [--only 8 32 …] [--rounds 3]
-        [--quick]
+    python -m benchmarks.engine [--model smollm2-135m] [--threads 1] [--sides transformers vLLM] [--only 8 32 …]
+        [--rounds 3] [--quick]
 """
 
 import argparse
@@ -39,13 +39,14 @@ from benchmarks.table import print_table
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 SIDES = ("transformers", "vLLM")
-VOCABULARY = 49_000
+VOCABULARY = 400
+"""Tokens that every model has."""
 MEMORY = 2 << 30
 OBSERVATION = 100
 TOLD = 200
 """Tokens of a system prompt that describes tools."""
 GAP = 0.05
-"""Seconds from one request to the next."""
+"""Seconds from one request to the next, unless told."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,16 @@ Side = Callable[[Sequence[Turn]], Awaitable[int | tuple[int, float]]]
 """Samples turns as they come; how many tokens that was, and the CPU seconds where they were another process's."""
 
 
-def ragged(count: int, most: int, seed: int, prompts: tuple[int, int] = (20, 120)) -> list[Turn]:
+def ragged(count: int, most: int, seed: int, prompts: tuple[int, int] = (20, 120), gap: float = GAP) -> list[Turn]:
     draw = random.Random(seed)
     return [
-        Turn(words(draw, draw.randint(*prompts)), draw.randint(most // 2, most), at * GAP if count > 1 else 0)
+        Turn(words(draw, draw.randint(*prompts)), draw.randint(most // 2, most), at * gap if count > 1 else 0)
         for at in range(count)
     ]
 
 
 def words(draw: random.Random, count: int) -> list[int]:
-    return [draw.randrange(100, VOCABULARY) for _ in range(count)]
+    return [draw.randrange(VOCABULARY) for _ in range(count)]
 
 
 async def measured(side: Side, turns: Sequence[Turn]) -> Spent:
@@ -164,13 +165,13 @@ def padded(model: Any) -> Side:
 
 
 @contextlib.contextmanager
-def vllm_cpu(threads: int) -> Iterator[dict[str, Side]]:
+def vllm_cpu(model: str, threads: int) -> Iterator[dict[str, Side]]:
     """vLLM in its own interpreter, by name; nothing where there is none."""
     if not VLLM.exists():
         print(f"vLLM is left out: there is no {VLLM} (`make vllm` makes it; VLLM_PYTHON names another)")
         yield {}
         return
-    command = [VLLM, "-m", "benchmarks.sides.vllm_cpu", str(MEMORY)]
+    command = [VLLM, "-m", "benchmarks.sides.vllm_cpu", model, str(MEMORY)]
     cores = {"VLLM_CPU_OMP_THREADS_BIND": "0" if threads == 1 else f"0-{threads - 1}"}
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -179,7 +180,7 @@ def vllm_cpu(threads: int) -> Iterator[dict[str, Side]]:
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            sys.exit(f"vLLM did not start; `{VLLM} -m benchmarks.sides.vllm_cpu {MEMORY}` says why")
+            sys.exit(f"vLLM did not start; `{VLLM} -m benchmarks.sides.vllm_cpu {model} {MEMORY}` says why")
 
         async def side(turns: Sequence[Turn]) -> tuple[int, float]:
             process.stdin.write(json.dumps([asdict(turn) for turn in turns]) + "\n")
@@ -248,28 +249,29 @@ def grouped(count: int, most: int, seed: int) -> list[Turn]:
     return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
 
 
-async def run(quick: bool, only: Sequence[str], asked: Sequence[str], threads: int, rounds: int) -> None:
+async def run(options: argparse.Namespace) -> None:
+    name, quick, only, threads = options.model, options.quick, options.only, options.threads
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
     backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     forgetful._engine._scheduler._reuse = False
     sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), 48)
     with contextlib.ExitStack() as stack:
         sides = {"agentfly": embedded(backend)}
-        if "transformers" in asked:
-            other = AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m"), dtype=torch.float32).eval()
+        if "transformers" in options.sides:
+            other = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
             sides["continuous batching"] = stack.enter_context(continuous(other))
             sides["generate, padded"] = padded(model)
-        if "vLLM" in asked:
-            sides |= stack.enter_context(vllm_cpu(threads))
-        cases = {f"{size}": partial(ragged, size, most) for size in sizes}
-        cases["8 of 1,000 tokens"] = partial(ragged, 8, most, prompts=(950, 1050))
-        cases = {name: case for name, case in cases.items() if not only or name in only}
+        if "vLLM" in options.sides:
+            sides |= stack.enter_context(vllm_cpu(name, threads))
+        cases = {f"{size}": partial(ragged, size, most, gap=options.gap) for size in sizes}
+        cases["8 of 1,000 tokens"] = partial(ragged, 8, most, prompts=(950, 1050), gap=options.gap)
+        cases = {title: case for title, case in cases.items() if not only or title in only}
         for side in sides.values():
             await side(ragged(2, 4, -1))
-        rows = await compare(sides, cases, 1 if quick else rounds)
+        rows = await compare(sides, cases, 1 if quick else options.rounds)
     header = ["requests", *sides, "against the best other"]
-    title = f"Ragged requests, one every {GAP * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
+    title = f"Ragged requests, one every {options.gap * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
     print_table(f"{title}: tokens a second of clock / of CPU time", header, rows)
 
     if not only or "chains" in only:
@@ -293,13 +295,14 @@ async def multi_turn(backend: TransformersBackend, forgetful: TransformersBacken
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="smollm2-135m", help="One that `agentfly models` prepares.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
     parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To be compared with AgentFly.")
     parser.add_argument("--threads", type=int, default=1, help="Of each side.")
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    asyncio.run(run(options.quick, options.only, options.sides, options.threads, options.rounds))
+    parser.add_argument("--gap", type=float, default=GAP, help="Seconds from one request to the next.")
+    asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ async def answer(backend: Any, turns: list[dict[str, Any]]) -> int:
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever vLLM prints must not mix with the answers
-    backend = open_backend("vllm", model=resolve("smollm2-135m"), dtype="float32", kv_memory=int(sys.argv[1]))
+    backend = open_backend("vllm", model=resolve(sys.argv[1]), dtype="float32", kv_memory=int(sys.argv[2]))
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         before = cpu_seconds()

@@ -24,8 +24,6 @@ NAME = "agentfly"
 class Piece:
     """Some tokens of one sequence in the batch."""
 
-    at: int
-    """Where they begin in the batch."""
     count: int
     start: int
     """Where the sequence begins in the arena."""

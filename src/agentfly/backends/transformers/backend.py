@@ -70,7 +70,8 @@ class TransformersBackend(Backend):
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
         most = tokens or (32768 if gpu else 512)
-        keep_freed()
+        if not gpu:
+            keep_freed()
         release_helpers()  # those that loading wanted; from here on the engine's thread computes
         self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind

@@ -54,7 +54,7 @@ class Pieces(Layout):
             if piece.count > 1:
                 for begin in range(0, piece.count, BLOCK):
                     size = min(BLOCK, piece.count - begin)
-                    yield self._call([Piece(piece.at + begin, size, piece.start, piece.past + begin)], window)
+                    yield self._call([Piece(size, piece.start, piece.past + begin)], window)
             elif left and left[0].count == 1 and self._are_one_view(piece, left[0]):
                 yield self._call([piece, left.pop(0)], window)
             else:

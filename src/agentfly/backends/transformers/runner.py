@@ -89,7 +89,7 @@ class Runner:
         for chunk in chunks:
             job, past = chunk.job, chunk.job.cached
             assert job.stretch is not None
-            pieces.append(Piece(len(ids), chunk.count, job.stretch.start, past))
+            pieces.append(Piece(chunk.count, job.stretch.start, past))
             ids += job.tokens[past : past + chunk.count]
             positions += range(past, past + chunk.count)
             places += range(job.stretch.start + past, job.stretch.start + past + chunk.count)

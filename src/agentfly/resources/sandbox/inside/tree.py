@@ -31,11 +31,11 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a process has been killed or is ending, however long that still takes."""
+    """Whether a child has been killed or is ending, however long that still takes; False where nobody can tell."""
     try:
         said = _stat(pid)
     except OSError:
-        return True
+        return False
     killed = int(said[28]) >> (signal.SIGKILL - 1) & 1
     return bool(said[0] in b"ZX" or int(said[6]) & _EXITING or killed)
 
