@@ -178,7 +178,7 @@ class ContainerCell(Cell):
         # A task of its own: whoever is cancelled meanwhile, `_end` waits for the engine's answer and removes.
         self._launching = asyncio.create_task(self._launch())
         await asyncio.shield(self._launching)
-        limits = {**asdict(self.limits), "watch": False}
+        limits = {**asdict(self.limits), "watch": False, "inet": True}
         config = {"limits": limits, "confine": "container", "work": WORK, "readable": []}
         told = {"sources": _sources(), "program": _PROGRAM, "config": config}
         try:

@@ -17,6 +17,7 @@ from agentfly.resources.sandbox.limits import Limits
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD = 100_000
+_TCP_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Cgroups:
             return f"no control group can be made below {parents.get('memory', '?')}: {error.strerror}"
         return found
 
+    @property
+    def limits_socket_memory(self) -> bool:
+        """Whether buffers of TCP and UDP sockets have a limit too: part of `memory.max` in version 2, apart in 1."""
+        return self.version == 2 or (self.parents["memory"] / _TCP_LIMIT).exists()
+
     def make(self, limits: Limits) -> Group:
         """A group with these limits set."""
         group = self._make_folders()
@@ -114,7 +120,11 @@ class Cgroups:
             return {"cpu.max": f"{quota} {_PERIOD}"} if self.version == 2 else {"cpu.cfs_quota_us": str(quota)}
         if self.version == 2:
             return {"memory.max": str(limits.memory), "memory.swap.max": "0", "memory.oom.group": "0"}
-        return {"memory.limit_in_bytes": str(limits.memory), "memory.memsw.limit_in_bytes": str(limits.memory)}
+        return {
+            "memory.limit_in_bytes": str(limits.memory),
+            "memory.memsw.limit_in_bytes": str(limits.memory),
+            _TCP_LIMIT: str(limits.memory // 8),  # version 1 counts no socket buffer above; this covers UDP as well
+        }
 
     def _sweep(self) -> None:
         for parent in set(self.parents.values()):

@@ -97,7 +97,12 @@ class LocalCell(Cell):
     async def open(self) -> None:
         """Clone, put the tree under its caps, and only then let it go on."""
         own_files = self._plan.own_files
-        told: dict[str, Any] = {**asdict(self.limits), "watch": self._cgroups is None and own_files}
+        told: dict[str, Any] = {
+            **asdict(self.limits),
+            "watch": self._cgroups is None and own_files,
+            # Loopback only where a control group limits its buffers: the watchdog cannot see them.
+            "inet": own_files and self._cgroups is not None and self._cgroups.limits_socket_memory,
+        }
         if not own_files:
             self._folder = make_folder(self._plan.uid)
             self.folder = told["work"] = str(self._folder)

@@ -40,7 +40,7 @@ def main(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: d
             os.chdir(work)
         host.sendall(frames.pack(frames.ANSWER, b'{"hello": 1}'))
         frames.receive(host, MOST_QUESTION)  # the host has put this process where it belongs
-        room.lock(config["confine"], config["readable"], work)
+        room.lock(config["confine"], config["readable"], work, inet=limits["inet"])
         locked = True
         Keeper(host, limits, config["confine"], work).serve()
     except (EOFError, ConnectionError):
@@ -111,6 +111,8 @@ class Keeper:
         """Fork a fresh interpreter from this pristine process."""
         self.deaf, self.dead = 0.0, None
         mine, its = socket.socketpair()
+        # A socket takes one more message, as large as its send buffer, when that buffer is nearly full.
+        self.socket_size = 2 * mine.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -301,14 +303,17 @@ class Keeper:
             self.lost = answer
 
     def watch(self) -> None:
-        """Where no control group caps the tree's memory, look at it often and end what is over."""
+        """Where no control group caps the tree's memory, look at it often and end what is over.
+
+        A socket counts as a full buffer, because nothing tells how much it holds.
+        """
         now = time.monotonic()
         if now - self.watched < 0.04:
             return
         self.watched = now
         pids = tree.descendants(os.getpid())
         disk = os.statvfs(self.work)
-        held = (disk.f_blocks - disk.f_bfree) * disk.f_frsize if self.confine == "namespaces" else 0
+        held = (disk.f_blocks - disk.f_bfree) * disk.f_frsize + tree.count_sockets() * self.socket_size
         if held + tree.memory(pids, self.limits["memory"] - held) > self.limits["memory"]:
             self.restart("memory", None)
 

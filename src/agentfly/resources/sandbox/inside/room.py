@@ -43,8 +43,8 @@ def _start_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
 
-def lock(confine: str, readable: list[str], work: str) -> None:
-    """Give up every right for good; `confine` says how far this mechanism goes."""
+def lock(confine: str, readable: list[str], work: str, inet: bool) -> None:
+    """Give up every right for good; `confine` says how far this mechanism goes, `inet` allows TCP and UDP sockets."""
     if os.getsid(0) != os.getpid():
         os.setsid()
     if confine == "none":
@@ -54,11 +54,11 @@ def lock(confine: str, readable: list[str], work: str) -> None:
         kernel.drop_capabilities()
         kernel.set_dumpable(False)
         if confine == "namespaces" or kernel.MACHINE in kernel.SUPPORTED:  # an engine has a filter of its own too
-            kernel.filter_syscalls(seccomp.build(own_network=True, own_mounts=True))
+            kernel.filter_syscalls(seccomp.build(inet=inet, own_mounts=True))
     else:
         landlock.restrict(readable, [work])
         _must_not_reach_parent()
-        kernel.filter_syscalls(seccomp.build(own_network=False, own_mounts=False))
+        kernel.filter_syscalls(seccomp.build(inet=False, own_mounts=False))
 
 
 def _must_not_reach_parent() -> None:

@@ -12,19 +12,25 @@ from collections.abc import Mapping
 
 from . import kernel
 
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in seccomp_data
+_NUMBER, _ARCH, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _UNIX, _INET, _INET6 = 1, 2, 10
+_STREAM, _SEQPACKET, _SOCKET_TYPE = 1, 5, 0xF  # the mask leaves SOCK_CLOEXEC and SOCK_NONBLOCK out
+_SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name: (x86_64, aarch64); None where the machine has no such call
-_SPECIAL = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29)}
+_SPECIAL = {
+    "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
+    "setsockopt": (54, 208),
+}  # fmt: skip
 _ABSENT = {  # answered "no such system call", so that libraries fall back
     "clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190),
+    "vmsplice": (278, 75),  # leaves memory in a pipe that no process has any more
 }  # fmt: skip
 _REFUSED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -69,10 +75,11 @@ class _Program:
                 self.add(_EQUAL, numbers[self.column] or 0, 0, 1)
                 self.add(_RETURN, _ERRNO | number)
 
-    def only(self, call: str, offset: int, values: tuple[int, ...], number: int) -> None:
-        """Of this call allow only these values of one argument."""
-        self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 3)
+    def only(self, call: str, offset: int, values: tuple[int, ...], number: int, mask: int = 0xFFFFFFFF) -> None:
+        """Of this call allow only these values of one argument, compared after `mask`."""
+        self.add(_EQUAL, _SPECIAL[call][self.column], 0, len(values) + 4)
         self.add(_LOAD, offset)
+        self.add(_AND, mask)
         for place, value in enumerate(values):
             self.add(_EQUAL, value, len(values) - place, 0)
         self.add(_RETURN, _ERRNO | number)
@@ -88,8 +95,8 @@ class _Program:
         self.add(_RETURN, _ERRNO | errno.EPERM)
 
 
-def build(own_network: bool, own_mounts: bool) -> bytes:
-    """The filter for a session with, or without, a network and mounts of its own."""
+def build(inet: bool, own_mounts: bool) -> bytes:
+    """The filter for a session with or without TCP and UDP sockets, and with or without mounts of its own."""
     program = _Program()
     program.add(_LOAD, _ARCH)
     program.add(_EQUAL, _ARCHES[kernel.MACHINE], 1, 0)
@@ -102,9 +109,15 @@ def build(own_network: bool, own_mounts: bool) -> bytes:
     if not own_mounts:
         program.answer(_METADATA, errno.EPERM)
     program.never("clone", _FIRST, _ANY_BIT, (_NEW_NAMESPACES,))
-    families = (_UNIX, _INET, _INET6) if own_network else (_UNIX,)
-    program.only("socket", _FIRST, families, errno.EAFNOSUPPORT)
-    program.only("socketpair", _FIRST, (_UNIX,), errno.EAFNOSUPPORT)
+    if own_mounts:
+        program.only("socket", _FIRST, (_UNIX, _INET, _INET6) if inet else (_UNIX,), errno.EAFNOSUPPORT)
+        program.only("socketpair", _FIRST, (_UNIX,), errno.EAFNOSUPPORT)
+    else:
+        # The host's UNIX sockets are in reach of a new socket, and of a pair that sends datagrams.
+        program.answer({"socket": _SPECIAL["socket"]}, errno.EAFNOSUPPORT)
+        program.only("socketpair", _SECOND, (_STREAM, _SEQPACKET), errno.EAFNOSUPPORT, mask=_SOCKET_TYPE)
+    if not inet:  # no control group counts buffers, so each stays at the size that the watchdog assumes
+        program.never("setsockopt", _THIRD, _EQUAL, (_SO_SNDBUF, _SO_SNDBUFFORCE))
     program.never("ioctl", _SECOND, _EQUAL, (_TIOCSTI, _TIOCLINUX))
     program.add(_RETURN, _ALLOW)
     return b"".join(program.code)

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _EXITING = 0x4  # PF_EXITING, among the flags in `stat`
 _MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
@@ -90,15 +89,22 @@ def memory_kills() -> int:
 
 
 def memory(pids: list[int], enough: int) -> int:
-    """Bytes held by these processes. Counted cheaply, and exactly (shared pages once) only when over `enough`."""
-    rough = sum(_resident(pid) for pid in pids)
-    return rough if rough <= enough else sum(_proportional(pid) for pid in pids)
+    """Bytes held by these processes, page tables included; shared pages are counted once only when over `enough`."""
+    rough = sum(_status(pid, b"VmRSS:", b"VmPTE:") for pid in pids)
+    return rough if rough <= enough else sum(_proportional(pid) + _status(pid, b"VmPTE:") for pid in pids)
 
 
-def _resident(pid: int) -> int:
+def count_sockets() -> int:
+    """Sockets of every kind in this network namespace, those in flight included."""
+    with open("/proc/self/net/sockstat") as file:
+        return int(file.readline().split()[2])
+
+
+def _status(pid: int, *names: bytes) -> int:
+    """Bytes in these lines of a process's `status`; 0 where it has ended."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(names))
     except OSError:
         return 0
 
@@ -110,4 +116,4 @@ def _proportional(pid: int) -> int:
     except ProcessLookupError:
         return 0
     except (OSError, StopIteration):  # it hides: then all it maps is its own
-        return _resident(pid)
+        return _status(pid, b"VmRSS:")
