@@ -247,13 +247,13 @@ def doctor() -> None:
 
     from agentfly.resources.sandbox import verdicts
 
-    table = Table("sandbox", "", "what was found", "memory", "boundary", title="doctor", title_justify="left")
+    columns = ("sandbox", "", "what was found", "memory", "not limited", "boundary")
+    table = Table(*columns, title="doctor", title_justify="left")
     for verdict in asyncio.run(verdicts()):
         held = verdict.capabilities
         mark = "[green]works[/]" if verdict.ok else "[red]no[/]"
-        table.add_row(
-            verdict.mechanism, mark, verdict.reason, held.memory if held else "", held.boundary if held else ""
-        )
+        figures = (held.memory, ", ".join(held.not_limited), held.boundary) if held else ()
+        table.add_row(verdict.mechanism, mark, verdict.reason, *figures)
     Console().print(table)
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
+import subprocess
 from pathlib import Path
+
+from agentfly.errors import EnvironmentFault
 
 PREFIX = "agentfly"
 
@@ -28,3 +33,24 @@ def is_leftover(name: str) -> bool:
     if len(parts) < 4 or parts[0] != PREFIX or not parts[1].isdigit() or parts[3] != _namespace():
         return False
     return process_name(int(parts[1])) != "-".join(parts[:4])
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, even if code that ran in it took rights away from folders in it, or nested them very deeply.
+
+    OSError where it is another user's, EnvironmentFault where it cannot be removed.
+    """
+    try:
+        shutil.rmtree(folder)
+        return
+    except (OSError, RecursionError):
+        if not os.path.lexists(folder):
+            return
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or os.geteuid() not in (0, found.st_uid):
+            raise
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "u+rwx", "--", str(folder)], capture_output=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(["rm", "-rf", "--", str(folder)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise EnvironmentFault(f"the folder {folder} cannot be removed: {done.stderr.strip()[-500:]}")

@@ -1,11 +1,20 @@
 """Real sandboxes, one of each mechanism for the whole run; a fresh session for each test."""
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+import agentfly
 from agentfly.resources.sandbox import CellSession, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
+from agentfly.resources.sandbox.view import find_python, is_closed_to_others
 
 Opener = Callable[..., Awaitable[CellSession]]
 SMALL = Limits(seconds=10, memory=256 << 20, processes=24, disk=16 << 20, inodes=500, output=4000)
@@ -63,3 +72,49 @@ async def session(open_session: Opener) -> CellSession:
         return await open_session("zygote")
     except pytest.skip.Exception:
         return await open_session("namespaces")
+
+
+_AS_ORDINARY_USER = """
+import asyncio, json, os, resource, sys
+from agentfly.resources.sandbox import Limits, SandboxUnavailable, open_sandbox
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+{script}
+try:
+    print(json.dumps(asyncio.run(main(*sys.argv[1:]))))
+except SandboxUnavailable as error:
+    print(json.dumps({{"unavailable": str(error)}}))
+"""
+
+
+@pytest.fixture
+def as_ordinary_user(tmp_path: Path) -> Callable[..., Any]:
+    """Run the coroutine function `main` of a script as a user without rights, at `ulimit -n 1024`; what it returns."""
+    sources, libraries = str(Path(agentfly.__file__).parents[1]), str(Path(pytest.__file__).parents[1])
+    python, line = sys.executable, []
+    if os.getuid() == 0:
+        if is_closed_to_others(python):
+            python = "/usr/bin/python3"
+            if not os.path.exists(python) or find_python(python).version != sys.version_info[:2]:
+                pytest.skip(f"an ordinary user cannot run {sys.executable}, and {python} is not the same version")
+        user = str(1_890_000_000 + os.getpid())
+        line = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"]
+        if any(map(is_closed_to_others, (sources, libraries))):
+            pytest.skip(f"an ordinary user cannot read {sources} and {libraries}")
+
+    def run(script: str, *arguments: str) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o777)
+            done = subprocess.run(
+                [*line, python, "-c", _AS_ORDINARY_USER.format(script=script), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{sources}:{libraries}", "TMPDIR": folder},
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            found = json.loads(done.stdout.splitlines()[-1])
+        if isinstance(found, dict) and "unavailable" in found:
+            pytest.skip(f"an ordinary user has no such sandbox here: {found['unavailable']}")
+        return found
+
+    return run

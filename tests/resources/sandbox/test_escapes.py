@@ -18,6 +18,8 @@ ESCAPES = {
     "host loopback": "return socket.create_connection(('127.0.0.1', HOST['port']), 1)",
     "host abstract socket": "s = socket.socket(socket.AF_UNIX); s.connect('\\0' + HOST['abstract']); return s",
     "host unix socket": "s = socket.socket(socket.AF_UNIX); s.connect(HOST['folder'] + '/socket'); return s",
+    "host datagram socket": "with DATAGRAMS() as s: return s.sendto(b'x', HOST['folder'] + '/datagrams')",
+    "connect a pair": "with DATAGRAMS() as s: s.connect(HOST['folder'] + '/datagrams'); return s.send(b'x')",
     "the internet": "return socket.create_connection(('1.1.1.1', 53), 1)",
     "udp out": "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); return s.sendto(b'x', ('8.8.8.8', 53))",
     "netlink": "return socket.socket(16, socket.SOCK_RAW, 0)",
@@ -91,6 +93,10 @@ def DULL(number):
     except OSError:
         return True
     return place == '/dev/null' or place.startswith(('pipe:', 'socket:', '/proc/'))
+def DATAGRAMS():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    other.close()
+    return one
 def clone(flags):
     pid = libc.syscall(56 if os.uname().machine == 'x86_64' else 220, flags | 17, 0, 0, 0, 0)
     if pid == 0:
@@ -117,10 +123,12 @@ def host() -> Iterator[dict[str, object]]:
         name = f"agentfly-test-{os.getpid()}"
         abstract.bind("\0" + name)
         abstract.listen()
-        with socket.socket(socket.AF_UNIX) as named:
+        with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
             named.bind(folder + "/socket")
-            os.chmod(folder + "/socket", 0o777)
             named.listen()
+            datagrams.bind(folder + "/datagrams")
+            for name_of_socket in ("socket", "datagrams"):
+                os.chmod(f"{folder}/{name_of_socket}", 0o777)
             shown = [part for part in Path(sys.base_prefix).parts if part != "/"]
             yield {
                 "port": tcp.getsockname()[1],
@@ -155,6 +163,8 @@ async def test_the_trials_can_succeed(host) -> None:
         "host abstract socket",
         "secret file",
         "host unix socket",
+        "host datagram socket",
+        "connect a pair",
         "signal the host",
         "symlink out",
     ]
@@ -171,7 +181,8 @@ async def test_the_trials_can_succeed(host) -> None:
 
 # What Landlock and the filter hold without namespaces; `reduced` means the rest is not promised.
 HELD_BY_LANDLOCK = (
-    "host loopback", "host abstract socket", "the internet", "udp out", "netlink", "vsock", "packet socket",
+    "host loopback", "host abstract socket", "host unix socket", "host datagram socket",
+    "connect a pair", "the internet", "udp out", "netlink", "vsock", "packet socket",
     "raw socket", "users of the host", "shadow", "home folders", "secret file", "write /usr", "write /",
     "write /etc", "write the interpreter", "symlink out", "root of the keeper", "memory of the keeper", "ptrace",
     "ptrace itself", "signal the host", "mount", "umount", "new user namespace", "clone with a namespace",
@@ -198,6 +209,11 @@ async def test_the_reduced_mechanism_keeps_sessions_apart(open_session) -> None:
         assert "PermissionError" in (await other.run(code)).error
     assert not (await other.shell("kill -9 -1; sleep 0.2")).ok
     assert (await one.run("open('secret').read()")).value == "'mine'"
+
+
+async def test_the_reduced_mechanism_allows_pairs_of_sockets(open_session) -> None:
+    session = await open_session("landlock")
+    assert (await session.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
 
 
 @pytest.mark.parametrize("mechanism", STRONG)

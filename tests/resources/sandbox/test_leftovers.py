@@ -143,6 +143,30 @@ async def test_closing_leaves_nothing(mechanism: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+LOCKED_FOLDERS = """
+async def main():
+    async with await open_sandbox("landlock", reduced=True, preload=()) as sandbox:
+        session = await sandbox.open_session()
+        made = await session.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').close(); os.mkdir('d', 0); "
+                                 "os.mkdir('e', 0o300); os.mkdir('e/f', 0); os.umask(0o777); os.mkdir('g')")
+        return [made.ok, os.path.isdir(session.folder), await session.close(), os.path.exists(session.folder)]
+"""
+
+
+async def test_folders_without_rights_are_removed(as_ordinary_user) -> None:
+    assert as_ordinary_user(LOCKED_FOLDERS) == [True, True, None, False]
+
+
+async def test_deeply_nested_folders_are_removed(open_session) -> None:
+    session = await open_session("landlock")
+    made = await session.run("import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')")
+    assert made.ok, made.text
+    folder = Path(session.folder)
+    assert folder in set(folder.parent.iterdir())
+    await session.close()
+    assert folder not in set(folder.parent.iterdir())
+
+
 async def test_opening_may_be_cancelled() -> None:
     await need("namespaces")
     async with await open_sandbox("namespaces", preload=()) as sandbox:

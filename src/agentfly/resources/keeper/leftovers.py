@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -14,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from agentfly.resources.owner import PREFIX, is_leftover
+from agentfly.errors import EnvironmentFault
+from agentfly.resources.owner import PREFIX, is_leftover, remove_folder
 from agentfly.resources.remote.serving import OWNER
 
 KEEPER, WORKER = "agentfly-keeper", "agentfly-worker"
@@ -36,7 +36,8 @@ def sweep(own: str) -> None:
                 os.kill(pid, signal.SIGKILL)
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
         if is_leftover(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError, EnvironmentFault):  # it may be another user's
+                remove_folder(folder)
 
 
 def _marked() -> Iterator[tuple[int, str]]:
@@ -68,7 +69,8 @@ def name_of(pid: int) -> str:
 def remove(kind: str, what: str) -> None:
     """Remove a `folder`, or a `container` given as `address of the Docker API, a space, id`."""
     if kind == "folder":
-        shutil.rmtree(what, ignore_errors=True)
+        with contextlib.suppress(OSError, EnvironmentFault):
+            remove_folder(Path(what))
         return
     address, _, container = what.rpartition(" ")
     for attempt in range(_TRIES):

@@ -44,6 +44,12 @@ class Capabilities:
     boundary: str
     """What stands between user code and the host."""
 
+    @property
+    def not_limited(self) -> tuple[str, ...]:
+        """The limits of a session as a whole that this mechanism does not enforce."""
+        names = ("memory", "processes", "disk", "inodes", "cpu")
+        return tuple(name for name in names if getattr(self, name).startswith(("none", "each ")))
+
 
 @dataclass(frozen=True)
 class Entry:

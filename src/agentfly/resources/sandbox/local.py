@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentfly.errors import EnvironmentFault
-from agentfly.resources.owner import is_leftover, process_name
+from agentfly.resources.owner import is_leftover, process_name, remove_folder
 from agentfly.resources.sandbox import wire
 from agentfly.resources.sandbox.cell import Cell
 from agentfly.resources.sandbox.cells import CellSandbox
@@ -137,7 +136,7 @@ class LocalCell(Cell):
         if self._group:
             await self._group.remove()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
         return status
 
 
@@ -146,8 +145,8 @@ def make_folder(owner: int | None) -> Path:
     parent = Path(tempfile.gettempdir())
     for old in parent.glob("agentfly-*"):
         if is_leftover(old.name):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(old)
+            with contextlib.suppress(OSError, EnvironmentFault):  # it may be another user's
+                remove_folder(old)
     folder = Path(tempfile.mkdtemp(prefix=f"{process_name(os.getpid())}-", dir=parent))
     if owner is not None:
         os.chown(folder, owner, owner)
