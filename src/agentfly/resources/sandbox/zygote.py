@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,12 @@ class Plan:
         path = dict.fromkeys((os.path.dirname(self.python.python), "/usr/local/bin", "/usr/bin", "/bin"))
         return {**environment(WORK), "PATH": ":".join(path), "PYTHONPATH": ":".join(self.sites)}
 
-    def argument(self, control: int, preload: tuple[str, ...]) -> str:
-        """The launcher's configuration."""
+    def argument(self, control: int, listener: int, preload: tuple[str, ...]) -> str:
+        """The launcher's configuration; `control` and `listener` are the sockets that the zygote inherits."""
         own = self.own_files
         zygote = {
             "control": control,
+            "listener": listener,
             "preload": list(preload),
             "confine": self.confine,
             "sites": list(self.sites),
@@ -85,11 +87,19 @@ def _home(program: Path) -> str:
 
 
 class Zygote:
-    """A running zygote. It belongs to the event loop that started it, and dies with that loop's thread."""
+    """A running zygote. It belongs to the event loop that started it, and dies with that loop's thread.
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, preloaded: list[str]) -> None:
+    Sessions are connections to a socket that the zygote inherits. Passing file descriptors to it would fail whenever a
+    session of the same user has too many descriptors in flight: the kernel counts those per user.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, listener: int, preloaded: list[str]
+    ) -> None:
         self._process = process
         self._control = control
+        self._listener = listener
+        """The address of the zygote's listener: an open file of mode O_PATH, which has no name any more."""
         self._numbers = 0
         self._ended: dict[int, asyncio.Future[int | None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -102,46 +112,51 @@ class Zygote:
         """Start one; SandboxUnavailable says why it does not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
-            number = theirs.fileno()
+        listener, address = _listen()
+        with theirs, listener:
+            files = (theirs.fileno(), listener.fileno())
             # Not asyncio's: it needs a thread that waits, and the child must be this thread's to die with it.
             process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-I", "-B", str(INSIDE / "__main__.py"), "launch", plan.argument(number, preload)],
+                [sys.executable, "-I", "-B", str(INSIDE / "__main__.py"), "launch", plan.argument(*files, preload)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=plan.environment,
                 cwd="/",
-                pass_fds=(number,),
+                pass_fds=files,
                 start_new_session=True,
             )
         try:
             ready = await _first_word(ours, process)
         except BaseException:
             ours.close()
+            os.close(address)
             await _end(process)
             raise
         finally:
             if process.stderr:
                 process.stderr.close()
-        return cls(process, ours, ready)
+        return cls(process, ours, address, ready)
 
     def open(self, limits: dict[str, Any], credentials: bool) -> tuple[int, wire.Wire]:
         """Ask for a session; its number, and the wire its keeper will speak on."""
-        ours, theirs = socket.socketpair()
-        if credentials:
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        if not self.alive:
+            raise wire.WireClosed("the zygote has ended")
         self._numbers += 1
         number = self._numbers
-        with theirs:
-            try:
-                order = json.dumps({"do": "open", "id": number, "limits": limits}).encode()
-                socket.send_fds(self._control, [order], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                raise wire.WireClosed(f"the zygote does not listen: {error}") from error
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            connection.connect(f"/proc/self/fd/{self._listener}")
+            if credentials:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            line = wire.Wire(connection)
+            line.send_now(wire.QUESTION, json.dumps({"id": number, "limits": limits}).encode())
+        except OSError as error:
+            connection.close()
+            raise wire.WireClosed(f"the zygote does not listen: {error}") from error
         self._ended[number] = self._loop.create_future()
-        return number, wire.Wire(ours)
+        return number, line
 
     async def end(self, number: int) -> int | None:
         """Kill a session with all its processes; its wait status, or None where it is not known."""
@@ -149,7 +164,7 @@ class Zygote:
         if waiting is None:
             return None
         if self.alive and not waiting.done():
-            order = json.dumps({"do": "end", "id": number}).encode()
+            order = json.dumps({"end": number}).encode()
             while self.alive:
                 try:
                     self._control.send(order)
@@ -193,9 +208,24 @@ class Zygote:
             self.alive = False
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
+            os.close(self._listener)
             for waiting in self._ended.values():
                 if not waiting.done():
                     waiting.set_result(None)
+
+
+def _listen() -> tuple[socket.socket, int]:
+    """A listening socket without a name, and an open file by which this process connects to it."""
+    listener = socket.socket(socket.AF_UNIX)
+    with tempfile.TemporaryDirectory() as folder:
+        place = os.open(folder, os.O_PATH)
+        try:
+            name = f"/proc/self/fd/{place}/socket"  # short: an address has at most 107 bytes
+            listener.bind(name)
+            listener.listen(4096)
+            return listener, os.open(name, os.O_PATH)
+        finally:
+            os.close(place)
 
 
 async def _first_word(control: socket.socket, process: subprocess.Popen[bytes]) -> list[str]:

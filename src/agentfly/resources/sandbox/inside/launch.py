@@ -104,7 +104,8 @@ def _run_in_namespaces(config: dict[str, Any]) -> None:
         kernel.forbid_new_privileges()
         kernel.drop_capabilities()
         os.execv(config["python"], _zygote_line(config))
-    os.close(config["zygote"]["control"])
+    for inherited in ("control", "listener"):
+        os.close(config["zygote"][inherited])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os._exit(os.waitpid(child, 0)[1] and 1)
 

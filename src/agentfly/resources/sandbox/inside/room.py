@@ -17,6 +17,10 @@ from typing import Any
 from . import kernel, landlock, seccomp
 
 USER = 1000
+# The kernel counts these per user of the host, so all sessions of an ordinary user share them with each other and with
+# the host's own programs. File descriptors in flight over UNIX sockets have RLIMIT_NOFILE as their limit, plus the 253
+# of one message; pairs of files and epoll instances share fs.epoll.max_user_watches. Most programs may open 1024 files.
+_OPEN_FILES, _PENDING_SIGNALS, _TERMINALS = 256, 256, 32
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
@@ -31,7 +35,7 @@ def furnish(limits: dict[str, Any], work: str) -> None:
         os.chmod(f"/tmp/{name}", 0o1777)
         kernel.bind(f"/tmp/{name}", target)
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
-    options = "newinstance,ptmxmode=0666,mode=620"  # or a session could open the terminals of the others
+    options = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}"  # or a session could open others' terminals
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     _start_loopback()
     socket.sethostname("sandbox")
@@ -72,7 +76,12 @@ def _must_not_reach_parent() -> None:
 
 def limit(limits: dict[str, Any], confine: str) -> None:
     """Set the limits of a process that runs user code; its children inherit them."""
-    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_FSIZE: limits["disk"]}
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_FSIZE: limits["disk"],
+        resource.RLIMIT_SIGPENDING: _PENDING_SIGNALS,
+    }
     if confine == "namespaces":
         wanted[resource.RLIMIT_NPROC] = limits["processes"] + 1  # counted in this user namespace, the keeper too
     if confine != "none":

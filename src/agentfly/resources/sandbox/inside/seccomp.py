@@ -27,10 +27,12 @@ _SPECIAL = {
     "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
     "setsockopt": (54, 208),
 }  # fmt: skip
-_ABSENT = {  # answered "no such system call", so that libraries fall back
+_ABSENT: Mapping[str, tuple[int, int | None]] = {  # answered "no such system call", so that libraries fall back
     "clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190),
     "vmsplice": (278, 75),  # leaves memory in a pipe that no process has any more
+    # what all processes of a user share, or all of the machine
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "io_setup": (206, 0), "mq_open": (240, 180),
 }  # fmt: skip
 _REFUSED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),

@@ -20,11 +20,13 @@ from . import frames, interpreter, keeper, kernel, room, tree
 
 
 class Zygote:
-    """Opens and ends sessions as the host says on the control socket."""
+    """Opens a session for each connection, and ends sessions as the host says on the control socket."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.control = socket.socket(fileno=config["control"])
+        self.listener = socket.socket(fileno=config["listener"])
+        self.listener.setblocking(False)
         self.sessions: dict[int, int] = {}
         """Session number to process."""
         self.wake, wake = os.pipe()
@@ -37,38 +39,47 @@ class Zygote:
     def serve(self) -> None:
         """Answer the host until it is gone."""
         poller = select.poll()
+        poller.register(self.listener, select.POLLIN)
         poller.register(self.control, select.POLLIN)
         poller.register(self.wake, select.POLLIN)
         while True:
             ready = {file for file, _ in poller.poll()}
             if self.wake in ready:
                 self.reap()
+            self.accept()  # before the control socket: a session is ended after it was asked for
             if self.control.fileno() in ready:
-                message, files, _, _ = socket.recv_fds(self.control, 65536, 4)
+                message = self.control.recv(65536)
                 if not message:
                     return
-                self.obey(json.loads(message), files)
+                session = json.loads(message)["end"]
+                if session in self.sessions:
+                    self.kill(self.sessions[session])
+                else:
+                    self.tell(session, None)
 
-    def obey(self, order: dict[str, Any], files: list[int]) -> None:
-        if order["do"] == "open":
-            self.open(order, files[0])
-        elif order["id"] in self.sessions:
-            self.kill(self.sessions[order["id"]])
-        else:
-            self.tell(order["id"], None)
+    def accept(self) -> None:
+        """Open all sessions that were asked for."""
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            with connection, contextlib.suppress(EOFError, ConnectionError):  # the host has given it up
+                connection.setblocking(True)
+                self.open(connection)
 
-    def open(self, order: dict[str, Any], file: int) -> None:
+    def open(self, host: socket.socket) -> None:
+        """Clone a keeper that speaks on this connection, whose first frame says what is asked for."""
+        order = json.loads(frames.receive(host, keeper.MOST_QUESTION)[1])
         try:
             pid = kernel.clone_into(kernel.OWN_ROOM) if self.confined else os.fork()
         except OSError as error:
-            os.write(file, frames.pack(frames.ANSWER, json.dumps({"failed": str(error)}).encode()))
-            os.close(file)
             self.tell(order["id"], None)
+            host.sendall(frames.pack(frames.ANSWER, json.dumps({"failed": str(error)}).encode()))
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            keeper.main(socket.socket(fileno=file), {file}, order["limits"], self.config)
-        os.close(file)
+            keeper.main(host, {host.fileno()}, order["limits"], self.config)
         self.sessions[order["id"]] = pid
 
     def kill(self, pid: int) -> None:
