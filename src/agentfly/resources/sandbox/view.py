@@ -12,7 +12,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,10 @@ from agentfly.resources.sandbox.contract import SandboxUnavailable
 WORK = "/session"
 _TRUSTED, _SITE = "/opt/agentfly/inside", "/opt/site"
 INSIDE = Path(__file__).resolve().parent / "inside"
+_MASK = "/dev/null"
+_EDITABLE = (
+    "*.pth", "*.egg-link", "__editable__*.py", "__pycache__/__editable__*", "*.dist-info/direct_url.json",
+)  # fmt: skip
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/fonts")
 _ASK = """
@@ -71,6 +75,7 @@ class View:
     sites: tuple[str, ...]
     """The library folders, as the session sees them."""
     trusted: str
+    """Where the programs that run inside are copied to. Not bound: a session can see from where a folder is bound."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -89,16 +94,45 @@ def make_view(python: Python) -> View:
         shown.append(python.prefix)
     binds = [(path, path) for path in shown]
     sites = [(path, f"{_SITE}/{number}") for number, path in enumerate(python.sites) if os.path.isdir(path)]
-    binds += [*sites, (str(INSIDE), _TRUSTED)]
+    binds += sites
     binds += _instead_of_agentfly(binds)
+    binds += [(_MASK, place) for path in _find_host_paths(python, shown) for place in _places(path, binds)]
     return View(tuple(binds), tuple(links), tuple(target for _, target in sites), _TRUSTED)
 
 
 def _instead_of_agentfly(binds: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Where AgentFly would be seen, and what is bound over it: that part of it which is seen anyway."""
-    home = str(INSIDE.parents[2])
+    return [(str(INSIDE), place) for place in _places(str(INSIDE.parents[2]), binds)]
+
+
+def _places(path: str, binds: Iterable[tuple[str, str]]) -> list[str]:
+    """Where a session would see a path of the host."""
     roots = [(os.path.realpath(source), target) for source, target in binds]
-    return [(str(INSIDE), target + home[len(root) :]) for root, target in roots if home.startswith(root + "/")]
+    return [target + path[len(root) :] for root, target in roots if path.startswith(root + "/")]
+
+
+def _find_host_paths(python: Python, shown: list[str]) -> Iterator[str]:
+    """Files that tell where on the host packages were installed from: editable installs and local archives."""
+    bases = {"/usr", "/usr/local", python.prefix}
+    installed = [folder for base in bases for folder in Path(base).glob("lib/python3*/*-packages")]
+    for folder in {each.resolve() for each in (*installed, *map(Path, python.sites))}:
+        for path in [path for pattern in _EDITABLE for path in folder.glob(pattern) if _is_readable(path, folder)]:
+            text = path.read_text(errors="replace")
+            if path.suffix == ".pth":
+                absolute = [line.strip() for line in text.splitlines() if line.startswith("/")]
+                tells = "__editable__" in text or not all(_within(line, shown) for line in absolute)
+            else:
+                tells = path.name != "direct_url.json" or "file:" in text
+            if tells:
+                yield str(path)
+
+
+def _is_readable(path: Path, folder: Path) -> bool:
+    """Whether a session could read a file below a library folder."""
+    if os.getuid() != 0:
+        return os.access(path, os.R_OK)
+    ways = all(each.stat().st_mode & stat.S_IXOTH for each in (folder, path.parent))
+    return ways and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def _within(path: str, folders: Iterable[str]) -> bool:

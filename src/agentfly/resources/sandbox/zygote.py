@@ -63,7 +63,7 @@ class Plan:
             "confine": self.confine,
             "sites": list(self.sites),
             "work": WORK,
-            "readable": [*self.view.sources, "/bin", "/lib", "/lib64", "/dev/urandom", "/dev/zero"],
+            "readable": [*self.view.sources, str(INSIDE), "/bin", "/lib", "/lib64", "/dev/urandom", "/dev/zero"],
         }
         told = {
             "uid": self.uid,

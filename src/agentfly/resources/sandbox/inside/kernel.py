@@ -17,6 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock, which a fork must hold
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+NEWCGROUP = 0x2000000
 OWN_ROOM = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _RDONLY, _NOSUID, _NODEV = 1, 2, 4  # of mount_setattr

@@ -22,17 +22,24 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 def main(config: dict[str, Any]) -> NoReturn:
     """Drop, build, start; say on stderr what went wrong."""
     try:
+        own = os.path.dirname(os.path.abspath(__file__))  # read before the uid that can read it is gone
+        programs = {name: _read(f"{own}/{name}") for name in os.listdir(own) if name.endswith(".py")}
         if config["uid"] is not None:
             _become(config)
         if config["bwrap"]:
-            _run_bwrap(config)
+            _run_bwrap(config, programs)
         elif config["zygote"]["confine"] == "namespaces":
-            _run_in_namespaces(config)
+            _run_in_namespaces(config, programs)
         else:
             os.execv(config["python"], _zygote_line(config))
     except OSError as error:
         print(error, file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _zygote_line(config: dict[str, Any]) -> list[str]:
@@ -76,12 +83,17 @@ def _stage(config: dict[str, Any]) -> None:
         config["bwrap"] = staged[home] + config["bwrap"][len(home) :]
 
 
-def _run_bwrap(config: dict[str, Any]) -> None:
+def _run_bwrap(config: dict[str, Any], programs: dict[str, bytes]) -> None:
     user = str(room.USER)
     line = [config["bwrap"], "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     line += ["--cap-drop", "ALL", "--uid", user, "--gid", user, "--hostname", "sandbox"]
     for source, target in config["binds"]:
         line += ["--ro-bind", source, target]
+    for name, content in programs.items():
+        file = os.memfd_create(name, 0)  # inherited by bwrap, which copies it
+        os.write(file, content)
+        os.lseek(file, 0, os.SEEK_SET)
+        line += ["--file", str(file), f"{config['trusted']}/{name}"]
     for target, path in config["links"]:
         line += ["--symlink", target, path]
     line += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/tmp"]
@@ -90,7 +102,7 @@ def _run_bwrap(config: dict[str, Any]) -> None:
     os.execv(config["bwrap"], line + _zygote_line(config))
 
 
-def _run_in_namespaces(config: dict[str, Any]) -> None:
+def _run_in_namespaces(config: dict[str, Any], programs: dict[str, bytes]) -> None:
     uid, gid, host = os.getuid(), os.getgid(), os.getppid()
     kernel.die_with_parent()
     if os.getppid() != host:
@@ -100,7 +112,7 @@ def _run_in_namespaces(config: dict[str, Any]) -> None:
     child = os.fork()  # the first process of the new pid namespace
     if child == 0:
         kernel.die_with_parent()
-        _build_root(config)
+        _build_root(config, programs)
         kernel.forbid_new_privileges()
         kernel.drop_capabilities()
         os.execv(config["python"], _zygote_line(config))
@@ -110,7 +122,7 @@ def _run_in_namespaces(config: dict[str, Any]) -> None:
     os._exit(os.waitpid(child, 0)[1] and 1)
 
 
-def _build_root(config: dict[str, Any]) -> None:
+def _build_root(config: dict[str, Any], programs: dict[str, bytes]) -> None:
     """A read-only root of what may be read, devices without power, and a /proc of this pid namespace."""
     kernel.make_private()
     opened = [(os.open(source, os.O_PATH), target) for source, target in config["binds"]]
@@ -126,6 +138,10 @@ def _build_root(config: dict[str, Any]) -> None:
         os.close(file)
         if not target.startswith("/dev/"):
             kernel.make_readonly(place)
+    os.makedirs(_ROOT + config["trusted"])
+    for name, content in programs.items():
+        with open(f"{_ROOT}{config['trusted']}/{name}", "wb") as program:
+            program.write(content)
     for target, path in config["links"]:
         with contextlib.suppress(FileExistsError):
             os.symlink(target, _ROOT + path)

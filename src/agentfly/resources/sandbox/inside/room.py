@@ -54,6 +54,8 @@ def lock(confine: str, readable: list[str], work: str, inet: bool) -> None:
     if confine == "none":
         return
     kernel.forbid_new_privileges()
+    if confine == "namespaces" and os.path.exists("/proc/self/ns/cgroup"):
+        kernel.unshare(kernel.NEWCGROUP)  # names of control groups tell the host's pids
     if confine in ("namespaces", "container"):
         kernel.drop_capabilities()
         kernel.set_dumpable(False)
