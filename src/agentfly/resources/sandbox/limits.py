@@ -16,13 +16,13 @@ class Limits:
     seconds: float = 30.0
     """Wall-clock seconds of one call; the call's own `timeout` may only shorten it."""
     memory: int = 512 * _MB
-    """Bytes of all its processes together, its files included where a control group counts them."""
+    """Bytes of all its processes and files together. With cgroup v1 network buffers may take an eighth more."""
     processes: int = 64
     """Processes and threads at once."""
     disk: int = 64 * _MB
-    """Bytes of all its files; they live in memory."""
+    """Bytes of all its files; they live in memory. `landlock` limits each file alone."""
     inodes: int = 10_000
-    """Files and folders."""
+    """Files and folders. `landlock` does not limit them."""
     output: int = 64 << 10
     """Characters kept of one call's output; what is dropped is counted."""
     cpus: float | None = None
