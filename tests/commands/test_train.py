@@ -74,18 +74,19 @@ def test_a_recipe_without_a_configuration_is_told(tmp_path: Path) -> None:
     assert "must define `config`" in refused(recipe)
 
 
-def test_whoever_stops_a_run_is_told_how_to_go_on() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_a_run_is_told_how_to_go_on(number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
         try:
             while process.poll() is None and not Path("here/metrics.jsonl").exists():
                 time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "agentfly train --resume here" in said
 
 
