@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -88,6 +89,12 @@ def test_whoever_stops_a_run_is_told_how_to_go_on(number: signal.Signals, status
             process.kill()
     assert process.returncode == status
     assert "agentfly train --resume here" in said
+
+
+def test_a_run_without_its_recipe_is_not_resumed() -> None:
+    Path("here").mkdir()
+    Path("here/config.json").write_text(json.dumps({"recipe": str(RECIPE), "overrides": {}}))
+    assert "the run in here has no recipe.py" in refused("--resume", "here")
 
 
 async def test_one_call_trains_where_a_loop_is_running(small_model: Path) -> None:
