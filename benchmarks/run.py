@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
-    *("orchestration", "memory", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
+    *("orchestration", "memory", "growth", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
     *("alfworld", "scienceworld", "search", "sql", "webshop", "worlds"),
 )
 

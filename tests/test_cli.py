@@ -167,6 +167,26 @@ def test_what_a_model_writes_cannot_command_the_terminal(tmp_path: Path) -> None
     assert "[2J" in run.stdout
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("from agentfly.errors import ConfigError; raise ConfigError(EVIL)", 2),
+        ("raise ValueError(EVIL)", 2),
+        ("import logging; logging.getLogger('x').warning('%s', EVIL); raise ValueError", 2),
+        ("raise Unexpected(EVIL)", 1),
+    ],
+    ids=["our error", "error in the recipe", "log record", "traceback"],
+)
+def test_error_lines_carry_no_control_characters(tmp_path: Path, body: str, status: int) -> None:
+    path = tmp_path / "rude.py"
+    evil = "EVIL = '\\x1b[2J\\x1b]0;owned\\x9b31m'\nclass Unexpected(BaseException): pass\n"
+    path.write_text(evil + body)
+    run = agentfly("run", path, "-q", "x")
+    assert run.returncode == status, run.stderr
+    assert not {"\x1b", "\x9b"} & set(run.stderr)
+    assert "[2J" in run.stderr
+
+
 def test_a_reward_that_failed_is_told(tmp_path: Path) -> None:
     path = tmp_path / "unrewarded.py"
     path.write_text(

@@ -351,6 +351,8 @@ def check(
 
 def main() -> None:
     """Run a command; an error of the user's is a message, not a traceback."""
+    from agentfly.commands.errors import print_error, print_traceback, sanitize_logs
+    from agentfly.commands.signals import handle_sigterm
     from agentfly.errors import AgentFlyError
 
     for stream in (sys.stdout, sys.stderr):
@@ -358,11 +360,16 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     # Threads of a matrix product wait for each other, spinning: one core is left to everything else that goes on.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
-    try:
-        app()
-    except AgentFlyError as error:
-        print(f"agentfly: {error}", file=sys.stderr)
-        sys.exit(2)
+    sanitize_logs()
+    with handle_sigterm():
+        try:
+            app()
+        except AgentFlyError as error:
+            print_error(f"agentfly: {error}")
+            sys.exit(2)
+        except BaseException:
+            sys.excepthook = print_traceback  # in place of typer's
+            raise
 
 
 if __name__ == "__main__":

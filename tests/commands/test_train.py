@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -74,19 +75,26 @@ def test_a_recipe_without_a_configuration_is_told(tmp_path: Path) -> None:
     assert "must define `config`" in refused(recipe)
 
 
-def test_whoever_stops_a_run_is_told_how_to_go_on() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_a_run_is_told_how_to_go_on(number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
         try:
             while process.poll() is None and not Path("here/metrics.jsonl").exists():
                 time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "agentfly train --resume here" in said
+
+
+def test_a_run_without_its_recipe_is_not_resumed() -> None:
+    Path("here").mkdir()
+    Path("here/config.json").write_text(json.dumps({"recipe": str(RECIPE), "overrides": {}}))
+    assert "the run in here has no recipe.py" in refused("--resume", "here")
 
 
 async def test_one_call_trains_where_a_loop_is_running(small_model: Path) -> None:

@@ -85,6 +85,21 @@ def test_a_log_has_a_line_a_step(tmp_path: Path) -> None:
     assert alarm == "ALARM entropy_collapse: the model [bold]hardly[/bold] varies [chains 3/1, 5/2]"
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_alarms_carry_no_control_characters_to_a_terminal(tmp_path: Path, terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=terminal, color_system=None)
+    alarm = Alarm("failures", "tool said \x1b]0;owned\x07\x9b31m", ("3/1",), 1)
+    with RunWriter.create(tmp_path, {}) as run:
+        sink = ConsoleSink(run, console)
+        sink.start({"steps": 10})
+        sink.step(step(1, 0.5, alarms=(alarm,)))
+        sink.close()
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "tool said \ufffd]0;owned\ufffd\ufffd31m" in shown
+    assert not {"\x07", "\x9b"} & set(shown)
+
+
 def test_a_terminal_shows_the_panel_with_the_steps_before_a_resume(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
     with RunWriter.create(tmp_path, {}) as run:

@@ -68,7 +68,9 @@ def test_a_full_disk_is_told_and_harms_nothing(kept: Checkpoints) -> None:
 
 @pytest.mark.parametrize("name", ["model/weights.bin", "trainer.safetensors", "trainer.json", "manifest.json"])
 @pytest.mark.parametrize("harm", ["removed", "cut", "changed"])
-def test_a_damaged_checkpoint_is_told_and_a_whole_one_named(kept: Checkpoints, name: str, harm: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    kept: Checkpoints, caplog: pytest.LogCaptureFixture, name: str, harm: str
+) -> None:
     path = kept.path(2) / name
     whole = path.read_bytes()
     match harm:
@@ -78,8 +80,12 @@ def test_a_damaged_checkpoint_is_told_and_a_whole_one_named(kept: Checkpoints, n
             path.write_bytes(whole[: len(whole) // 2])
         case "changed":
             path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"is damaged .* --from-step 1"):
-        kept.load()
+    loaded, _ = kept.load()
+    assert loaded.step == 1
+    assert f"{kept.path(2)} is not a valid checkpoint" in caplog.text
+    if name != "manifest.json" or harm != "removed":  # without its manifest it is no checkpoint at all
+        with pytest.raises(DataError, match=r"is damaged .* --from-step 1"):
+            kept.load(2)
     assert kept.load(1)[0].step == 1
 
 
@@ -91,6 +97,35 @@ def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: Checkpoints) -> None:
     kept.save(state(3), write_model)
     assert kept.load()[0].step == 3
     assert not draft.exists()
+
+
+def test_a_stray_folder_or_file_is_skipped_with_a_warning(kept: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+    kept.path(900_000).mkdir()
+    (kept.path(900_000) / "notes.txt").write_text("mine")
+    kept.path(900_001).touch()
+    sealed = kept.path(900_002)
+    sealed.mkdir()
+    (sealed / "manifest.json").write_text('{"files": {}}')
+    assert kept.load()[0].step == 2
+    assert [step for step in (900_000, 900_001, 900_002) if str(kept.path(step)) not in caplog.text] == []
+    assert "model is missing" in caplog.text
+
+
+def test_a_stray_folder_is_neither_counted_nor_removed(kept: Checkpoints) -> None:
+    kept.path(900_000).mkdir()
+    kept.remove_after(2)
+    for step in (3, 4, 5):
+        kept.save(state(step), write_model)
+    assert kept.steps() == [4, 5]
+    assert kept.path(900_000).is_dir()
+
+
+def test_without_a_valid_checkpoint_every_candidate_is_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step in (3, 7):
+        checkpoints.path(step).mkdir()
+    with pytest.raises(DataError, match=r"no checkpoint .* is valid: step-000007 .*; step-000003 "):
+        checkpoints.load()
 
 
 def test_what_came_later_can_be_forgotten(kept: Checkpoints) -> None:

@@ -1,6 +1,7 @@
 """The learner: what an update does, however it is cut, and that it can be stopped and gone on with."""
 
 import copy
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -322,6 +323,8 @@ def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
     learner.update(samples(*LENGTHS))
     learner.save(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 200_000
+    listed = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["target_modules"]
+    assert listed == sorted(listed)
     other = learner_of(adapted(seed=1))
     other.load(tmp_path / "adapter")
     np.testing.assert_array_equal(other.score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0])

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentfly.commands.training import planned, resumed, trained
-from agentfly.errors import ConfigError, DataError, Fault
+from agentfly.errors import ConfigError, Fault
 from agentfly.runs import RunDirectory, RunWriter
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
@@ -244,12 +244,19 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "run", "steps=1")
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run(tmp_path / "run", "steps=2")
     (tmp_path / "run" / "report.html").unlink()
     (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"is damaged .* --from-step 1"):
-        resumed(tmp_path / "run", None)
+    stray = tmp_path / "run" / "checkpoints" / "step-000009"
+    stray.mkdir()
+    resumed(tmp_path / "run", None)
+    assert "step-000002 is not a valid checkpoint" in caplog.text
+    assert "step-000009 is not a valid checkpoint" in caplog.text
+    assert stray.is_dir()
+    assert [record.step for record in RunDirectory(tmp_path / "run").records()][-1] == 2
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from agentfly.rollout.events import (
     Rewarded,
     Tokens,
 )
-from agentfly.runs.words import CONTROL
+from agentfly.runs.words import sanitize
 from agentfly.segment import Author
 from agentfly.trajectory import COLOURS, Trajectory
 from agentfly.types import Message, ToolCall
@@ -39,7 +39,7 @@ HEIGHT = 12
 
 def harmless(text: Text) -> Text:
     """The same text, with a mark for what would move the cursor or rename the window: models and tools write it."""
-    text.plain = text.plain.translate(CONTROL)
+    text.plain = sanitize(text.plain)
     return text
 
 

@@ -20,6 +20,7 @@ from agentfly.commands.running import Run, recipe
 from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
+from agentfly.runs.words import sanitize
 from agentfly.training.demonstrations import demonstrate, read_demonstrations, template_of
 from agentfly.trajectory import Trajectory
 
@@ -102,7 +103,7 @@ def taught(run: Run, lesson: Lesson, console: Console | None = None) -> Imitated
     console = console or Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
+        console.print(sanitize(text), highlight=False, markup=False)
 
     learned, unseen = _split(asyncio.run(_gathered(run, lesson, say)), lesson)
     say(f"{len(learned)} demonstrations to imitate, {len(unseen)} held out")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentfly.commands.console import harmless
+from agentfly.commands.signals import Terminated
 from agentfly.commands.typed import read_call
 from agentfly.commands.worlds import NO_TASK, NO_TASK_HINT, tool_lines
 from agentfly.environment import Environment, Scope
@@ -192,6 +193,8 @@ def _take(console: Console, background: _Background, player: Player, line: str, 
                 _say(console, f"there is no {line!r}; there are :tools, :state, :reset and :quit", "red")
             case _:
                 _show(console, background.do(player.act(read_call(line, player.toolbox, block))))
+    except Terminated:
+        raise
     except (EnvironmentFault, KeyboardInterrupt) as error:
         _say(console, f"{describe(error)}: this instance cannot be used any more; you have a fresh one", "red")
         background.do(player.again())

@@ -91,6 +91,7 @@ def ask(
     """Search once, and print what a model would be shown."""
     from agentfly.environments.search.opening import open_retriever
     from agentfly.environments.search.passages import shown
+    from agentfly.runs.words import sanitize
 
     (hits,) = open_retriever(source).search([query], top_k)
-    print(shown(hits))
+    print(sanitize(shown(hits)))

@@ -55,7 +55,7 @@ def resumed(folder: Path, from_step: int | None) -> None:
     if "recipe" not in kept:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(kept["recipe"])
-    plan = planned(_recipe(folder, original), kept["overrides"], original.parent)
+    plan = planned(_recipe(folder, original), kept.get("overrides", {}), original.parent)
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
@@ -116,6 +116,11 @@ def _short(value: Any) -> str:
 def _recipe(folder: Path, original: Path) -> Path:
     """The file the run was started from, which may stand beside others it needs; unless it was changed since."""
     copy = folder / "recipe.py"
+    if not copy.is_file():
+        raise ConfigError(
+            f"the run in {folder} has no recipe.py, the copy of the recipe that it was started from ({original}): "
+            "put the recipe there as it was then, or start another run"
+        )
     if original.is_file() and original.read_bytes() == copy.read_bytes():
         return original
     Console().print(f"{original} was changed since: going on with {copy}", highlight=False, markup=False)

@@ -72,20 +72,27 @@ def check_environment(
     most = kind.pool.max_instances
     subject = Subject(kind, given, seed, instances if most is None else min(instances, most), seconds)
     found: queue.SimpleQueue[Finding | BaseException | None] = queue.SimpleQueue()
-    thread = threading.Thread(target=_examine, args=(subject, found), name="agentfly-check", daemon=True)
+    running: list[Callable[[], object]] = []
+    thread = threading.Thread(target=_examine, args=(subject, found, running), name="agentfly-check", daemon=True)
     thread.start()
     findings: list[Finding] = []
-    while (finding := _awaited(found, list(PROPERTIES)[len(findings) :], seconds)) is not None:
-        if isinstance(finding, BaseException):
-            raise finding
-        findings.append(finding)
-        if told is not None:
-            told(finding)
-        if finding.seen == HELD_UP:
-            subject.given_up = True
-            break
-    else:
-        thread.join()
+    try:
+        while (finding := _awaited(found, list(PROPERTIES)[len(findings) :], seconds)) is not None:
+            if isinstance(finding, BaseException):
+                raise finding
+            findings.append(finding)
+            if told is not None:
+                told(finding)
+            if finding.seen == HELD_UP:
+                subject.given_up = True
+                break
+        else:
+            thread.join()
+    except KeyboardInterrupt:
+        for cancel in running:
+            cancel()
+            thread.join(GRACE)  # it closes the instances that it has started
+        raise
     return Report(f"{kind.__module__}:{kind.__qualname__}", tuple(findings))
 
 
@@ -101,8 +108,15 @@ def _awaited(
         return Finding(left[0] if left else "end", Verdict.FAIL, HELD_UP)
 
 
-def _examine(subject: Subject, found: queue.SimpleQueue[Finding | BaseException | None]) -> None:
+def _examine(
+    subject: Subject, found: queue.SimpleQueue[Finding | BaseException | None], running: list[Callable[[], object]]
+) -> None:
+    """Examine all properties in a new event loop; `running` gets a function that cancels this from another thread."""
+
     async def all_of_them() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        running.append(lambda: loop.call_soon_threadsafe(task.cancel))
         for name, examine in PROPERTIES.items():
             if subject.given_up:
                 return

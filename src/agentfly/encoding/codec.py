@@ -15,10 +15,15 @@ from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError
+
+CACHED_WORDS = 1_000
+"""Words whose ids a tokenizer remembers. It never forgets one, and the library's default is 10,000. To a tokenizer that
+does not split text at spaces (Gemma's, InternLM's, `bytes`) a whole text of up to 255 bytes is one word, about 6 KB of
+native memory each: the default grows for thousands of chains, to some 60 MB."""
 
 
 class Codec:
@@ -122,7 +127,9 @@ def _without(tokenizer: ChatTokenizer, control: frozenset[int]) -> Tokenizer:
             if token["id"] in control:
                 token["content"] = f"\U0010fffe{token['id']}\U0010fffe"
         spec["post_processor"] = spec["truncation"] = spec["padding"] = None
-        made[key] = Tokenizer.from_str(json.dumps(spec))
+        plain = made[key] = Tokenizer.from_str(json.dumps(spec))
+        if isinstance(plain.model, models.BPE | models.Unigram):
+            plain.model._resize_cache(CACHED_WORDS)
     return made[key]
 
 

@@ -13,7 +13,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from agentfly.environment import Environment, Housed, Place, Pool
 from agentfly.errors import ConfigError
@@ -64,16 +63,16 @@ class ResourceManager:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, or None for no limit, not {value!r}")
         self.budget = Budget(instances, memory)
-        self._exchanges: WeakKeyDictionary[asyncio.AbstractEventLoop, Exchange] = WeakKeyDictionary()
+        self._exchanges: dict[asyncio.AbstractEventLoop, Exchange] = {}
 
     @property
     def live(self) -> int:
         """Instances made and not yet closed."""
-        return sum(exchange.count for exchange in self._exchanges.values())
+        return sum(exchange.count for exchange in list(self._exchanges.values()))
 
     def figures(self) -> list[Figures]:
         """Every pool as it is."""
-        return [figures for exchange in self._exchanges.values() for figures in exchange.figures()]
+        return [figures for exchange in list(self._exchanges.values()) for figures in exchange.figures()]
 
     def metrics(self) -> dict[str, float]:
         """The figures as flat numbers, such as `Counter/waiting`."""
@@ -112,6 +111,9 @@ class ResourceManager:
     def _exchange(self) -> Exchange:
         loop = asyncio.get_running_loop()
         if loop not in self._exchanges:
+            # An exchange refers to its loop, so a weak mapping would never let either go.
+            for closed in [known for known in list(self._exchanges) if known.is_closed()]:
+                self._exchanges.pop(closed, None)
             self._exchanges[loop] = Exchange(self.budget, self._open)
         return self._exchanges[loop]
 

@@ -19,7 +19,7 @@ from agentfly.runs.curve import draw
 from agentfly.runs.directory import RunDirectory, Stored
 from agentfly.runs.files import replace
 from agentfly.runs.record import PHASES, StepRecord
-from agentfly.runs.words import ALL_FIGURES, CONTROL, duration, written
+from agentfly.runs.words import ALL_FIGURES, duration, sanitize, written
 from agentfly.segment import Author
 from agentfly.trajectory import COLOURS, Trajectory
 
@@ -41,7 +41,7 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
     """Write the page into the run's folder. With `decode`, chains are shown token for token, else as messages."""
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    text = page.render(_facts(directory, decode)).translate(CONTROL)
+    text = sanitize(page.render(_facts(directory, decode)))
     replace(directory.report, text.encode("utf-8", "backslashreplace"))
 
 

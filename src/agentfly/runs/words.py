@@ -37,6 +37,11 @@ ALL_FIGURES = (
 """What a report shows."""
 
 
+def sanitize(text: str) -> str:
+    """The text without control characters other than newline and tab: models and tools write what a terminal obeys."""
+    return text.translate(CONTROL)
+
+
 def figures(record: StepRecord) -> Iterable[tuple[str, str]]:
     """What was measured of a step, in words."""
     for word, name, how in FIGURES:

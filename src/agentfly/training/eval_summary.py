@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agentfly.runs.record import EvalFigures
+from agentfly.runs.words import sanitize
 from agentfly.training.estimate import CONFIDENCE, Estimate, pass_at
 from agentfly.training.eval_log import Result
 from agentfly.types import Task
@@ -100,11 +101,13 @@ class Evaluation:
         """A line a value of the column."""
         from rich.text import Text
 
-        table = _table(Text(column), "tasks", "reward", "interval", *list(self._estimates())[1:], "unscored")
+        table = _table(Text(sanitize(column)), "tasks", "reward", "interval", *list(self._estimates())[1:], "unscored")
         for value, part in self.by[column].items():
             reward, *shares = part._estimates().values()
             means = (share.shown for share in shares)
-            table.add_row(Text(value), str(part.tasks), reward.shown, reward.interval, *means, str(part.unscored))
+            table.add_row(
+                Text(sanitize(value)), str(part.tasks), reward.shown, reward.interval, *means, str(part.unscored)
+            )
         return table
 
     def _estimates(self) -> dict[str, Estimate]:

@@ -33,7 +33,7 @@ from agentfly.models.bars import without_bars
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample, Sequences, micro_batches, mini_batches, shown
 from agentfly.training.critic import Critic, below
-from agentfly.training.lora import Merged, has_adapters, load_adapters
+from agentfly.training.lora import Merged, has_adapters, load_adapters, save_adapters
 from agentfly.training.microbatch import MicroBatch, names
 from agentfly.training.optimizer import Descent, Rate, Schedule, trainable
 from agentfly.training.policy import Policy
@@ -246,7 +246,10 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write what plain transformers loads: the whole model, or the adapters alone."""
         with without_bars():
-            self.model.save_pretrained(folder)
+            if has_adapters(self.model):
+                save_adapters(self.model, folder)
+            else:
+                self.model.save_pretrained(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -60,6 +60,15 @@ def save_merged(model: Any, folder: Path) -> None:
     copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
 
 
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write the adapters alone, with the same bytes in every process."""
+    for config in model.peft_config.values():
+        for name, value in vars(config).items():
+            if isinstance(value, set):  # peft would list it in the order of its hashes, which differ between processes
+                setattr(config, name, sorted(value))
+    model.save_pretrained(folder)
+
+
 def load_adapters(model: Any, folder: Path) -> None:
     """Take the adapters that were saved."""
     import peft

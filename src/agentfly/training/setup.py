@@ -45,7 +45,7 @@ def resumed_run(plan: Plan, folder: Path, from_step: int | None = None) -> Train
     """A run that goes on after its newest checkpoint, or after that of a step; from the start where it has none yet."""
     _refuse_another(plan.config, RunDirectory(folder))
     checkpoints = Checkpoints(folder / "checkpoints", plan.config.keep)
-    state, model = checkpoints.load(from_step) if checkpoints.steps() or from_step is not None else (None, None)
+    state, model = checkpoints.load(from_step) if checkpoints.candidates() or from_step is not None else (None, None)
     with ExitStack() as undo:
         writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
         learner, agent = _made(plan)

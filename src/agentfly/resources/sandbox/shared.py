@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from agentfly.resources.sandbox.cells import CellSandbox
 from agentfly.resources.sandbox.mechanisms import Opener, open_sandbox
@@ -27,12 +26,17 @@ class _Life:
             yield sandbox
 
 
-_SANDBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Mechanism, _Life]] = WeakKeyDictionary()
+_SANDBOXES: dict[asyncio.AbstractEventLoop, dict[Mechanism, _Life]] = {}
 
 
 async def shared_sandbox(mechanism: Mechanism) -> CellSandbox:
     """The running loop's sandbox of this mechanism."""
-    lives = _SANDBOXES.setdefault(asyncio.get_running_loop(), {})
+    loop = asyncio.get_running_loop()
+    if loop not in _SANDBOXES:
+        # A sandbox refers to its loop, so a weak mapping would never let either go.
+        for closed in [known for known in list(_SANDBOXES) if known.is_closed()]:
+            _SANDBOXES.pop(closed, None)
+    lives = _SANDBOXES.setdefault(loop, {})
     life = lives.get(mechanism) or lives.setdefault(mechanism, _Life(mechanism))
     try:
         return await asyncio.shield(life.opening)

@@ -15,7 +15,7 @@ from rich.text import Text
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.record import Progress, StepRecord
 from agentfly.runs.sinks.panel import Scene
-from agentfly.runs.words import beside, duration, figures
+from agentfly.runs.words import beside, duration, figures, sanitize
 
 PACE = 20
 """Steps whose mean time says how long the rest will take."""
@@ -46,7 +46,7 @@ class ConsoleSink:
         if self._drawn:
             self._live.start()
         else:
-            self._say(Text(f"{self._title} · {self._steps} steps"))
+            self._say(Text(sanitize(f"{self._title} · {self._steps} steps")))
 
     def progress(self, progress: Progress) -> None:
         self._progress = progress
@@ -58,7 +58,7 @@ class ConsoleSink:
             self._ended.append(time.monotonic())
         if not self._drawn:
             for line in self._lines(record):
-                self._say(Text(line))
+                self._say(Text(sanitize(line)))
 
     def close(self) -> None:
         if self._live.is_started:

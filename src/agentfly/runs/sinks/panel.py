@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly.runs.record import PHASES, Alarm, EvalFigures, Progress, StepRecord
-from agentfly.runs.words import beside, duration, figures
+from agentfly.runs.words import beside, duration, figures, sanitize
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = {
@@ -143,7 +143,7 @@ def _alarms(alarms: Sequence[Alarm]) -> Iterable[Text]:
     for alarm in alarms[-ALARMS:]:
         yield Text.assemble(
             (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow"),
-            (alarm.message, "yellow"),
+            (sanitize(alarm.message), "yellow"),
             (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim"),
         )
 

@@ -1,0 +1,43 @@
+"""SIGTERM ends a command the way Ctrl-C does: environments are closed and leases released, then it exits with 143.
+
+The default action of SIGTERM ends the process at once, and nothing in it is closed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_CODE = 128 + signal.SIGTERM
+"""What a shell reports for a process that SIGTERM ended."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived outside an event loop."""
+
+
+@contextmanager
+def handle_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like SIGINT inside the block, and exit with 143 after one. A SIGTERM that is ignored stays so."""
+    received = False
+
+    def handle(_: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt) and interrupt is not signal.default_int_handler:
+            interrupt(signal.SIGINT, frame)  # asyncio's: it cancels the main task, and `asyncio.run` raises
+        else:
+            raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        if received:
+            sys.exit(EXIT_CODE)
+        raise
