@@ -98,9 +98,9 @@ def read_error_text_sync(response: httpx.Response) -> str:
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
-    """Parse JSON from a remote server. Raises BodyError, also where it is nested deeper than 200 levels."""
+    """Parse JSON of a peer. Raises BodyError, also where it is nested deeper than 200 levels."""
     try:
         return from_json(data)
     except ValueError as error:
         quoted = data[:200] if isinstance(data, str) else data[:200].decode(errors="replace")
-        raise BodyError(f"the response is not JSON ({error}): {quoted!r}") from error
+        raise BodyError(f"not JSON ({error}): {quoted!r}") from error
