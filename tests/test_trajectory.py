@@ -337,6 +337,14 @@ def test_a_score_is_finite(numbers: Any) -> None:
         Score(*numbers)
 
 
+def test_retries_of_a_call_are_kept_and_old_records_have_none() -> None:
+    turns = (Turn(Finish.STOP, (CallRecord("add", CallStatus.OK, 0.5, {}, 2),)),)
+    kept = Trajectory(Task.of("Q"), (), turns, StopReason.ANSWER, "").to_json()
+    assert [call.retries for call in Trajectory.from_json(kept).calls] == [2]
+    kept["turns"][0][1][0].pop()
+    assert [call.retries for call in Trajectory.from_json(kept).calls] == [0]
+
+
 # ── what it says of itself ──
 
 

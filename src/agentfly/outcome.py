@@ -119,6 +119,8 @@ class CallRecord:
     seconds: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)
     """What the tool returned beside its observation."""
+    retries: int = 0
+    """Failed attempts before this one."""
 
 
 @dataclass(frozen=True, slots=True)

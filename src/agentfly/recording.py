@@ -74,7 +74,9 @@ def task_from_json(value: Mapping[str, Any]) -> Task:
 
 
 def turn_to_json(turn: Turn) -> list[Any]:
-    calls = [[c.name, c.status.value, c.seconds, kept(c.info, f"info of tool {c.name!r}")] for c in turn.calls]
+    calls = [
+        [c.name, c.status.value, c.seconds, kept(c.info, f"info of tool {c.name!r}"), c.retries] for c in turn.calls
+    ]
     return [turn.finish.value, calls, turn.generate_seconds, turn.tool_seconds]
 
 

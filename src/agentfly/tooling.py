@@ -14,7 +14,7 @@ import inspect
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any, Self, overload
 
@@ -64,10 +64,12 @@ class ToolResult:
     name: str = ""
     """The tool, or the name the model made up."""
     seconds: float = 0.0
+    retries: int = 0
+    """Failed attempts before this result."""
 
     @property
     def record(self) -> CallRecord:
-        return CallRecord(self.name, self.status, self.seconds, self.info)
+        return CallRecord(self.name, self.status, self.seconds, self.info, self.retries)
 
 
 class Tool:
@@ -82,6 +84,7 @@ class Tool:
         max_length: int = MAX_LENGTH,
         ends_chain: bool = False,
         timeout: float | None = TIMEOUT,
+        retries: int = 0,
         names: Mapping[str, Any] | None = None,
     ) -> None:
         """`names` are local names that string type hints may use; the other settings are those of `tool`."""
@@ -89,7 +92,7 @@ class Tool:
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = name or function.__name__
-        self.max_length, self.ends_chain, self.timeout = max_length, ends_chain, timeout
+        self.max_length, self.ends_chain, self.timeout, self.retries = max_length, ends_chain, timeout, retries
         self._description, self._names = description, names or {}
         self._home: type | None = None
         """The class whose method this is; None for a function, and for a method bound to its instance."""
@@ -97,6 +100,8 @@ class Tool:
         """What the method is called in that class."""
         if max_length < 1 or (timeout is not None and timeout <= 0):
             raise ConfigError(f"tool {self.name!r}: max_length and timeout must be above 0 (timeout=None: no limit)")
+        if not isinstance(retries, int) or retries < 0:
+            raise ConfigError(f"tool {self.name!r}: retries must be a whole number from 0, not {retries!r}")
         TOOLS.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,8 +191,21 @@ class Tool:
     ) -> ToolResult:
         """Check the arguments, run the function, and make an observation of what it returned.
 
-        Raises only EnvironmentFault: anything else the function raises is told to the model and recorded.
+        Raises only EnvironmentFault: anything else the function raises is told to the model and recorded, after
+        `retries` further attempts.
         """
+        started = time.perf_counter()
+        result = await self._attempt(arguments, context, environments)
+        for retry in range(1, self.retries + 1):
+            if result.status is not CallStatus.ERROR:
+                break
+            result = await self._attempt(arguments, context, environments)
+            result = replace(result, seconds=time.perf_counter() - started, retries=retry)
+        return result
+
+    async def _attempt(
+        self, arguments: Mapping[str, Any], context: Context, environments: Mapping[type[Environment], Environment]
+    ) -> ToolResult:
         started, limit = time.perf_counter(), asyncio.timeout(self.timeout)
         try:
             checked = self.arguments.check(arguments)
@@ -271,6 +289,7 @@ def tool(
     max_length: int = MAX_LENGTH,
     ends_chain: bool = False,
     timeout: float | None = TIMEOUT,
+    retries: int = 0,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
     """Make a tool of a function, an async function, or a method of an Environment.
@@ -282,6 +301,8 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
         max_length: Most characters of an observation; what is over is cut with a visible mark.
         ends_chain: Whether a call ends the chain, as an answer tool does.
         timeout: Seconds a call may take; None means no limit.
+        retries: How often a call that raises or runs over its timeout is tried again before it counts as failed; only
+            for a tool that may safely run twice. An environment that is gone or busy is not retried.
     """
     frame = sys._getframe(1)
 

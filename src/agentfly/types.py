@@ -121,7 +121,7 @@ class ToolCall:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return cls(name, id=call_id, problem=f"its arguments are not JSON: {error}", raw=arguments)
         if arguments is None:
             arguments = {}

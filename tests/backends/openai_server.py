@@ -114,6 +114,23 @@ def writes(text: str, status: int = 200) -> Reply:
     return reply
 
 
+def sends(*pieces: bytes, status: int = 200, repeat: int = 0, **headers: str) -> Reply:
+    """Send raw bytes as JSON, one write each; the last one is repeated `repeat` times."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        for _ in range(repeat):
+            yield pieces[-1]
+            await asyncio.sleep(0)
+
+    async def reply(request: Request) -> Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return StreamingResponse(body(), status, named, media_type="application/json")
+
+    return reply
+
+
 def streams(*pieces: bytes, cut: bool = False) -> Reply:
     """Send the pieces as they are, one write each; `cut` drops the connection after the last."""
 

@@ -209,3 +209,15 @@ async def test_a_reward_asks_the_judge(judge: ModelServer, server: OpenAIServer)
     assert result.rewards == [0.7, 0.7, 0.7]
     assert "A poem." in server.bodies("/chat/completions")[0]["messages"][0]["content"]
     await agent.close()
+
+
+async def test_malformed_answer_is_a_fault_of_the_environment(judge: ModelServer, server: OpenAIServer) -> None:
+    type(judge).retries = 0
+    server.answers("/chat/completions", says(chat({"content": 3})))
+    await judge.start()
+    with pytest.raises(EnvironmentFault, match=r"malformed: choices.0.message.content"):
+        await judge.chat("How good?")
+    server.answers("/models", says({"data": [{"id": 5}]}))
+    with pytest.raises(EnvironmentFault, match=r"malformed: data.0.id"):
+        await judge.check()
+    await judge.close()

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import httpx
 
 from agentfly.backend import Backend, Request, Speaks
-from agentfly.backends import wire
+from agentfly.backends import answers, wire
 from agentfly.backends.gate import Gate
 from agentfly.errors import BackendFault, ConfigError, describe
+from agentfly.http_body import HEADERS, BodyError, read_error_text
+from agentfly.template import Template
 from agentfly.threads import compute
 from agentfly.types import Completion, Finish
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:  # it needs torch, which a client does without until it hands 
     from agentfly.backends.handover import Handover
 
 T = TypeVar("T")
-Read = Callable[[httpx.Response], Awaitable[T]]
+Read = Callable[[httpx.Response, answers.Limits], Awaitable[T]]
 
 _log = logging.getLogger(__name__)
 _OURS = frozenset({"messages", "model", "n", "prompt", "stream"})
@@ -65,6 +67,8 @@ class ClientBackend(Backend):
         retries: int = 4,
         backoff: float = 0.5,
         requests_per_minute: int | None = None,
+        max_response_bytes: int = 64 << 20,
+        vocab_size: int | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         """Nothing is sent before the first request.
@@ -77,12 +81,16 @@ class ClientBackend(Backend):
         `timeout`: seconds without a byte of an answer.
         `backoff`: seconds before the first retry, doubled each time; a server's Retry-After goes before it.
         `requests_per_minute`: None does not limit.
+        `max_response_bytes`: a larger response, before or after decompression, is an error of the server.
+        `vocab_size`: token ids from the server must be below it; None takes the size of the agent's tokenizer.
         `extra_body`: fields sent with every request, over ours.
         """
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url={base_url!r} must start with http:// or https://")
         if taken := sorted(_OURS & set(extra_body or ())):
             raise ConfigError(f"extra_body may not set {', '.join(taken)}: the backend does")
+        if max_response_bytes < 1 or (vocab_size is not None and vocab_size < 1):
+            raise ConfigError(f"{max_response_bytes=} and {vocab_size=} must be at least 1")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self.speaks = _speaks(speaks)
@@ -91,6 +99,7 @@ class ClientBackend(Backend):
         self.retries = retries
         self.backoff = backoff
         self.extra_body = dict(extra_body or {})
+        self._answer_limits = answers.Limits(max_response_bytes, vocab_size)
         self._version = weight_version
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None)
         self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
@@ -117,6 +126,11 @@ class ClientBackend(Backend):
     @weight_version.setter
     def weight_version(self, version: int) -> None:
         self._version = version
+
+    def attach(self, template: Template) -> None:
+        """Learn the size of the vocabulary, unless `vocab_size` was given."""
+        if self._answer_limits.vocab_size is None:
+            self._answer_limits = self._answer_limits._replace(vocab_size=template.codec.vocab_size)
 
     async def generate(self, request: Request) -> Completion:
         """Sample one turn. One that is asked for during an update waits for it."""
@@ -160,13 +174,14 @@ class ClientBackend(Backend):
         """Tell the server what only one that may be updated knows."""
         url = f"{self.base_url.removesuffix('/v1')}{path}"
         try:
-            answer = await (await self._door()).client.post(url, json=body or {})
+            async with (await self._door()).client.stream("POST", url, json=body or {}) as answer:
+                text = await read_error_text(answer)
         except httpx.TransportError as error:
             raise BackendFault(f"{url} cannot be reached: {wire.reason(error)}") from error
         if answer.status_code in (404, 405):
             raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
         if not answer.is_success:
-            raise BackendFault(f"{url} answered {answer.status_code}: {answer.text.strip()[:500]}")
+            raise BackendFault(f"{url} answered {answer.status_code}: {text[:500]}")
 
     async def close(self) -> None:
         """Close the connections of every event loop that still runs; one that ended has closed its own."""
@@ -188,7 +203,7 @@ class ClientBackend(Backend):
         version = self._version
         room = await self._room(len(request.prompt), request.sampling.max_tokens)
         body = {**wire.completions_body(self.model, request, room), **self.extra_body}
-        turn = await self._send("/completions", body, lambda got: wire.read_turn(got, request), request.chain)
+        turn = await self._send("/completions", body, partial(answers.read_turn, request=request), request.chain)
         if not turn.ids and turn.finish is not Finish.ABORTED:
             raise BackendFault(f"{self.base_url} ended the turn without one sampled token")
         return Completion(turn.ids, turn.logprobs, [version] * len(turn.ids), turn.finish or Finish.STOP)
@@ -217,12 +232,10 @@ class ClientBackend(Backend):
     async def _served_context(self) -> int | None:
         """The context length of our model as the server lists it (vLLM does); None: it does not."""
         try:
-            listed = (await self._send("/models", None, wire.read_object)).get("data")
+            cards = await self._send("/models", None, answers.read_models)
         except (wire.Refused, ConfigError):
             return None
-        cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-        lengths = (card.get("max_model_len") for card in cards if card.get("id") == self.model)
-        return next((length for length in lengths if isinstance(length, int)), None)
+        return next((card.max_model_len for card in cards if card.id == self.model), None)
 
     async def _chat(self, request: Request) -> Completion:
         """Messages in, a message out, with its tokens where the server returns them."""
@@ -236,7 +249,7 @@ class ClientBackend(Backend):
         versions = [version] * len(answer.ids)
         return Completion(answer.ids, answer.logprobs, versions, answer.finish, answer.prompt_ids, answer.message)
 
-    async def _ask_chat(self, request: Request) -> wire.Answer:
+    async def _ask_chat(self, request: Request) -> answers.Answer:
         """Ask in the richest dialect that the server has not refused."""
         asked: list[dict[str, Any]] = []
         refusals: list[str] = []
@@ -246,7 +259,7 @@ class ClientBackend(Backend):
                 continue
             asked.append(body)
             try:
-                read = partial(wire.read_answer, request=request)
+                read = partial(answers.read_answer, request=request)
                 answer = await self._send("/chat/completions", body, read, request.chain)
             except wire.Refused as refusal:
                 if refusal.too_long:
@@ -287,9 +300,8 @@ class ClientBackend(Backend):
             async with client.stream(method, path, json=body, headers=headers) as response:
                 self._reached = True
                 if not response.is_success:
-                    await response.aread()
-                    raise wire.refusal(response, self.model, self._key)
-                return await read(response)
+                    raise wire.refusal(response, await read_error_text(response), self.model, self._key)
+                return await read(response, self._answer_limits)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back
             raise trouble(
@@ -302,6 +314,8 @@ class ClientBackend(Backend):
             ) from error
         except httpx.TransportError as error:
             raise wire.Passing(f"{self.base_url} broke off its answer: {wire.reason(error)}") from error
+        except BodyError as error:
+            raise wire.Malformed(f"{self.base_url} gave an answer that cannot be read: {error}") from error
 
     async def _door(self) -> _Door:
         """This event loop's own client: connections cannot be shared between loops."""
@@ -315,7 +329,7 @@ class ClientBackend(Backend):
 
     async def _open(self) -> AsyncGenerator[httpx.AsyncClient, None]:
         """A generator, because an ending event loop closes its generators: no connection outlives it."""
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {**HEADERS, "authorization": f"Bearer {self._key}"} if self._key else HEADERS
         client = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=self._timeout, limits=self._limits)
         try:
             yield client

@@ -1,4 +1,4 @@
-"""The OpenAI wire: what a request says in it, and what an answer means.
+"""The OpenAI wire: what a request says in it, and what an error status means; `answers` reads the rest.
 
 No connection is made here. What a server gets wrong is a `BackendFault`: a `Passing` one where asking again
 may help.
@@ -10,25 +10,17 @@ import enum
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
 from agentfly.backend import Request
-from agentfly.errors import BackendFault, ConfigError, DataError
-from agentfly.types import Finish, Image, Message, Sampling, ToolCall, content_of
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.http_body import BodyError, parse_json
+from agentfly.types import Image, Message, Sampling, ToolCall
 
-_FINISHES = {
-    "stop": Finish.STOP,
-    "tool_calls": Finish.STOP,
-    "function_call": Finish.STOP,
-    "length": Finish.LENGTH,
-    "abort": Finish.ABORTED,
-}
 _TOO_LONG = re.compile(
     r"context.?length|maximum context|max_model_len|context window|prompt is too long", re.IGNORECASE
 )
@@ -41,6 +33,10 @@ class Passing(BackendFault):
         super().__init__(words)
         self.wait = wait
         """Seconds that the server asked us to wait; None: it did not say."""
+
+
+class Malformed(Passing):
+    """An answer that does not follow the protocol."""
 
 
 class Refused(BackendFault):
@@ -157,208 +153,17 @@ def _call_out(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-# What comes back.
+# What a bad status means.
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The reply of a chat server."""
-
-    message: Message
-    finish: Finish
-    ids: Sequence[int] = ()
-    """Empty where the server did not return all of prompt, ids and log-probabilities."""
-    logprobs: Sequence[float] = ()
-    prompt_ids: Sequence[int] | None = None
-
-
-async def read_answer(response: httpx.Response, request: Request) -> Answer:
-    """Read a chat completion, whole or streamed."""
-    streamed = "text/event-stream" in response.headers.get("content-type", "")
-    data = await _put_together(response, request) if streamed else await read_object(response)
-    choice = _choice(data)
-    message, finish = _message_in(choice.get("message")), _finish(choice.get("finish_reason"))
-    if request.on_text and not streamed and message.text:
-        request.on_text(message.text)
-    ids, prompt = choice.get("token_ids"), data.get("prompt_token_ids")
-    entries = _field(choice.get("logprobs"), "content") or ()
-    logprobs = [_field(entry, "logprob") for entry in entries]
-    if not ids or not prompt or len(ids) != len(logprobs) or None in logprobs:
-        return Answer(message, finish)
-    return Answer(message, finish, ids, logprobs, prompt)
-
-
-async def _put_together(response: httpx.Response, request: Request) -> dict[str, Any]:
-    """A streamed answer as it would have been in one piece."""
-    message: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
-    finish, pieces = None, 0
-    try:
-        async with aclosing(_events(response)) as events:
-            async for event in events:
-                if not (event.get("choices") or event.get("error")):
-                    continue
-                choice = _choice(event)
-                delta, finish = choice.get("delta") or {}, choice.get("finish_reason") or finish
-                for name in ("content", "refusal", "reasoning_content", "reasoning"):
-                    if text := _field(delta, name):
-                        message[name], pieces = message.get(name, "") + str(text), pieces + 1
-                for piece in _field(delta, "tool_calls") or ():
-                    _add_call(calls, piece)
-                    pieces += 1
-                if request.on_text and _field(delta, "content"):
-                    request.on_text(message["content"])
-    except (httpx.TransportError, Passing) as error:
-        if finish is None:
-            raise _broken(pieces, "pieces", reason(error)) from error
-    if finish is None:
-        raise _broken(pieces, "pieces", "no finish_reason came")
-    whole = {**message, "tool_calls": list(calls.values())}
-    return {"choices": [{"message": whole, "finish_reason": finish}]}
-
-
-def _add_call(calls: dict[int, dict[str, Any]], piece: object) -> None:
-    """Add a piece to the call it belongs to: the id and the name come once, the arguments bit by bit."""
-    at, function = _field(piece, "index"), _field(piece, "function")
-    call = calls.setdefault(at if isinstance(at, int) else 0, {"id": "", "function": {"name": "", "arguments": ""}})
-    call["id"] = call["id"] or _field(piece, "id") or ""
-    for name in ("name", "arguments"):
-        call["function"][name] += str(_field(function, name) or "")
-
-
-@dataclass(slots=True)
-class Turn:
-    """A turn of sampled tokens, as it arrives."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def add(self, choice: Mapping[str, Any], request: Request) -> None:
-        """Take the whole of a choice, or the next piece of it."""
-        ids, logprobs = choice.get("token_ids"), _field(choice.get("logprobs"), "token_logprobs") or ()
-        if choice.get("finish_reason") is not None:
-            self.finish = _finish(choice["finish_reason"])
-        if ids is None or len(ids) != len(logprobs) or None in logprobs:
-            raise BackendFault(
-                "the server did not return the ids it sampled with a log-probability for each; it must know "
-                "`return_token_ids` and `logprobs` on /completions (vLLM does, from 0.10.2 on). "
-                "speaks='messages' works without them, but what it samples then cannot train"
-            )
-        shown = choice.get("prompt_token_ids")
-        if shown is not None and list(shown) != list(request.prompt):
-            raise BackendFault(
-                f"the server showed the model another prompt, of {len(shown)} tokens, "
-                f"than the {len(request.prompt)} it was sent"
-            )
-        self.ids += ids
-        self.logprobs += logprobs
-        if ids and request.on_tokens:
-            request.on_tokens(ids)
-
-
-async def read_turn(response: httpx.Response, request: Request) -> Turn:
-    """Read a completion, whole or streamed."""
-    turn = Turn()
-    if "text/event-stream" not in response.headers.get("content-type", ""):
-        turn.add(_choice(await read_object(response)), request)
-    else:
-        await _follow(response, request, turn)
-    if turn.finish is None:
-        raise _broken(len(turn.ids), "tokens", "no finish_reason came")
-    return turn
-
-
-async def _follow(response: httpx.Response, request: Request, turn: Turn) -> None:
-    """Fill the turn from a stream; a break after its finish_reason loses nothing."""
-    try:
-        async with aclosing(_events(response)) as events:
-            async for event in events:
-                if event.get("choices") or event.get("error"):
-                    turn.add(_choice(event), request)
-    except (httpx.TransportError, Passing) as error:
-        if turn.finish is None:
-            raise _broken(len(turn.ids), "tokens", reason(error)) from error
-
-
-def _broken(came: int, what: str, why: str) -> BackendFault:
-    """Only what nobody has seen may be sampled anew."""
-    said = f"the server's answer broke off after {came} {what}: {why}"
-    return BackendFault(said) if came else Passing(said)
-
-
-async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream. A line ends at a line feed only: JSON may hold Unicode's other separators."""
-    data: list[bytes] = []
-    rest = b""
-    async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in (line.removesuffix(b"\r") for line in lines):
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                event, data = b"\n".join(data), []
-                if event != b"[DONE]":
-                    yield _object(event)
-
-
-async def read_object(response: httpx.Response) -> dict[str, Any]:
-    """Read a body that must be a JSON object."""
-    return _object(await response.aread())
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise BackendFault(f"the server's answer is no JSON object: {data[:200].decode(errors='replace')!r}")
-    return value
-
-
-def _choice(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The one choice of an answer; an error may stand in its place, under status 200."""
-    if error := data.get("error"):
-        code = _field(error, "code")
-        passing = isinstance(code, int) and (code == 429 or code >= 500)
-        said = f"the server failed while sampling: {_words(data)}"
-        raise Passing(said) if passing else BackendFault(said)
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise BackendFault(f"the server's answer has no choice in it: {json.dumps(data)[:200]}")
-    choice: dict[str, Any] = choices[0]
-    return choice
-
-
-def _finish(given: object) -> Finish:
-    if given == "content_filter":
-        raise BackendFault("the server's content filter withheld the reply (finish_reason 'content_filter')")
-    if given not in _FINISHES:
-        raise BackendFault(f"the server gave the finish_reason {given!r}; known are {', '.join(_FINISHES)}")
-    return _FINISHES[str(given)]
-
-
-def _message_in(value: object) -> Message:
-    if not isinstance(value, Mapping):
-        raise BackendFault(f"the server's choice holds no message, but {value!r:.200}")
-    calls = [call for call in value.get("tool_calls") or () if isinstance(call, Mapping)]
-    try:
-        content = content_of(value.get("content") or value.get("refusal"))
-    except DataError as error:
-        raise BackendFault(f"the server's message cannot be read: {error}") from error
-    thinking = str(value.get("reasoning_content") or value.get("reasoning") or "")
-    return Message("assistant", content, tuple(ToolCall.of(call) for call in calls), thinking)
-
-
-def refusal(response: httpx.Response, model: str, key: str | None = None) -> Exception:
-    """The error that an answer with a bad status means; its body has been read. A key that it echoes is not told."""
+def refusal(response: httpx.Response, text: str, model: str, key: str | None = None) -> Exception:
+    """The error that an answer with a bad status means. A key that its text echoes is not told."""
     status = response.status_code
     try:
-        data = response.json()
-    except ValueError:
+        data = parse_json(text)
+    except BodyError:
         data = None
-    words = _words(data) if isinstance(data, Mapping) else response.text.strip()
+    words = words_of(data) if isinstance(data, Mapping) else text
     words = (words.replace(key, "…") if key else words)[:500]
     said = f"{response.url} answered {status}: {words or response.reason_phrase}"
     if status in (408, 429) or status >= 500:
@@ -372,7 +177,7 @@ def refusal(response: httpx.Response, model: str, key: str | None = None) -> Exc
     return Refused(said, False)
 
 
-def _words(data: Mapping[str, Any]) -> str:
+def words_of(data: Mapping[str, Any]) -> str:
     """What the server says is wrong, in its own words."""
     error = data.get("error", data)
     said = (error.get("message") or error.get("detail")) if isinstance(error, Mapping) else error
@@ -394,7 +199,3 @@ def _retry_after(response: httpx.Response) -> float | None:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except ValueError:
         return None
-
-
-def _field(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None

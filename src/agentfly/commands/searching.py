@@ -55,12 +55,21 @@ def serve(
     top_k: Annotated[int, typer.Option(min=1, max=100, help="Passages for those who do not say how many.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Most queries that are searched at once.")] = 64,
     cache: Annotated[int, typer.Option(min=0, help="Searches that are remembered.")] = 100_000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that clients may use for this server, besides localhost, --host and IP addresses, and "
+            "that web pages may come from; * allows all. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Serve an index to any number of agents, as Search-R1 asks for it, until Ctrl-C."""
+    from agentfly.environments.search.guard import is_address
     from agentfly.environments.search.service import application
 
+    named = [] if host == "localhost" or is_address(host) else [host]
     desk, about = _desk(source, batch, cache)
-    served = application(desk, about, top_k)
+    served = application(desk, about, top_k, [*named, *(allow_host or ())])
     import uvicorn
 
     print(

@@ -139,7 +139,8 @@ class _Signals:
 
 def _answers(served: Served) -> bool:
     try:
-        return httpx.get(f"{served.url}/health", timeout=2, trust_env=False).is_success
+        with httpx.stream("GET", f"{served.url}/health", timeout=2, trust_env=False) as response:
+            return response.is_success
     except httpx.HTTPError:
         return False
 

@@ -33,6 +33,8 @@ class Codec:
         """`source` is the text of the template: added tokens that it mentions are control tokens."""
         self._whole = tokenizer.backend_tokenizer
         added = {i: token for i, token in self._whole.get_added_tokens_decoder().items() if token.content}
+        self.vocab_size = max(self._whole.get_vocab_size(), 1 + max(added, default=0))
+        """Every token id is below it."""
         control = {i: t for i, t in added.items() if t.special or (t.content.strip() and t.content in source)}
         if not control:
             raise ConfigError("this tokenizer has no control tokens, so no turn could ever be seen to end")

@@ -19,7 +19,7 @@ import httpx
 import pydantic
 
 from agentfly.backend import Request
-from agentfly.backends import wire
+from agentfly.backends import answers, wire
 from agentfly.backends.client import ClientBackend
 from agentfly.environment import Environment, Pool
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
@@ -39,8 +39,7 @@ class _Client(ClientBackend):
 
     async def served(self) -> list[str]:
         """The models that the server lists."""
-        cards = (await self._send("/models", None, wire.read_object)).get("data")
-        return [str(card.get("id")) for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+        return [card.id for card in await self._send("/models", None, answers.read_models) if card.id]
 
     def asking_for(self, extra: Mapping[str, Any]) -> _Client:
         """The same client, over the same connections, with these fields in every request."""

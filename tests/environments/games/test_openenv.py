@@ -87,3 +87,35 @@ async def test_an_address_that_is_none_is_refused() -> None:
         await world(OpenEnvWorld, {"question": "?", "address": "somewhere"})
     with pytest.raises(ConfigError, match="'reset'"):
         await world(OpenEnvWorld, {"question": "?", "reset": 7})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param("[" * 500_000, id="deep"),
+        "<html>",
+        "[]",
+        '{"type": "observation", "data": 5}',
+        '{"type": "observation", "data": {"observation": {}, "reward": "many"}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": NaN}}',
+        '{"type": "observation", "data": {"observation": {}, "done": "perhaps"}}',
+        '{"type": "error", "data": {"message": [1]}}',
+        '{"type": "error", "data": {"errors": [5]}}',
+    ],
+)
+async def test_malformed_answer_is_a_fault_of_the_environment(answer: str) -> None:
+    from websockets.asyncio.server import ServerConnection, serve
+
+    replies = ['{"type": "observation", "data": {"observation": {}}}', '{"type": "state", "data": {"reward": "x"}}']
+
+    async def session(socket: ServerConnection) -> None:
+        for reply in (*replies, answer):
+            await socket.recv()
+            await socket.send(reply)
+
+    async with serve(session, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        there = await world(OpenEnvWorld, {"question": "?", "address": f"http://127.0.0.1:{port}"})
+        await there.check()
+        with pytest.raises(EnvironmentFault, match="answer that cannot be read"):
+            await there.act('{"number": 1}')

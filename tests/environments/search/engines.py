@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -18,7 +18,7 @@ class Engines:
         self.asked: list[dict[str, Any]] = []
         self.failures: list[tuple[int, dict[str, str]]] = []
         """Statuses and headers that the next requests get instead of results."""
-        self.body: str | None = None
+        self.body: str | bytes | None = None
         """A reply instead of results; None: results."""
         self.slow = 0.0
 
@@ -67,11 +67,13 @@ def engines() -> Iterator[Engines]:
             time.sleep(there.slow)
             status, headers = there.failures.pop(0) if there.failures else (200, {})
             body = there.body or json.dumps(REPLIES[path](asked) if status == 200 else {"error": "no"})
+            data = body if isinstance(body, bytes) else body.encode()
             self.send_response(status)
-            for name, value in {**headers, "content-length": str(len(body.encode()))}.items():
+            for name, value in {**headers, "content-length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body.encode())
+            with suppress(ConnectionError):  # the client hangs up on a response that is too large
+                self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
             pass

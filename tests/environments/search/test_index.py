@@ -185,7 +185,7 @@ async def test_searches_that_wait_are_made_together_and_never_twice() -> None:
     assert slow.batches == [8, 8, 4]
     await desk.search(TITLES[0], 1)
     assert sum(slow.batches) == 20
-    assert desk.cache.hits == 1
+    assert (desk.cache.hits, desk.cache.misses) == (1, 20)
 
 
 async def test_clients_that_come_one_by_one_are_all_served() -> None:
@@ -228,7 +228,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served") / "index"
     retriever = build(WORLD.passages, folder)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(application(Desk(retriever, Cache()), {"kind": "bm25"}), log_level="warning")
+    config = uvicorn.Config(
+        application(Desk(retriever, Cache()), {"kind": "bm25"}, 3, ["search.example"]), log_level="warning"
+    )
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -261,6 +263,7 @@ def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
     assert health["status"] == "ok"
     assert health["kind"] == "bm25"
     assert health["batches"] >= 1
+    assert health["cache"]["misses"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -284,6 +287,51 @@ def test_the_server_refuses_what_it_cannot_read(served: str, path: str, asked: d
 def test_the_server_refuses_what_is_no_json_or_too_much(served: str) -> None:
     assert httpx.post(f"{served}/retrieve", content=b"{", trust_env=False).status_code == 400
     assert httpx.post(f"{served}/retrieve", content=b" " * (9 << 20), trust_env=False).status_code == 413
+
+
+def test_deeply_nested_request_is_refused(served: str) -> None:
+    for body in (b"[" * 500_000, b'{"queries": ' + b"[" * 500_000 + b"]" * 500_000 + b"}"):
+        response = httpx.post(f"{served}/retrieve", content=body, trust_env=False)
+        assert response.status_code == 400
+        assert "not JSON" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:{port}"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": "localhost:{port}"}, 200),
+        ({"host": "[::1]:{port}"}, 200),
+        ({"host": "10.1.2.3:{port}"}, 200),
+        ({"host": "Search.Example:80"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:{other}"}, 403),
+        ({"origin": "http://[::1"}, 403),
+        ({"origin": "http://127.0.0.1:{port}"}, 200),
+        ({"origin": "https://search.example"}, 200),
+    ],
+)
+def test_foreign_host_and_origin_are_refused(served: str, headers: dict[str, str], status: int) -> None:
+    port = httpx.URL(served).port
+    sent = {name: value.format(port=port, other=1) for name, value in headers.items()}
+    response = httpx.post(f"{served}/retrieve", json={"queries": TITLES[:1]}, headers=sent, trust_env=False)
+    assert response.status_code == status
+    if status == 403:
+        assert "--allow-host" in response.json()["error"]
+        assert httpx.get(f"{served}/health", headers=sent, trust_env=False).status_code == 403
+
+
+def test_allowed_hosts_are_names_or_everything() -> None:
+    desk = Desk(Slow(), Cache())
+    for wrong in ("http://search.example", "search.example:80", "", "a/b"):
+        with pytest.raises(ConfigError, match="without a port"):
+            application(desk, {}, allowed_hosts=[wrong])
+    application(desk, {}, allowed_hosts=["*", "search.example"])
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve", "/search"])
@@ -316,6 +364,24 @@ def test_an_index_is_built_and_asked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file nowhere.jsonl"):
         typed("build", "nowhere.jsonl", "--out", tmp_path / "other")
     assert "30 passages" in typed("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
+
+
+async def test_serve_allows_the_hosts_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly[search]'")
+    served: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda application, **_: served.append(application))
+    typed("build", "encyclopaedia", "--out", tmp_path / "index", "--limit", 30)
+    typed("serve", tmp_path / "index")
+    typed(
+        "serve", tmp_path / "index", "--host", "own.example", "--allow-host", "a.example", "--allow-host", "b.example"
+    )
+    for application_, names in zip(served, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application_)) as client:
+            for name in names:
+                assert (await client.get(f"http://{name}/health")).status_code == 200
+            assert (await client.get("http://c.example/health")).status_code == 403
+            other = {"origin": "http://127.0.0.1:3000"}
+            assert (await client.get("http://127.0.0.1:8765/health", headers=other)).status_code == 403
 
 
 def test_the_packaged_model_finds_by_meaning(tmp_path: Path) -> None:

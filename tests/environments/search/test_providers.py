@@ -1,5 +1,6 @@
 """Engines on the web, against a server that speaks their formats."""
 
+import gzip
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from agentfly.environments.search import opening
 from agentfly.environments.search.cache import Cache
 from agentfly.environments.search.opening import open_retriever
 from agentfly.environments.search.providers import ENGINES, Provider, SearchFailed
+from agentfly.environments.search.providers import server as retrieval_server
 from agentfly.errors import ConfigError
 from agentfly.tools import google_search, wikipedia_search
 from tests.environments.search.engines import Engines, engines
@@ -93,11 +95,59 @@ def test_what_will_not_pass_is_told(server: Engines, opened: Open) -> None:
     assert len(server.asked) == 4
 
 
-@pytest.mark.parametrize("body", ["<html>", "[]", '{"organic": [5]}', '{"organic": 5}', "null"])
-def test_replies_that_cannot_be_read_are_told(server: Engines, opened: Open, body: str) -> None:
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused_access_without_a_key_says_so(server: Engines, opened: Open, status: int) -> None:
+    server.failures[:] = [(status, {})]
+    with pytest.raises(SearchFailed, match="refuses access, and is asked without a key") as told:
+        found(opened("wikipedia"), "x")
+    assert "None" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        "[]",
+        '{"organic": [5]}',
+        '{"organic": 5}',
+        "null",
+        '{"organic": [{"title": "T", "snippet": "S", "link": 5}]}',
+        '{"answerBox": {"title": {"a": 1}, "answer": "A"}}',
+        pytest.param('{"organic": ' + "[" * 500_000, id="deep"),
+        pytest.param(" " * 2_000, id="blank"),
+    ],
+)
+def test_reply_that_cannot_be_read_is_retried_and_reported(server: Engines, opened: Open, body: str) -> None:
     server.body = body
     with pytest.raises(SearchFailed, match="serper"):
-        found(opened("serper", retries=0), "x")
+        found(opened("serper", retries=2, max_response_bytes=1_000_000), "x")
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b"not gzip", {"content-encoding": "gzip"}, "corrupt"),
+        (gzip.compress(bytes(50 << 20)), {"content-encoding": "gzip"}, "larger than max_response_bytes=1,000,000"),
+        (bytes(2_000_000), {}, "larger than max_response_bytes=1,000,000"),
+    ],
+)
+def test_response_is_decompressed_within_a_limit(
+    server: Engines, opened: Open, body: bytes, headers: dict[str, str], words: str
+) -> None:
+    server.body, server.failures[:] = body, [(200, headers)] * 2
+    with pytest.raises(SearchFailed, match=words):
+        found(opened("serper", retries=1, max_response_bytes=1_000_000), "x")
+    assert len(server.asked) == 2
+
+
+def test_passages_of_a_server_are_checked(server: Engines) -> None:
+    provider = Provider(retrieval_server(f"{server.address}/retrieve"), retries=1)
+    for body in ('{"result": [[{"document": 5}]]}', '{"result": [[{"document": {"text": 5}}]]}', '{"result": 5}'):
+        server.body = body
+        with pytest.raises(SearchFailed, match="cannot be read"):
+            found(provider, "x")
+    provider.close()
 
 
 def test_wikipedia_says_what_is_wrong_and_finds_nothing_in_peace(server: Engines, opened: Open) -> None:

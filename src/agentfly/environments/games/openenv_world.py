@@ -9,15 +9,49 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import pydantic
 
 from agentfly.environments.games.game import TextGame
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.extras import needed
+from agentfly.http_body import parse_json
 from agentfly.types import Task
 
 _MOST = 64 << 20
 """Bytes of the longest message."""
+
+
+class _Complaint(pydantic.BaseModel):
+    loc: list[str | int] = []
+    msg: str = ""
+
+
+class _Data(pydantic.BaseModel):
+    observation: Any = None
+    reward: Annotated[float, pydantic.Field(allow_inf_nan=False)] | None = None
+    done: bool | None = None
+    message: str = "it does not say why"
+    errors: list[_Complaint] = []
+
+
+class _Answer(pydantic.BaseModel):
+    """What a server sends: an observation, a state, or an error."""
+
+    type: str = ""
+    data: _Data = _Data()
+
+    @pydantic.field_validator("data", mode="before")
+    @classmethod
+    def _ignore_state(cls, data: Any, info: pydantic.ValidationInfo) -> Any:
+        """A state has fields of the environment's own; nothing is read from it."""
+        return {} if data is None or info.data.get("type") == "state" else data
+
+    @property
+    def complaint(self) -> str:
+        wrong = [f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in self.data.errors]
+        return "; ".join([self.data.message, *wrong])[:1000]
 
 
 class OpenEnvWorld(TextGame):
@@ -46,8 +80,8 @@ class OpenEnvWorld(TextGame):
             await self.close()
             self._socket, self._at = await _connected(address), address
         answer = await self._asked({"type": "reset", "data": dict(given)})
-        if answer.get("type") == "error":
-            raise EnvironmentFault(f"the OpenEnv server at {address} could not reset: {_complaint(answer)}")
+        if answer.type == "error":
+            raise EnvironmentFault(f"the OpenEnv server at {address} could not reset: {answer.complaint}")
         self.seen = self._read(answer)
 
     async def _act(self, action: str) -> str:
@@ -55,36 +89,39 @@ class OpenEnvWorld(TextGame):
         if fields is None:
             return 'Error: an action is a JSON object, such as {"message": "Hello."}.'
         answer = await self._asked({"type": "step", "data": fields})
-        if answer.get("type") == "error":
-            return f"Error: {_complaint(answer)}"
+        if answer.type == "error":
+            return f"Error: {answer.complaint}"
         self.seen = self._read(answer)
         return self.seen
 
-    def _read(self, answer: Mapping[str, Any]) -> str:
-        data = answer.get("data") or {}
-        reward = data.get("reward")
-        self.score += float(reward or 0.0)
-        self.over = bool(data.get("done"))
-        self.won = self.over and float(reward or 0.0) > 0
-        seen = data.get("observation")
+    def _read(self, answer: _Answer) -> str:
+        reward = answer.data.reward or 0.0
+        self.score += reward
+        self.over = bool(answer.data.done)
+        self.won = self.over and reward > 0
+        seen = answer.data.observation
         if self.shows and isinstance(seen, Mapping):
             seen = seen.get(self.shows)
         return seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)
 
-    async def _asked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server answers. Where it is gone, the world is."""
+    async def _asked(self, message: Mapping[str, Any]) -> _Answer:
+        """What the server answers. Where it is gone, or answers in another format, the world is lost."""
         try:
             async with asyncio.timeout(self.answer_timeout):
                 await self._socket.send(json.dumps(message))
-                answer = json.loads(await self._socket.recv())
+                answer = await self._socket.recv()
         except BaseException as error:
             await self.close()  # an answer that comes too late must not be taken for the next one
             if not isinstance(error, Exception):
                 raise
             raise EnvironmentFault(f"the OpenEnv server at {self._at} is gone: {describe(error)}") from error
-        if not isinstance(answer, dict):
-            raise EnvironmentFault(f"the OpenEnv server at {self._at} answered {answer!r:.80}")
-        return answer
+        try:
+            return _Answer.model_validate(parse_json(answer))
+        except ValueError as error:  # pydantic's is one
+            await self.close()
+            raise EnvironmentFault(
+                f"the OpenEnv server at {self._at} gave an answer that cannot be read: {describe(error):.500}"
+            ) from error
 
     async def check(self) -> None:
         """See whether the session is still there."""
@@ -121,9 +158,3 @@ def _object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _complaint(answer: Mapping[str, Any]) -> str:
-    about = answer.get("data") or {}
-    wrong = [f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg')}" for each in about.get("errors", ())]
-    return "; ".join([str(about.get("message", "it does not say why")), *wrong])[:1000]

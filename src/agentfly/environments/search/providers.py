@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import reprlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,13 @@ import httpx
 
 from agentfly.environments.search.cache import Cache
 from agentfly.environments.search.passages import Hit, Passage
-from agentfly.errors import AgentFlyError, ConfigError, describe
+from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
+from agentfly.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
 
 RETRIES = 4
 TIMEOUT = 20.0
 LONGEST_PAUSE = 30.0
+MAX_RESPONSE_BYTES = 16 << 20
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 """Statuses after which asking again may help."""
 _TAG = re.compile(r"<[^>]*>")
@@ -63,13 +66,15 @@ class Provider:
         cache: Cache | None = None,
         retries: int = RETRIES,
         timeout: float = TIMEOUT,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
-        self.engine, self._retries = engine, retries
+        self.engine, self._retries, self._max_response_bytes = engine, retries, max_response_bytes
         self._address = os.environ.get(f"AGENTFLY_{engine.name.upper()}_URL") or engine.address
         self._key = _key_of(engine)
         self._rate = _Rate(per_second if per_second is not None else engine.per_second)
         self._cache = cache if cache is not None else Cache()
-        self._client = httpx.Client(timeout=timeout, headers={"User-Agent": "agentfly"}, follow_redirects=True)
+        headers = {**HEADERS, "User-Agent": "agentfly"}
+        self._client = httpx.Client(timeout=timeout, headers=headers, follow_redirects=True)
 
     def close(self) -> None:
         """Close the connections."""
@@ -83,35 +88,42 @@ class Provider:
 
     def _asked(self, query: str, k: int) -> list[Hit]:
         asked = self.engine.ask(query, min(k, self.engine.most), self._key)
-        reply = self._replied({"method": "GET", "url": self._address, **asked})
-        try:
-            passages = self.engine.read(reply)[:k]
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise SearchFailed(
-                f"{self.engine.name} replied {reply!r:.120}, which cannot be read ({error!r})"
-            ) from error
+        passages = self._replied({"method": "GET", "url": self._address, **asked})[:k]
         return [Hit(each, 1 / rank) for rank, each in enumerate(passages, 1)]
 
-    def _replied(self, request: dict[str, Any]) -> Any:
-        """The JSON of the reply. What may pass is tried again, later and later, or when the engine says."""
-        wrong = ""
+    def _replied(self, request: dict[str, Any]) -> list[Passage]:
+        """The passages of the reply. What may pass is tried again, later and later, or when the engine says."""
+        wrong = hint = ""
         for attempt in range(self._retries + 1):
             self._rate.wait()
             pause = min(2.0**attempt / 2, LONGEST_PAUSE)
             try:
-                response = self._client.request(**request)
-                if response.is_success:
-                    return response.json()
-                wrong = f"status {response.status_code}: {response.text:.120}"
-                if response.status_code not in _AGAIN:
+                with self._client.stream(**request) as response:
+                    if response.is_success:
+                        return self._read(parse_json(read_body_sync(response, self._max_response_bytes)))
+                    status = response.status_code
+                    wrong = f"status {status}: {read_error_text_sync(response):.120}"
+                if status in (401, 403):
+                    key = self.engine.key
+                    hint = f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
+                if status not in _AGAIN:
                     break
                 pause = _told_pause(response, pause)
             except (httpx.HTTPError, ValueError) as error:
                 wrong = describe(error)
             if attempt < self._retries:
                 time.sleep(pause)
-        hint = f"; is {self.engine.key} right?" if "status 401" in wrong or "status 403" in wrong else ""
         raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {wrong}{hint}")
+
+    def _read(self, reply: Any) -> list[Passage]:
+        """The passages of a reply. Raises ValueError for one that the engine's format does not allow."""
+        try:
+            passages = self.engine.read(reply)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError) as error:
+            raise ValueError(f"it replied {reprlib.repr(reply)}, which cannot be read ({error!r:.200})") from error
+        if not all(isinstance(text, str) for each in passages for text in (each.title, each.text, each.id)):
+            raise ValueError(f"it replied {reprlib.repr(reply)}: title, text and address must be text")
+        return passages
 
 
 def _key_of(engine: Engine) -> str:

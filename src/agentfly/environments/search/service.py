@@ -5,21 +5,23 @@
     POST /search    {"query": text, "top_k": 3}     {"results": [{"contents", …}, …]}
     GET  /health    {"status": "ok", …}
 
-Searches that wait while another is made are made together, and one that is being made is not made twice.
+Searches that wait while another is made are made together, and one that is being made is not made twice: it is one
+miss of the cache, however many wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentfly.environments.search.cache import Cache
+from agentfly.environments.search.guard import BrowserGuard
 from agentfly.environments.search.passages import Hit, Retriever
 from agentfly.environments.search.providers import SearchFailed
 from agentfly.errors import describe
 from agentfly.extras import needed
+from agentfly.http_body import parse_json
 from agentfly.threads import call
 
 MOST_PASSAGES, MOST_QUERIES, MOST_BYTES = 100, 1000, 8 << 20
@@ -45,6 +47,7 @@ class Desk:
             return found
         future = self._waiting.get(asked) or self._made.get(asked)
         if future is None:
+            self.cache.misses += 1
             future = self._waiting[asked] = asyncio.get_running_loop().create_future()
             if self._working < self._workers:
                 self._working += 1
@@ -81,8 +84,11 @@ class Desk:
                 self._made.pop(asked, None)
 
 
-def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
-    """The server, as an ASGI application. `top_k` is for those who do not say how many they want."""
+def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3, allowed_hosts: Sequence[str] = ()) -> Any:
+    """The server, as an ASGI application. `top_k` is for those who do not say how many they want.
+
+    `allowed_hosts`: names that requests may have as Host or Origin, besides those that BrowserGuard always allows.
+    """
     with needed("serving", "search"):
         import uvicorn  # noqa: F401  (who serves needs it next; better to hear so now)
         from starlette.applications import Starlette
@@ -92,12 +98,12 @@ def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
 
     async def replied(request: Request, path: str) -> Response:
         try:
-            body = b""
+            body = bytearray()
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
                     return JSONResponse({"error": f"a request has at most {MOST_BYTES} bytes"}, 413)
-            asked = json.loads(body)
+            asked = parse_json(body)
             reply = await (_retrieve if path == "/retrieve" else _search)(desk, asked, top_k)
             return JSONResponse(reply)
         except SearchFailed as error:
@@ -117,13 +123,14 @@ def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3) -> Any:
         cache = {"hits": desk.cache.hits, "misses": desk.cache.misses}
         return JSONResponse({"status": "ok", **about, "batches": desk.batches, "cache": cache})
 
-    return Starlette(
+    served = Starlette(
         routes=[
             Route("/retrieve", retrieve, methods=["POST"]),
             Route("/search", search, methods=["POST"]),
             Route("/health", health),
         ]
     )
+    return BrowserGuard(served, allowed_hosts)
 
 
 async def _retrieve(desk: Desk, asked: Any, top_k: int) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""The benchmarks' entry point in a fresh clone; nothing is measured here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import run
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the benchmarks that are started, in a clone that has fetched nothing."""
+    names: list[str] = []
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "run", lambda name, *, quick: not names.append(name))
+    (tmp_path / "tests" / "tokenizers").mkdir(parents=True)
+    return names
+
+
+def write_fetch(folder: Path, body: str) -> None:
+    (folder / "tests" / "tokenizers" / "fetch.py").write_text(body)
+
+
+def test_benchmarks_without_their_tokenizer_are_skipped(
+    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_fetch(tmp_path, "")  # as without npm: it names what is missing, and succeeds
+    monkeypatch.setattr(sys, "argv", ["run.py", "memory", "leases"])
+    assert run.main() == 0
+    assert started == ["leases"]
+    assert "skipped memory: no .cache/tokenizers/qwen2_5" in capsys.readouterr().out
+
+
+def test_tokenizer_is_fetched_for_the_benchmarks_that_need_it(
+    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = "import pathlib, sys\nf = pathlib.Path(sys.argv[0]).parents[2] / '.cache/tokenizers' / sys.argv[1]\n"
+    write_fetch(tmp_path, f"{fetch}f.mkdir(parents=True)\n(f / 'tokenizer.json').touch()\n")
+    monkeypatch.setattr(sys, "argv", ["run.py", "leases"])
+    assert run.main() == 0
+    assert not (tmp_path / ".cache").exists()
+    monkeypatch.setattr(sys, "argv", ["run.py", "memory", "leases"])
+    assert run.main() == 0
+    assert started == ["leases", "memory", "leases"]
