@@ -303,7 +303,7 @@ def check_environment(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; else it draws its own.")] = None,
     seed: Annotated[int, typer.Option(help="What tasks and calls are drawn by.")] = 0,
     instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="How many are used at once.")] = 4,
-    seconds: Annotated[float, typer.Option(min=1, help="How long each property may take.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, help="CPU time that each property may take.")] = 120.0,
 ) -> None:
     """Run an environment through the contract, and say property by property whether it keeps it."""
     from agentfly.commands import checking, loading
