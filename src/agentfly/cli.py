@@ -167,15 +167,17 @@ def evaluate(
         model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
         backend_config={"base_url": base_url} if base_url else None, reward=reward,
     )  # fmt: skip
+    options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
+    sampling = {"temperature": temperature, "max_tokens": max_tokens}
+    unscored: Any = "leave out" if leave_out_unscored else "zero"
+    asked = evaluating.Asked(greedy, threshold, unscored, by or (), out)
+    evaluating.refuse_wrong_flags(asked, sampling, options)
     if recipe_or_model.endswith(".py"):
         beside = flags if agent is None else {"agent": agent, **flags}
         chosen = running.recipe(Path(recipe_or_model), beside, ("eval_tasks", "tasks"))
     else:
         chosen = running.from_flags(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
-    options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
-    chosen = chosen.overridden(None, data, row, {"temperature": temperature, "max_tokens": max_tokens}, options)
-    unscored: Any = "leave out" if leave_out_unscored else "zero"
-    asked = evaluating.Asked(greedy, threshold, unscored, by or (), out)
+    chosen = chosen.overridden(None, data, row, sampling, options)
     found = evaluating.evaluated(chosen, asked, as_json=as_json)
     raise typer.Exit(1 if evaluating.nothing_came_of(found) else 0)
 
@@ -301,7 +303,7 @@ def check_environment(
     tasks: Annotated[Path | None, typer.Option(help="A file of tasks; else it draws its own.")] = None,
     seed: Annotated[int, typer.Option(help="What tasks and calls are drawn by.")] = 0,
     instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="How many are used at once.")] = 4,
-    seconds: Annotated[float, typer.Option(min=1, help="How long each property may take.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, help="CPU time that each property may take.")] = 120.0,
 ) -> None:
     """Run an environment through the contract, and say property by property whether it keeps it."""
     from agentfly.commands import checking, loading

@@ -94,6 +94,9 @@ class Environment:
     pool: ClassVar[Pool] = Pool()
     scored_by: ClassVar[str] = ""
     """The name of the reward that is meant for its tasks; empty: none is."""
+    deterministic: ClassVar[bool] = True
+    """Whether a task and calls always give the same observations. False: its simulator varies between runs, by chance
+    that no seed reaches; `agentfly env check` then compares no runs."""
 
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:

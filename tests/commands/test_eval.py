@@ -148,3 +148,59 @@ def test_one_that_was_killed_goes_on(tmp_path: Path) -> None:
     again = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=60)
     assert (again.returncode, again.stdout) == (0, whole.stdout)
     assert "chains: 128 of 128" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-n", 0], "chains must be a whole number"),
+        (["--max-concurrent", 0], "max_concurrent_chains must be"),
+        (["--max-turns", 0], "max_turns"),
+        (["--temperature", -1], "temperature"),
+        (["--out", "figures.txt"], "ends with .jsonl"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_the_recipe_draws_its_tasks(tmp_path: Path, flags: list[Any], said: str) -> None:
+    path, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
+    path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE.replace("PAUSE", "0"))
+    with pytest.raises(ConfigError, match=said):
+        typed(path, *flags)
+    assert not drawn.exists()
+    typed(path)
+    assert drawn.exists()
+
+
+MISSING = """
+import asyncio
+from agentfly import Environment, reward
+from agentfly.agents import HFAgent
+from agentfly.extras import needed
+
+class Judge(Environment):
+    async def start(self):
+        with needed("judging", "math"):
+            import a_package_that_is_missing
+
+@reward
+async def right(prediction: str, judge: Judge) -> float:
+    return 1.0
+
+async def script(turn):
+    with open("asked", "a") as file:
+        file.write(".")
+    await asyncio.sleep(0.001)
+    return "4"
+
+agent = HFAgent(reward=right, template="chatml", backend="scripted", backend_config={"script": script})
+eval_tasks = [{"question": f"{i}?"} for i in range(4)]
+"""
+
+
+def test_a_missing_extra_stops_the_evaluation_with_its_install_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.py").write_text(MISSING)
+    with pytest.raises(ConfigError, match=r"a_package_that_is_missing.*pip install 'agentfly\[math\]'"):
+        typed("recipe.py", "-n", 8, "--max-concurrent", 1)
+    assert len(Path("asked").read_text()) <= 4  # the first of 32 chains, tried twice, and perhaps the next

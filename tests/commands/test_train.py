@@ -122,3 +122,13 @@ def test_one_call_trains_and_goes_on(small_model: Path) -> None:
     assert [record.step for record in again.records()] == [0, 1, 2]
     with pytest.raises(AgentFlyError, match=r"was started with learning_rate=0\.001"):
         train(agent, tasks, replace(config, learning_rate=1.0), run="here", resume=True)
+
+
+@pytest.mark.parametrize("change", ["learning_rat=1", "steps=many", "sampling.heat=1", "algorithm=nothing", "fast"])
+def test_a_wrong_field_is_refused_before_the_recipe_draws_its_tasks(tmp_path: Path, change: str) -> None:
+    recipe, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
+    recipe.write_text(f"open({str(drawn)!r}, 'w').close()\n")
+    assert refused(recipe, change)
+    assert not drawn.exists()
+    assert "must define `config`" in refused(recipe)
+    assert drawn.exists()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from agentfly.conformance import PROPERTIES, Verdict, check, check_environment, drawing
+from agentfly.conformance import PROPERTIES, Verdict, check, check_environment, clock, drawing
 from agentfly.conformance.report import Report
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.extras import needed
+from agentfly.types import Task
 from tests.conformance import worlds
 
 
@@ -125,3 +130,67 @@ def test_a_missing_extra_is_the_users_to_mend() -> None:
 
     with pytest.raises(ConfigError, match=r"pip install 'agentfly\[corridor\]'"):
         check_environment(Needy)
+
+
+def test_a_simulator_that_varies_keeps_the_other_properties() -> None:
+    class Windy(worlds.Dice):
+        deterministic = False
+
+    report = check_environment(Windy)
+    assert report.passed, report
+    left_out = [name for name, verdict in verdicts(report).items() if verdict is Verdict.NOT_APPLICABLE]
+    assert left_out == ["determinism", "reset isolation", "concurrent instances"]
+    assert "its simulator varies between runs" in str(report)
+
+
+def test_a_loaded_machine_fails_no_sound_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little CPU time passes, however long everything takes by the clock."""
+    monkeypatch.setattr(clock, "cpu_seconds", lambda: 0.0)
+    monkeypatch.setattr(clock, "WALL", 1e9)
+    monkeypatch.setattr("agentfly.conformance.making.QUICK", 1e-9)
+    monkeypatch.setattr(check, "GRACE", 0.0)
+    report = check_environment(worlds.Corridor, seconds=1e-4)
+    assert report.passed, report
+
+
+def test_an_environment_that_computes_too_long_fails() -> None:
+    class Busy(worlds.Corridor):
+        async def reset(self, task: Task) -> None:
+            begun = time.process_time()
+            while time.process_time() - begun < 0.5:
+                await asyncio.sleep(0)
+            await super().reset(task)
+
+    report = check_environment(Busy, seconds=0.4)
+    assert "it takes longer than 0.4 s" in report.failures["starts"]
+
+
+async def test_time_limits_count_cpu_time_and_find_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 0.0
+    monkeypatch.setattr(clock, "cpu_seconds", lambda: used)
+    monkeypatch.setattr(clock, "WALL", 1e9)
+    async with clock.time_limit(0.001):
+        await asyncio.sleep(0.1)
+
+    async def hang(cpu: float) -> None:
+        nonlocal used
+        async with clock.time_limit(0.001):
+            used += cpu
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await hang(cpu=1.0)
+    monkeypatch.setattr(clock, "WALL", 2.0)
+    with pytest.raises(TimeoutError):
+        await hang(cpu=0.0)
+
+
+def test_cpu_time_of_children_counts() -> None:
+    before = clock.cpu_seconds()
+    code = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert clock.cpu_seconds() - before >= 0.45
+        child.communicate(b"\n")
+    assert clock.cpu_seconds() - before >= 0.45

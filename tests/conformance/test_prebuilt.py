@@ -25,6 +25,8 @@ TASKS: dict[str, list[dict[str, Any]]] = {
 class Findable(ScienceWorld):
     """Tasks that are short and always go alike: in others, the simulator itself is left to chance."""
 
+    deterministic = True
+
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0, **_: Any) -> list[dict[str, Any]]:
         found = ["find-living-thing", "find-non-living-thing"]

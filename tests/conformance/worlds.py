@@ -75,7 +75,9 @@ def generous_reward(env: Corridor) -> float:
 
 class Slow(Corridor):
     def __init__(self) -> None:
-        time.sleep(0.06)
+        begun = time.thread_time()
+        while time.thread_time() - begun < 0.06:
+            pass
 
 
 class Undocumented(Corridor):

@@ -12,6 +12,7 @@ from agentfly.environments.judge_tests import UnitTests
 from agentfly.errors import DataError
 from agentfly.resources.sandbox import Limits, SandboxUnavailable
 from tests.environments.judging import ADD, ANYTHING, DISHONEST, HANGING, HONEST, TAMPERING, TELLING
+from tests.environments.swallowing import CATCHING, SWALLOWING
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -46,9 +47,12 @@ async def strict() -> AsyncIterator[CodeJudge]:
     yield await started(Strict)
 
 
-@pytest.mark.parametrize("name", HONEST)
+ALL_HONEST = HONEST | CATCHING
+
+
+@pytest.mark.parametrize("name", ALL_HONEST)
 async def test_an_honest_solution_gets_full_marks(judge: CodeJudge, name: str) -> None:
-    solution, tests = HONEST[name]
+    solution, tests = ALL_HONEST[name]
     if name in ("numpy", "sympy") and (missing := (await judge.output(f"import {name}")).wrong):
         pytest.skip(f"the sandbox has no {name}: {missing}")
     verdict = await judge.unit_tests(solution, tests)
@@ -56,10 +60,10 @@ async def test_an_honest_solution_gets_full_marks(judge: CodeJudge, name: str) -
     assert verdict.passed == verdict.total == UnitTests.of(tests).total
 
 
-@pytest.mark.parametrize("name", [name for name in HONEST if name not in ("main guard", "loud")])
+@pytest.mark.parametrize("name", [name for name in ALL_HONEST if name not in ("main guard", "loud")])
 async def test_plain_execution_agrees(judge: CodeJudge, name: str) -> None:
     """The honest tests are right: solution and tests in one script run to the end."""
-    solution, tests = HONEST[name]
+    solution, tests = ALL_HONEST[name]
     steps = "\n".join(step.source for step in UnitTests.of(tests).steps)
     printed = await judge.output(f"{solution}\n{steps}\nprint('to the end')")
     assert printed.wrong == ""
@@ -84,6 +88,12 @@ async def test_the_solution_never_decides_what_the_test_compares(
     solution, test = TELLING[name]
     verdict = await (strict if "hang" in name else judge).unit_tests(ANYTHING + solution, test)
     assert verdict.passed == 0
+
+
+@pytest.mark.parametrize("name", SWALLOWING)
+async def test_a_check_that_the_solution_swallows_fails(judge: CodeJudge, name: str) -> None:
+    verdict = await judge.unit_tests(*SWALLOWING[name])
+    assert (verdict.passed, verdict.total) == (0, 1)
 
 
 @pytest.mark.parametrize("mechanism", ["namespaces", "landlock"])

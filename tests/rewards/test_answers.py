@@ -1,6 +1,8 @@
 """The rewards for short answers: the usual normalisation, and no reward for what is no answer."""
 
 import json
+import re
+import string
 from typing import Any
 
 import pytest
@@ -23,6 +25,9 @@ from agentfly.tools import answer
         ("Theatre", "theatre"),
         ("12,345", "12345"),
         ("A", "a"),
+        ("(A)", "a"),
+        ("A.", "a"),
+        ("**The**", "the"),
         ("+", "+"),
         ("", ""),
         ("the", "the"),
@@ -51,6 +56,26 @@ def test_what_does_not_count(text: str, plain: str) -> None:
 def test_match(given: str, right: str, em: float, f1: float) -> None:
     found = match(given, right)
     assert (found.em, found.f1) == (em, pytest.approx(f1))
+
+
+@pytest.mark.parametrize("letter", "ABCDEI")
+@pytest.mark.parametrize("written", ["{}", "{}.", "({})", "{})", "**{}**", "[{}]", "{}:"])
+def test_a_letter_is_matched_however_it_is_written(letter: str, written: str) -> None:
+    given = written.format(letter)
+    assert qa_em(given, letter)["reward"] == qa_em(letter, given)["reward"] == qa_f1(given, letter)["reward"] == 1.0
+    assert qa_em(given, "F")["reward"] == 0.0
+
+
+def reference_normalize(text: str) -> str:
+    """`normalize_answer` of the SQuAD evaluation script."""
+    without = "".join(each for each in text.lower() if each not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", without).split())
+
+
+@given(st.text(alphabet="aAnthe .,()!-bB12é\n", max_size=30))
+def test_normalization_is_the_reference_unless_that_is_empty(text: str) -> None:
+    expected = reference_normalize(text)
+    assert normalised(text) == expected or not expected
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

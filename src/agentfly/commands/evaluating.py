@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from agentfly.commands.console import harmless
 from agentfly.commands.progress import Steps
 from agentfly.commands.running import Run
 from agentfly.errors import ConfigError
+from agentfly.rollout.options import sampling_of, settings_of
 from agentfly.runs.files import replace
-from agentfly.training.evaluation import Evaluation, evaluate
+from agentfly.training.evaluation import Evaluation, evaluate, refuse_wrong_numbers
 
 FILE = "chains.jsonl"
 SUMMARY = "evaluation.json"
@@ -52,6 +53,16 @@ def evaluated(run: Run, asked: Asked, *, as_json: bool = False) -> Evaluation:
     if summary is not None:
         replace(summary, json.dumps(found.to_json(), indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace"))
     return found
+
+
+def refuse_wrong_flags(asked: Asked, sampling: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse flags that are wrong whatever the recipe is, before it draws its tasks; None stands for one not given."""
+    chains = options.get("num_chains")
+    refuse_wrong_numbers(1 if chains is None else chains, options.get("max_concurrent_chains"), asked.unscored)
+    sampling_of({name: value for name, value in sampling.items() if value is not None})
+    turns = options.get("max_turns")
+    settings_of(1 if turns is None else turns, {"seed": options.get("seed")})
+    _places(asked.out)
 
 
 async def _figures(run: Run, asked: Asked, log: Path | None, console: Console) -> Evaluation:

@@ -19,7 +19,7 @@ from agentfly.commands.running import refuse_without_torch
 from agentfly.errors import ConfigError
 from agentfly.rollout.options import tasks_of
 from agentfly.runs import RunDirectory
-from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.training.config import TrainConfig, parse_overrides, refuse_wrong_fields
 from agentfly.training.data import read_tasks
 from agentfly.types import Task
 
@@ -30,9 +30,10 @@ SHOWN = 40
 def trained(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
     """Train what a recipe describes, with some fields changed, in a folder of its own."""
     refuse_without_torch("train")
+    overrides = parse_overrides(changes)
+    refuse_wrong_fields(overrides)  # before the recipe draws its tasks, and before torch is imported
     from agentfly.training.setup import new_run
 
-    overrides = parse_overrides(changes)
     plan = planned(recipe, overrides)
     place = folder or _free(Path("runs"), recipe.stem)
     try:
@@ -71,8 +72,8 @@ def planned(recipe: Path, overrides: Mapping[str, Any], beside: Path | None = No
     config = getattr(module, "config", None)
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{recipe} must define `config`: a TrainConfig, from agentfly.training")
+    config = config.overridden(overrides)
     tasks, held_out = (_tasks(beside or recipe.parent, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
-    config = config.overridden(overrides)  # before torch is imported: a mistyped field should not take seconds to tell
     from agentfly.training.trainer import Plan
 
     return Plan(partial(make_agent, module), tasks, config, held_out, recipe)

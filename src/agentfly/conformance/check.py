@@ -9,9 +9,11 @@ import asyncio
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from agentfly.conformance import acting, comparing, drawing, leaving, making, rewarding
+from agentfly.conformance.clock import Stopwatch, time_limit
 from agentfly.conformance.report import Broken, Finding, NotApplicable, Report, Verdict
 from agentfly.conformance.subject import Subject, told_of
 from agentfly.environment import Environment
@@ -62,7 +64,7 @@ def check_environment(
         tasks: Tasks to use instead of those that it draws.
         seed: What tasks are drawn by, and calls are made up by.
         instances: How many are used at once.
-        seconds: How long each property may take.
+        seconds: CPU time that each property may take; five times as many seconds by the clock end it in any case.
         told: Called with each finding as it comes.
 
     Raises:
@@ -102,10 +104,11 @@ HELD_UP = "it holds up the event loop: nothing else can go on beside it; the res
 def _awaited(
     found: queue.SimpleQueue[Finding | BaseException | None], left: list[str], seconds: float
 ) -> Finding | BaseException | None:
-    try:
-        return found.get(timeout=seconds + GRACE)
-    except queue.Empty:
-        return Finding(left[0] if left else "end", Verdict.FAIL, HELD_UP)
+    watch = Stopwatch()
+    while not watch.exceeds(seconds + GRACE):
+        with suppress(queue.Empty):
+            return found.get(timeout=min(1.0, seconds + GRACE))
+    return Finding(left[0] if left else "end", Verdict.FAIL, HELD_UP)
 
 
 def _examine(
@@ -133,9 +136,9 @@ def _examine(
 
 
 async def _finding(name: str, examine: Property, subject: Subject) -> Finding:
-    limit = asyncio.timeout(subject.seconds)
+    limit: asyncio.Timeout | None = None
     try:
-        async with limit:
+        async with time_limit(subject.seconds) as limit:
             return Finding(name, Verdict.PASS, await call(examine, subject))
     except NotApplicable as reason:
         return Finding(name, Verdict.NOT_APPLICABLE, str(reason))
@@ -148,6 +151,6 @@ async def _finding(name: str, examine: Property, subject: Subject) -> Finding:
     except Exception as error:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        if limit.expired():
+        if limit is not None and limit.expired():
             return Finding(name, Verdict.FAIL, f"it takes longer than {subject.seconds:g} s")
         return Finding(name, Verdict.FAIL, f"it raised {told_of(error)}")

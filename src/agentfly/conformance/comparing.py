@@ -14,6 +14,7 @@ async def determinism(subject: Subject) -> str:
     """The same task and the same calls give the same observations, and leave the same state."""
     subject.refuse_without_tools()
     subject.refuse_shared()
+    subject.refuse_random()
     calls = 0
     for task in subject.tasks(2):
         once = await subject.trace(task)

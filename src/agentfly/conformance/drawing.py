@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentfly.conformance.clock import WALL
 from agentfly.conformance.report import Broken, NotApplicable
 from agentfly.conformance.subject import SPLITS, Subject
 from agentfly.environment import draws_tasks
@@ -130,7 +131,7 @@ def _drawn_elsewhere(subject: Subject) -> str:
     surroundings = {**os.environ, "PYTHONHASHSEED": str(subject.seed % 1000 + 1)}
     done = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE, asked],
-        capture_output=True, text=True, env=surroundings, timeout=subject.seconds, check=False,
+        capture_output=True, text=True, env=surroundings, timeout=WALL * subject.seconds, check=False,
     )  # fmt: skip
     if done.returncode:
         raise Broken(f"another process cannot draw them: {done.stderr.strip().splitlines()[-1]:.200}")

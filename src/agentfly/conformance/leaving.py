@@ -7,11 +7,11 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from agentfly.conformance.clock import Stopwatch, descendants
 from agentfly.conformance.report import Broken, NotApplicable
 from agentfly.conformance.subject import Subject
 from agentfly.environment import Environment
@@ -59,12 +59,12 @@ async def _lived(subject: Subject, tasks: list[Task]) -> None:
 
 async def _settled(expected: Mapping[str, int]) -> dict[str, int]:
     """The counts, once they are as expected or have had their time."""
-    for _ in range(int(PATIENCE / 0.05)):
+    watch = Stopwatch()
+    while True:
         now = held()
-        if all(now[what] <= count for what, count in expected.items()):
-            break
+        if all(now[what] <= count for what, count in expected.items()) or watch.exceeds(PATIENCE):
+            return now
         await asyncio.sleep(0.05)
-    return now
 
 
 def held() -> dict[str, int]:
@@ -75,23 +75,8 @@ def held() -> dict[str, int]:
     return {
         "threads": native + named,
         "file descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": sum(1 for _ in _children()),
+        "processes": sum(1 for _ in descendants()),
     }
-
-
-def _children() -> Iterator[int]:
-    below: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if words[0] != "Z":
-            below.setdefault(int(words[1]), []).append(int(stat.parent.name))
-    waiting = [os.getpid()]
-    for each in waiting:
-        waiting += below.get(each, [])
-        yield from below.get(each, [])
 
 
 async def no_global_state(subject: Subject) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from agentfly.conformance.clock import Stopwatch
 from agentfly.conformance.report import Broken
 from agentfly.conformance.subject import NO_TASK, Subject, told_of
 from agentfly.environment import Scope, refuse_unmakable
@@ -13,7 +14,7 @@ from agentfly.resources.instance import Instance
 from agentfly.resources.manager import place_of
 
 QUICK = 1.0
-"""Seconds within which a constructor returns, once out of three times: a busy machine may hold it up."""
+"""Seconds of CPU time within which a constructor returns, once out of three times."""
 
 
 async def constructor(subject: Subject) -> str:
@@ -22,14 +23,13 @@ async def constructor(subject: Subject) -> str:
         refuse_unmakable(subject.kind)
     except ConfigError as error:
         raise Broken(str(error)) from None
-    least = float("inf")
     for _ in range(3):
-        begun = time.perf_counter()
+        watch, begun = Stopwatch(), time.perf_counter()
         subject.kind()
-        least = min(least, time.perf_counter() - begun)
-        if least < QUICK:
-            return f"takes nothing, and {1000 * least:.1f} ms"
-    raise Broken(f"it takes {least:.1f} s; slow work goes into start")
+        took = time.perf_counter() - begun
+        if not watch.exceeds(QUICK):
+            return f"takes nothing, and {1000 * took:.1f} ms"
+    raise Broken(f"it takes {took:.1f} s; slow work goes into start")
 
 
 async def tools_documented(subject: Subject) -> str:

@@ -38,7 +38,7 @@ class Subject:
     seed: int = 0
     instances: int = 4
     seconds: float = 120.0
-    """How long each property may take."""
+    """CPU time that each property may take."""
     started: bool = False
     """Whether an instance could be had."""
     deterministic: bool = True
@@ -106,6 +106,8 @@ class Subject:
 
     def refuse_random(self) -> None:
         """Leave alone what can only be seen by comparing."""
+        if not self.kind.deterministic:
+            raise NotApplicable("its simulator varies between runs (deterministic = False), so nothing can be compared")
         if not self.deterministic:
             raise NotApplicable("two runs differ even in fresh instances, so nothing can be compared")
 

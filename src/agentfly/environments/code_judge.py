@@ -192,4 +192,6 @@ class _Judgement:
 @cache
 def _inside() -> dict[str, str]:
     """The modules that run inside, each after those it needs."""
-    return {name: (_INSIDE / f"{name}.py").read_text() for name in ("plain", "peer", "solution", "trusted")}
+    return {
+        name: (_INSIDE / f"{name}.py").read_text() for name in ("plain", "peer", "solution", "swallowed", "trusted")
+    }

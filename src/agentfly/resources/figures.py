@@ -105,6 +105,8 @@ class Figures:
     """Chains that gave up waiting."""
     broken: str = ""
     """Why no instance can be started; empty while one can."""
+    misconfigured: bool = False
+    """Whether that is a mistake of the configuration, such as a missing extra, which no retry mends."""
     leases: tuple[Lent, ...] = ()
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Of `wait`, `start`, `reset` and `step`: count, mean, p50, p95 and max."""

@@ -70,6 +70,8 @@ class Trouble:
     """What the last one died of."""
     broken: bool = False
     """Whether no instance is to be hoped for."""
+    misconfigured: bool = False
+    """Whether the last one was refused by a ConfigError."""
 
 
 @dataclass(eq=False)
@@ -178,7 +180,8 @@ class Stock:
             return
         trouble.failures += 1
         trouble.seen, trouble.reason = moment, str(error)
-        hopeless = trouble.failures >= ATTEMPTS or isinstance(error.__cause__ or error, ConfigError)
+        trouble.misconfigured = isinstance(error.__cause__ or error, ConfigError)
+        hopeless = trouble.failures >= ATTEMPTS or trouble.misconfigured
         trouble.broken = hopeless and not self.idle and not self.lent
         pause = min(BACK_OFF * 2 ** (trouble.failures - 1), LONGEST_BACK_OFF)
         trouble.until = moment + (COOL_DOWN if trouble.broken else pause)
@@ -230,6 +233,7 @@ class Stock:
             failed_closes=self.failed_closes,
             timeouts=self.timeouts,
             broken=str(self.breakdown()) if self.trouble.broken else "",
+            misconfigured=self.trouble.broken and self.trouble.misconfigured,
             leases=tuple(each.lent for each in self.lent.values()),
             seconds={name: histogram.summary for name, histogram in times.items()},
         )

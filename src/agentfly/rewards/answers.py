@@ -42,8 +42,10 @@ class Match:
 
 def normalised(text: str) -> str:
     """Text as answers are compared: lower case, without punctuation, articles and needless space."""
-    plain = " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-    return plain or " ".join(text.lower().split())  # an answer such as "A" or "+" is more than nothing
+    bare = text.lower().translate(_PUNCTUATION)
+    # An answer of articles or punctuation alone, such as the choice "(A)" or "+", is more than nothing.
+    candidates = (_ARTICLES.sub(" ", bare), bare, text.lower())
+    return next((plain for each in candidates if (plain := " ".join(each.split()))), "")
 
 
 def match(given: str, right: str) -> Match:

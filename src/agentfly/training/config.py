@@ -241,21 +241,37 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def refuse_wrong_fields(overrides: Mapping[str, Any]) -> None:
+    """Refuse overrides that are wrong for any configuration: unknown fields, and values of a wrong type."""
+    hints = typing.get_type_hints(TrainConfig)
+    known = {each.name for each in fields(TrainConfig)}
+    for name, value in overrides.items():
+        head, dot, inner = name.partition(".")
+        if head not in known:
+            raise ConfigError(_no_such_field(head))
+        if not dot:
+            _checked_field(head, value, hints[head])
+        elif head == "sampling":
+            sampling_of({inner: value})
+
+
+def _checked_field(name: str, value: Any, hint: Any) -> Any:
+    """A value in the type that its field declares."""
+    if name in _READERS:
+        return _READERS[name](value)
+    if isinstance(value, bool) and hint is not bool:
+        raise ConfigError(f"{name}={value!r}: it takes no truth value")
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        said = "; ".join(dict.fromkeys(each["msg"] for each in error.errors()))
+        raise ConfigError(f"{name}={value!r:.60}: {said}") from None
+
+
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values in the types that the fields declare; a wrong one is refused by name."""
     hints = typing.get_type_hints(TrainConfig)
-    out = {}
-    for name, value in values.items():
-        if name in _READERS:
-            out[name] = _READERS[name](value)
-            continue
-        if isinstance(value, bool) and hints[name] is not bool:
-            raise ConfigError(f"{name}={value!r}: it takes no truth value")
-        try:
-            out[name] = TypeAdapter(hints[name]).validate_python(value)
-        except ValidationError as error:
-            said = "; ".join(dict.fromkeys(each["msg"] for each in error.errors()))
-            raise ConfigError(f"{name}={value!r:.60}: {said}") from None
+    out = {name: _checked_field(name, value, hints[name]) for name, value in values.items()}
     for name in out["run_options"]:
         if name not in RunOptions.__annotations__ or name in _OURS:
             there = ", ".join(sorted(set(RunOptions.__annotations__) - _OURS))

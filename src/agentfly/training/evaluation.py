@@ -53,7 +53,7 @@ async def evaluate(
     asked = tasks_of(tasks)
     by = (by,) if isinstance(by, str) else by
     at_once = options.get("max_concurrent_chains")
-    _refuse_wrong_numbers(chains, at_once, unscored)
+    refuse_wrong_numbers(chains, at_once, unscored)
     _refuse_what_cannot_start(agent, asked, by)
     if options.get("seed") is None and sampling_of(options.get("sampling")).seed is None:
         options["seed"] = 0
@@ -71,6 +71,8 @@ async def evaluate(
         left = [job for job in jobs if (job.group, job.chain) not in known]
         async with aclosing(run_jobs(agent, left, max_concurrent_chains=at_once, manager=agent.manager)) as finished:
             async for trajectory in finished:
+                if trajectory.score is None:
+                    _refuse_misconfigured(agent)
                 result = Result.of(trajectory, greedy=trajectory.chain >= chains)
                 known[result.key] = result
                 if kept is not None:
@@ -87,7 +89,8 @@ def _greedy(settings: Settings) -> Settings:
     return replace(settings, sampling=replace(settings.sampling, temperature=0.0))
 
 
-def _refuse_wrong_numbers(chains: int, at_once: int | None, unscored: str) -> None:
+def refuse_wrong_numbers(chains: int, at_once: int | None, unscored: str) -> None:
+    """Refuse counts that are no counts, and another `unscored` than there is."""
     for name, value in (("chains", chains), ("max_concurrent_chains", 1 if at_once is None else at_once)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
@@ -105,6 +108,13 @@ def _refuse_what_cannot_start(agent: BaseAgent, tasks: Sequence[Task], by: Seque
             raise ConfigError(
                 f"by {column!r}: no task has such a column; there are {', '.join(sorted(there)) or 'none'}"
             )
+
+
+def _refuse_misconfigured(agent: BaseAgent) -> None:
+    """Stop where an environment cannot start before something is installed or configured: no chain would be scored."""
+    for figures in agent.manager.figures():
+        if figures.misconfigured:
+            raise ConfigError(figures.broken)
 
 
 def _said(agent: BaseAgent, tasks: Sequence[Task], chains: int, greedy: bool, settings: Settings) -> dict[str, Any]:

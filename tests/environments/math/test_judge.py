@@ -57,6 +57,39 @@ DONE = [
     ("$18.00", "18"), (r"\boxed{3.5\text{ cm}}", "3.5"), (r"2\sqrt{3}", r"\sqrt{12}"),
     (r"x(x+2)", "x^2 + 2x"), ("-7/8", "-0.875"),
 ]  # fmt: skip
+MATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
+NOTATION = [
+    *((given, "1000000") for given in (
+        "10^6", "1e6", "1.0E6", "1e+6", r"1\,000\,000", r"$1\,000\,000$", r"\boxed{10^{6}}", r"\boxed{1e6}",
+        "1 000 000",
+        "The answer is 10^6.", "The answer is 1e6.", r"1\;000\;000", r"1{,}000{,}000",
+    )),
+    ("1000000", r"1\,000\,000"), ("10^6", "1e6"), ("10^-3", "0.001"), ("1e-3", "0.001"), (r"-1\,000", "-1000"),
+    ("sqrt(2)", r"\sqrt{2}"), ("√2", r"\sqrt{2}"), ("The answer is sqrt(2).", r"\sqrt{2}"), (r"\sqrt{2}", "sqrt(2)"),
+    ("2*sqrt(3)", r"2\sqrt{3}"), ("(1 + √5)/2", r"\frac{1+\sqrt{5}}{2}"), ("sqrt(1+sqrt(2))", r"\sqrt{1+\sqrt{2}}"),
+    ("2*pi", r"2\pi"), ("ln(2)", r"\ln 2"),
+    (MATRIX, MATRIX), (f"{MATRIX}.", MATRIX), (f"The answer is {MATRIX}.", MATRIX),
+    (f"The product is\n{MATRIX}", MATRIX),
+    (MATRIX.replace(" ", "\n"), MATRIX), (r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", MATRIX),
+    (r"x \le 2", r"x \le 2"), ("The answer is x <= 2.", r"x \le 2"), (r"x \le 2", r"(-\infty, 2]"),
+    ("2 >= x", r"x \le 2"),
+    (r"3 \le x \le 4", "[3, 4]"), (r"\boxed{10\%}", "10"), ("The answer is tan.", r"\text{tan}"), ("3 or 5", "3, 5"),
+]  # fmt: skip
+"""Right, in notations that math-verify alone does not read."""
+NEAR = [
+    *((given, "1000000") for given in ("10^5", "1e5", "1e-6", r"1\,000\,00", r"1\,000\,001", "6", "10", "1 000 001")),
+    *((given, "1000") for given in ("10^{1+2}", "10*10*10", r"10^1 \cdot 10^2", "1 0 0 0", r"10\,00")),
+    *((given, "1000") for given in ("10^3 10^4", "1e3 or 1e4")),
+    *((given, "42") for given in (r"4\,2", "The answer is 42 43.", "The answer is 42 or 43.", "4.2*10")),
+    ("0", r"1\,000\,000"), ("sqrt(4)", "2"), ("√25", "5"), ("sqrt(3)", r"\sqrt{2}"), ("-sqrt(2)", r"\sqrt{2}"),
+    ("sqrt(45", r"3\sqrt{5}"), ("pi", "3.14159"),
+    (f"2{MATRIX}", MATRIX), (f"{MATRIX}^2", MATRIX), (MATRIX.replace("4", "5"), MATRIX), ("1, 2, 3, 4", MATRIX),
+    (f"{MATRIX} or {MATRIX.replace('4', '5')}", MATRIX), (f"It is not {MATRIX}", MATRIX),
+    ("x < 2", r"x \le 2"), ("x >= 2", r"x \le 2"), ("2", r"x \le 2"), ("x < 2", r"(-\infty, 2]"),
+    ("3 < x < 4", "(3, 4)"),
+    ("3 < x < 4", "[3, 4]"), ("x >= 5 or x <= 0", r"x \geq 5"), ("0.01", "10"), ("The answer is -3 or 3.", "-3"),
+]  # fmt: skip
+"""Wrong, in the same notations."""
 SEVERAL = [
     r"\boxed{41, 42, 43}", r"\boxed{42} \boxed{43}", r"\boxed{42} and \boxed{",
     r"\boxed{42 or 43}", r"\boxed{[0, 100]}", r"\boxed{42 \pm 1}",
@@ -78,6 +111,11 @@ async def test_the_same_in_another_form_is_right_and_nothing_else(the_judge: Mat
 async def test_a_number_has_to_be_worked_out(the_judge: MathJudge) -> None:
     assert [pair for pair in DONE if not await the_judge.equal(*pair)] == []
     assert [pair for pair in UNDONE if await the_judge.equal(*pair)] == []
+
+
+async def test_common_notations_are_read_and_stay_exact(the_judge: MathJudge) -> None:
+    assert [pair for pair in NOTATION if not await the_judge.equal(*pair)] == []
+    assert [pair for pair in NEAR if await the_judge.equal(*pair)] == []
 
 
 async def test_several_answers_at_once_are_none(the_judge: MathJudge) -> None:

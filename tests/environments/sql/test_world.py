@@ -113,7 +113,8 @@ async def test_a_query_in_the_answer_counts_where_none_was_submitted(answer: str
         ("SELECT price FROM toys WHERE id = 4", "SELECT '' FROM toys WHERE id = 4", False),
         ("SELECT price FROM toys WHERE id = 4", "SELECT NULL FROM toys WHERE id = 4", True),
         ("SELECT id, name FROM toys", "SELECT id FROM toys", False),
-        ("SELECT name FROM toys WHERE id = 9", "SELECT name FROM toys WHERE price > 9", True),
+        ("SELECT name FROM toys WHERE id = 9", "SELECT name FROM toys WHERE 9 = id", True),
+        ("SELECT name FROM toys WHERE id = 9", "SELECT name FROM toys WHERE price > 9", False),  # both empty by chance
         ("SELECT name FROM toys WHERE id = 9", "SELECT 1 WHERE 0", False),
         ("SELECT name FROM toys WHERE id = 9", "SELECT id, name FROM toys WHERE 0", False),
         ("SELECT name FROM toys WHERE id = 9", "DELETE FROM toys", False),
@@ -141,10 +142,57 @@ async def test_a_part_of_the_result_is_worth_its_part() -> None:
     assert 0 <= (chain.reward or 0) <= 3 / 5  # on the database; a twin, on which it does worst, decides
 
 
-def test_a_twin_has_fewer_rows_and_nothing_in_it_refers_to_what_is_gone() -> None:
+ZERO = [
+    "SELECT COUNT(*) FROM toys WHERE price > 1000",
+    "SELECT COUNT(*) FROM toys WHERE name = 'robot'",
+    "SELECT COUNT(*) FROM toys WHERE name LIKE '%robot%'",
+    'SELECT COUNT(*) FROM toys WHERE name = "robot"',
+    "SELECT COUNT(*) FROM toys WHERE name = 'ball' AND price < 2",
+    "SELECT COUNT(*) FROM toys JOIN makers ON maker = makers.id WHERE makers.name = 'Eve'",
+    "SELECT COUNT(*) FROM makers WHERE id NOT IN (SELECT maker FROM toys WHERE maker IS NOT NULL)",
+    "SELECT COUNT(*) FROM orders WHERE day > '2020-01-01'",
+    "SELECT EXISTS (SELECT 1 FROM toys WHERE price BETWEEN 50 AND 60)",
+]
+ORDERS = "CREATE TABLE orders (id INTEGER PRIMARY KEY, toy INTEGER NOT NULL REFERENCES toys(id), day TEXT);"
+
+
+@pytest.mark.parametrize("gold", ZERO)
+async def test_a_constant_zero_is_no_answer_to_a_count_of_nothing(gold: str) -> None:
+    asked = row(gold, database={"script": SHOP + ORDERS})
+    table = "orders" if "orders" in gold else "toys"
+    for query, match in ((f"SELECT COUNT(*) * 0 FROM {table}", False), (f"SELECT * FROM ({gold})", True)):
+        made = await world(asked)
+        assert made._database is not None
+        assert made._database.run(query, 2).rows == made._database.run(gold, 2).rows == [(0,)]
+        await made.submit_query(query)
+        assert (await made.judged())["match"] is match
+        await made.close()
+
+
+SAME = [
+    ("SELECT COUNT(*) FROM toys", "SELECT COUNT(name) FROM toys"),
+    ("SELECT COUNT(*) FROM makers", "SELECT COUNT(DISTINCT name) FROM makers"),
+    ("SELECT name FROM makers ORDER BY id DESC LIMIT 1",
+     "SELECT name FROM makers WHERE id = (SELECT MAX(id) FROM makers)"),
+    ("SELECT COUNT(*) FROM toys WHERE price > 100", "SELECT COUNT(price) FROM toys WHERE NOT price <= 100"),
+    ("SELECT COUNT(*) FROM toys WHERE name = 'x'", "SELECT COUNT(*) FROM toys GROUP BY 'x' HAVING 0 UNION ALL "
+     "SELECT COUNT(id) FROM toys WHERE name IN ('x')"),
+    ("SELECT maker FROM toys WHERE maker IS NOT NULL", "SELECT makers.id FROM toys JOIN makers ON maker = makers.id"),
+    ("SELECT name FROM makers WHERE id IN (SELECT maker FROM toys)",
+     "SELECT DISTINCT makers.name FROM makers JOIN toys ON maker = makers.id"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "query"), SAME)
+async def test_added_rows_keep_what_holds_in_the_data(gold: str, query: str) -> None:
+    assert (await worth(gold, query))["match"]
+
+
+def test_what_a_twin_refers_to_exists() -> None:
     script = SHOP + "CREATE TRIGGER t AFTER DELETE ON toys BEGIN INSERT INTO makers VALUES (7, 'Eve'); END;"
-    real, *twins = (sources.image({"script": script}), *sources.twins({"script": script}))
-    assert twins == list(sources.twins({"script": script}))
+    column, gold = {"script": script}, "SELECT COUNT(*) FROM toys JOIN makers ON maker = makers.id"
+    real, *twins = (sources.image(column), *sources.twins(column, gold))
+    assert twins == list(sources.twins(column, gold))
     counts = []
     for image in (real, *twins):
         copy = Database(image, seconds=2.0)
@@ -154,7 +202,8 @@ def test_a_twin_has_fewer_rows_and_nothing_in_it_refers_to_what_is_gone() -> Non
         counts.append(copy.run("SELECT (SELECT COUNT(*) FROM toys), (SELECT COUNT(*) FROM makers)", 1).rows[0])
         copy.close()
     assert counts[0] == (4, 2)
-    assert any(twin != counts[0] for twin in counts[1:])
+    assert any(twin < counts[0] for twin in counts[1:])
+    assert any(twin > counts[0] for twin in counts[1:])
 
 
 async def test_spelling_out_the_answer_of_a_drawn_question_earns_nothing() -> None:

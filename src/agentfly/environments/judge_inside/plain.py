@@ -244,6 +244,8 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+_NOT_SHARED = frozenset(("solution", "__main__", "unittest", "pytest", "_pytest", __name__.partition(".")[0]))
+"""Modules whose exceptions stay on their own side: a test runner takes those of unittest and pytest as verdicts."""
 _own_exceptions: dict[str, type[BaseException]] = {}
 
 
@@ -257,7 +259,7 @@ def exception_class(kinds: list[list[str]]) -> type[BaseException]:
     if not kinds:
         return Exception
     module, name = kinds[0]
-    here = getattr(sys.modules.get(module) if module not in ("solution", "__main__") else None, name, None)
+    here = None if module.partition(".")[0] in _NOT_SHARED else getattr(sys.modules.get(module), name, None)
     if isinstance(here, type) and issubclass(here, BaseException):
         return here
     if name not in _own_exceptions:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import solution
+from . import solution, swallowed
 from .peer import Borrowed, Peer
 from .plain import exception_class
 
@@ -38,7 +38,13 @@ _FUNCTIONS = (
     types.MethodDescriptorType,
     functools.partial,
 )
-_space: dict[str, Any] = {"__name__": "tests"}
+_ENDS = frozenset(("StopIteration", "StopAsyncIteration", "CancelledError"))
+"""Exceptions that end an iterator or a task silently: with StopIteration `all(map(f, cases))` would hold. RuntimeError
+replaces them, as in generators (PEP 479), unless the tests name them."""
+_space: dict[str, Any] = {"__name__": "tests", swallowed.END: swallowed.report_end}
+_failed: list[str] = []
+_skipped: list[str] = []
+"""Of the step that runs: failed assertions that the solution swallowed, and checks that it kept from being reached."""
 _handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 _peer: Peer
 
@@ -99,7 +105,18 @@ class Handle(Borrowed):
         return value
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return bool(_peer.ask("leave", self, error))
+        try:
+            swallows = bool(_peer.ask("leave", self, error))
+        except BaseException as other:
+            if error is not None and swallowed.is_failed_check(error):
+                if isinstance(other, AssertionError):
+                    _return_to_tests(other)
+                else:
+                    _note_swallowed(error)
+            raise
+        if swallows and error is not None:
+            _note_swallowed(error)
+        return swallows
 
     def __instancecheck__(self, instance: object) -> bool:
         return bool(_peer.ask("isinstance", instance, self))
@@ -115,6 +132,37 @@ class Class(Handle):
     """A name of the solution that the tests write as a class: with a capital, and no underscore."""
 
     __slots__ = ()
+
+
+class _Solution(Peer):
+    """The solution's process, as the tests ask it."""
+
+    def ask(self, do: str, /, *args: Any, **kwargs: Any) -> Any:
+        failed, skipped = len(_failed), len(_skipped)
+        try:
+            return super().ask(do, *args, **kwargs)
+        except BaseException as error:
+            del _skipped[skipped:]  # the test itself sees an exception
+            if isinstance(error, AssertionError) and len(_failed) > failed:
+                del _failed[failed:]
+                _return_to_tests(error)
+            ends = {kind.__name__ for kind in type(error).__mro__} & _ENDS
+            if ends and do != "next" and not any(map(swallowed.names, ends)):
+                raise RuntimeError(f"the solution raised {type(error).__name__}") from error
+            raise
+
+
+def _note_swallowed(error: BaseException) -> None:
+    """Note what the test loses if the solution swallows this exception of the tests' side."""
+    if swallowed.is_failed_check(error):
+        _failed.append("the solution swallowed a failed assertion of the test")
+    elif check := swallowed.skipped_check(error):
+        _skipped.append(f"the solution swallowed {type(error).__name__}, so that this was not reached: {check}")
+
+
+def _return_to_tests(error: AssertionError) -> None:
+    """Take an assertion of the tests that the solution passes on for what it is."""
+    vars(error).pop("_of_solution", None)
 
 
 def _asked(name: str) -> Callable[..., Any]:
@@ -194,7 +242,7 @@ def begin(source: str) -> str:
         finally:
             os._exit(0)
     its.close()
-    _peer = Peer(mine, _borrowed, lambda value: isinstance(value, _FUNCTIONS), Exception)
+    _peer = _Solution(mine, _borrowed, lambda value: isinstance(value, _FUNCTIONS), Exception)
     _peer.operations["call"] = _called_back
     return _words(lambda: _peer.ask("load", source))
 
@@ -202,7 +250,11 @@ def begin(source: str) -> str:
 def _called_back(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(function, _FUNCTIONS):
         raise TypeError("only a function of the tests may be called")
-    return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        _note_swallowed(error)  # unless it comes back as the answer to what the tests asked
+        raise
 
 
 def take_names(wanted: list[str], modules: dict[str, str]) -> str:
@@ -224,7 +276,11 @@ def _take(wanted: list[str], modules: dict[str, str]) -> None:
 
 def run(source: str) -> str:
     """Run a piece of the tests; `passed`, or what went wrong."""
-    return _words(lambda: exec(compile(source, "<tests>", "exec", 0, True), _space))
+    _failed.clear()
+    _skipped.clear()
+    words = _words(lambda: exec(swallowed.compile_tests(source), _space))
+    wrong = [*_failed, *_skipped, swallowed.unfinished(source)][0]
+    return f"failed: {wrong}" if words == "passed" and wrong else words
 
 
 def _words(step: Callable[[], Any]) -> str:

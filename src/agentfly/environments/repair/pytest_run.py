@@ -3,8 +3,9 @@
 Test files, configuration and whatever else is not the package's source are the task's own; settings of the command line
 and plugins that happen to be installed do not count. But the package runs in pytest's process, and could forge what
 that says. So among the tests are some, named at random, that must fail and some that must pass: code that makes every
-test pass, ends the process, or writes the report itself gives itself away. Code made to see through this very guard
-could still forge; tests of plain functions (see `judge`) leave it no such way.
+test pass, ends the process, or writes the report itself gives itself away. A test that passes although one of its
+assertions failed, because the package caught that, has failed, unless its file names AssertionError. Code made to see
+through this very guard could still forge; tests of plain functions (see `judge`) leave it no such way.
 """
 
 from __future__ import annotations
@@ -26,12 +27,32 @@ from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
 _MOST_REPORT = 16 << 20
 _RESULTS = ("fail_to_pass", "pass_to_pass")
 _PLUGIN = """
-import json
+import json, unittest
+from _pytest.assertion import rewrite
 _out = open({report!r}, "a")
+_failed = []  # assertions of the test that runs
+_explain = rewrite._format_explanation
+def _note(explanation):  # called where a rewritten `assert` fails
+    _failed.append(explanation)
+    return _explain(explanation)
+rewrite._format_explanation = _note
+class _Failure(AssertionError):
+    def __init__(self, *args):
+        _failed.append(args)
+        super().__init__(*args)
+unittest.TestCase.failureException = _Failure
+def pytest_runtest_setup(item):
+    _failed.clear()
+def _is_swallowed(report):
+    if report.when != "call" or report.outcome != "passed" or not _failed:
+        return False
+    with open(report.nodeid.partition("::")[0], encoding="utf-8") as file:
+        return "AssertionError" not in file.read()  # else the test may mean it to fail
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         said = report.longreprtext if report.failed else ""
-        _out.write(json.dumps([report.nodeid, report.outcome, said[-4000:]]) + "\\n")
+        outcome = "failed" if _is_swallowed(report) else report.outcome
+        _out.write(json.dumps([report.nodeid, outcome, said[-4000:]]) + "\\n")
         _out.flush()
 """
 _COPY = """

@@ -194,28 +194,39 @@ def thinned(image: bytes, random: Random) -> bytes:
 
     def thin(connection: sqlite3.Connection) -> None:
         connection.deserialize(image)
-        for name in _names(connection, "trigger"):
-            connection.execute(f"DROP TRIGGER {name}")
-        for table in _names(connection, "table"):
+        drop_triggers(connection)
+        for table in map(quoted, table_names(connection)):
             with suppress(sqlite3.Error):  # it has no rowid, or is no table of this database
                 rows = connection.execute(f"SELECT rowid FROM {table}").fetchall()
                 gone = [row for row in rows if random.random() < 0.5]
                 connection.executemany(f"DELETE FROM {table} WHERE rowid = ?", gone)
-        with suppress(sqlite3.Error):  # what refers to what is not well said in every schema
-            before = -1
-            while connection.total_changes > before:
-                before = connection.total_changes
-                for table, row, *_ in connection.execute("PRAGMA foreign_key_check").fetchall():
-                    connection.execute(f"DELETE FROM {_quoted(table)} WHERE rowid = ?", (row,))
+        drop_orphans(connection)
 
     return built(thin)
 
 
-def _names(connection: sqlite3.Connection, kind: str) -> list[str]:
-    """Of all tables, or whatever is asked for, but for SQLite's own; in quotes."""
+def drop_triggers(connection: sqlite3.Connection) -> None:
+    """Delete all triggers, so that changes of a twin cause no others."""
+    for name in table_names(connection, "trigger"):
+        connection.execute(f"DROP TRIGGER {quoted(name)}")
+
+
+def drop_orphans(connection: sqlite3.Connection) -> None:
+    """Delete the rows that refer to rows that do not exist."""
+    with suppress(sqlite3.Error):  # what refers to what is not well said in every schema
+        before = -1
+        while connection.total_changes > before:
+            before = connection.total_changes
+            for table, row, *_ in connection.execute("PRAGMA foreign_key_check").fetchall():
+                connection.execute(f"DELETE FROM {quoted(table)} WHERE rowid = ?", (row,))
+
+
+def table_names(connection: sqlite3.Connection, kind: str = "table") -> list[str]:
+    """The names of all tables, or triggers, except SQLite's own."""
     found = connection.execute("SELECT name FROM sqlite_schema WHERE type = ? ORDER BY name", (kind,)).fetchall()
-    return [_quoted(name) for (name,) in found if not name.startswith("sqlite_")]
+    return [name for (name,) in found if not name.startswith("sqlite_")]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'

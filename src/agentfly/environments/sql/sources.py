@@ -13,17 +13,23 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from functools import lru_cache, partial
+from functools import lru_cache
 from random import Random
 from typing import Any
 
-from agentfly.environments.sql.database import built, read_file, thinned
+from agentfly.environments.sql.database import Database, QueryFailed, Row, built, read_file, thinned
 from agentfly.environments.sql.drawn import LEVELS, TWINS, image_of
+from agentfly.environments.sql.growth import add_rows
 from agentfly.environments.sql.official import spider_file
+from agentfly.environments.sql.results import orders, same
 from agentfly.errors import DataError
 
 _KEPT = 256
 """Images of each kind, those used last."""
+_ATTEMPTS = 6
+"""Twins that are tried until the right query gives something else than on the database."""
+_MOST_COMPARED = 10_000
+_GOLD_SECONDS = 30.0
 
 
 def image(column: Any) -> bytes:
@@ -31,11 +37,14 @@ def image(column: Any) -> bytes:
     return _image(*_told(column))
 
 
-def twins(column: Any) -> tuple[bytes, ...]:
-    """Databases with the same tables and other rows: of a drawn one, drawn ones; of others, with some rows left out."""
+def twins(column: Any, gold: str) -> tuple[bytes, ...]:
+    """Databases with the same tables and other rows. Of a drawn one: drawn ones. Of others: one with rows left out, the
+    rest with rows left out and rows added, on which the query `gold` gives something else where that can be had."""
     kind, what, level = _told(column)
-    make = _drawn if kind == "drawn" else partial(_thinned, kind)
-    return tuple(make(what, level, twin) for twin in range(1, TWINS + 1))
+    if kind == "drawn":
+        return tuple(_drawn(what, level, twin) for twin in range(1, TWINS + 1))
+    grown = (_grown(kind, what, level, gold, twin) for twin in range(2, TWINS + 1))
+    return (_thinned(kind, what, level, 1), *grown)
 
 
 def _told(column: Any) -> tuple[str, str, int]:
@@ -77,6 +86,29 @@ def _image(kind: str, what: str, level: int) -> bytes:
 @lru_cache(_KEPT)
 def _thinned(kind: str, what: str, level: int, twin: int) -> bytes:
     return thinned(_image(kind, what, level), Random(twin))
+
+
+@lru_cache(_KEPT)
+def _grown(kind: str, what: str, level: int, gold: str, twin: int) -> bytes:
+    real = _image(kind, what, level)
+    result = _rows(real, gold)
+    image = real
+    for attempt in range(_ATTEMPTS):
+        random = Random(f"{twin}/{attempt}")
+        image = thinned(add_rows(real, gold, random), random)
+        if not same(result, _rows(image, gold), ordered=orders(gold)):
+            break
+    return image
+
+
+def _rows(image: bytes, gold: str) -> list[Row]:
+    copy = Database(image, seconds=_GOLD_SECONDS, read_only=True)
+    try:
+        return copy.run(gold, _MOST_COMPARED).rows
+    except QueryFailed as error:
+        raise DataError(f"the query of the column 'gold' fails: {error}: {gold:.200}") from error
+    finally:
+        copy.close()
 
 
 _drawn = lru_cache(_KEPT)(image_of)

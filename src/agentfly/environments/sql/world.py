@@ -154,7 +154,7 @@ def _judged(column: Any, query: str, gold: str, seconds: float) -> dict[str, Any
     try:
         given = _run(real, query, seconds)
         pairs = [(given, right)]
-        pairs += [(_run(twin, query, seconds), _right(twin, gold)) for twin in sources.twins(column)]
+        pairs += [(_run(twin, query, seconds), _right(twin, gold)) for twin in sources.twins(column, gold)]
     except QueryFailed as error:
         return {**told, "wrong": str(error)}
     if not given.read and right.read:
