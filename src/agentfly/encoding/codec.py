@@ -20,6 +20,8 @@ from tokenizers import Tokenizer
 from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError
 
+_SPACE = re.compile(r"\s*")
+
 
 class Codec:
     """One tokenizer, with the control tokens of one chat format set apart."""
@@ -69,7 +71,7 @@ class Codec:
             yield token
             at = match.end()
             if token in self._eats_right:
-                at += len(text) - at - len(text[at:].lstrip())
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anywhere
         if at < len(text):
             yield text[at:]
 
