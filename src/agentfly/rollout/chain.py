@@ -204,11 +204,10 @@ class Chain:
         return Request(prompt, sampling, template.stop_ids, (), (), segment.images, name, turn, watch)
 
     def _watch(self, template: Template, prompt: Sequence[int], turn: int) -> Callable[[Sequence[int]], None]:
-        so_far: list[int] = []
+        stream = template.stream(prompt)
 
         def on_tokens(ids: Sequence[int]) -> None:
-            so_far.extend(ids)
-            self._emit(Tokens, turn, tuple(ids), template.text(so_far, prompt))
+            self._emit(Tokens, turn, tuple(ids), stream(ids))
 
         return on_tokens
 
