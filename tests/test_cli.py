@@ -4,13 +4,14 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from agentfly.commands.console import LiveView
-from agentfly.rollout.events import ChainStarted
+from agentfly.commands.console import ChainView, LiveView
+from agentfly.rollout.events import ChainStarted, Tokens
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
@@ -216,6 +217,21 @@ def test_a_terminal_without_a_cursor_gets_lines() -> None:
     with LiveView(console) as view:
         view(ChainStarted(0, 0, Task.of("What is it?")))
     assert "What is it?" in shown.getvalue()
+
+
+@pytest.mark.parametrize("text", ["\n", "a ", "\n\n\n\nword "])
+def test_panel_wraps_only_the_end_of_a_long_reply(text: str) -> None:
+    def cpu_seconds(size: int) -> float:
+        view = ChainView("0/0")
+        view.take(Tokens(0, 0, 0, (), text * (size // len(text)) + "the end"))
+        started = time.process_time()
+        panel = view.panel(width=60, height=12)
+        seconds = time.process_time() - started
+        assert "the end" in str(panel.renderable)
+        return seconds
+
+    short, long = (min(cpu_seconds(size) for _ in range(3)) for size in (10_000, 200_000))
+    assert long < max(0.05, 3 * short)
 
 
 def test_the_version_is_told() -> None:

@@ -13,7 +13,7 @@ from agentfly import Environment, Task, reward, tool
 from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
 from agentfly.outcome import Score, StopReason, Turn
 from agentfly.resources import Leases, ResourceManager
-from agentfly.scoring import Reward, Scorer
+from agentfly.scoring import MAX_PREDICTION, Reward, Scorer
 from agentfly.segment import Author, Segment
 from agentfly.tooling import Context
 from agentfly.trajectory import Trajectory
@@ -97,6 +97,21 @@ async def test_every_offered_name_is_given() -> None:
     assert got["task"] is record.task
     assert got["question"] == "Make it show 7."
     assert (got["context"].chain_id, got["context"].metadata["target"]) == ("3/1", 7)
+
+
+async def test_rewards_read_the_end_of_a_long_prediction() -> None:
+    got: list[str] = []
+
+    @reward
+    def ask(prediction: str, final_response: str, trajectory: Trajectory) -> float:
+        got.extend((prediction, final_response, trajectory.prediction))
+        return 1.0
+
+    text = "a" * MAX_PREDICTION + "b"
+    await score(ask, chain(prediction=text))
+    assert got == [text[1:], text[1:], text]
+    await score(ask, chain(prediction=text[1:]))
+    assert got[3:] == [text[1:]] * 3
 
 
 async def test_a_reward_is_the_function_it_was_and_may_be_async() -> None:

@@ -28,6 +28,9 @@ from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
 TIMEOUT = 600.0
+MAX_PREDICTION = 131_072
+"""Characters of a prediction that rewards read: the last ones, about 32k tokens. It bounds the time and memory that one
+reply can cost; `trajectory` and `messages` hold the whole record."""
 
 OFFERED = ("prediction", "final_response", "trajectory", "messages", "task", "context")
 """What every reward may ask for; a column of the same name is reached through `task.columns`."""
@@ -121,11 +124,11 @@ class Reward:
         return {name: kind for name, kind in kinds.items() if kind is not None}
 
     def _arguments(self, trajectory: Trajectory, context: Context) -> dict[str, Any]:
-        task = trajectory.task
+        task, prediction = trajectory.task, trajectory.prediction[-MAX_PREDICTION:]
         offer = {
             **task.columns,
-            "prediction": trajectory.prediction,
-            "final_response": trajectory.prediction,
+            "prediction": prediction,
+            "final_response": prediction,
             "trajectory": trajectory,
             "messages": trajectory.messages,
             "task": task,

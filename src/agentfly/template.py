@@ -28,6 +28,9 @@ GUARDED = frozenset({"user", "tool"})
 _THINKING = ("<think>", "[THINK]", "<|START_THINKING|>")
 """What a prompt ends with when it has already opened the model's thinking."""
 
+_HELD_BACK = 64
+"""Most tokens that are held back because their text ends in an incomplete character."""
+
 
 class Rendering(Protocol):
     """Renders messages: the closing token before them, and their text. Untrusted text in them is cut by `guard`."""
@@ -155,6 +158,26 @@ class Template:
         said = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
         opened = self._opened_thinking(prompt) if self._opens_thinking else ""
         return said if said.lstrip().startswith(opened) else opened + said
+
+    def stream(self, prompt: Sequence[int] = ()) -> Callable[[Sequence[int]], str]:
+        """Return a function that takes the next tokens of a turn and returns `text` of all of them so far.
+
+        Each token is decoded a few times, whatever the length of the turn. A character that is not complete yet is
+        held back.
+        """
+        ids: list[int] = []
+        said, start, end = "", 0, 0  # `said` is the text of ids[:end]; ids[start:end] is the context of what follows
+        opened = self._opened_thinking(prompt) if self._opens_thinking else ""
+
+        def extend(more: Sequence[int]) -> str:
+            nonlocal said, start, end
+            ids.extend(token for token in more if token not in self.stop_ids)
+            known, text = self.codec.decode(ids[start:end]), self.codec.decode(ids[start:])
+            if not text.endswith("\ufffd") or len(ids) - end > _HELD_BACK:
+                said, start, end = said + text[len(known) :], end, len(ids)
+            return said if said.lstrip().startswith(opened) else opened + said
+
+        return extend
 
     def read(self, text: str) -> Reply:
         """The reply in the text of one turn."""

@@ -19,6 +19,8 @@ from agentfly.errors import BackendFault, ConfigError, DataError, describe
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+MAX_CALLS = 256
+"""Tool calls that are parsed in one reply; what follows them stays text."""
 
 
 @dataclass(frozen=True, slots=True)

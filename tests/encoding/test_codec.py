@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +65,21 @@ def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
     for text in ("a<|end|>\n b", "a \n<|mask|> b", "<|end|> <|mask|> x", "<|mask|>\n<|end|>  "):
         assert codec.encode(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     assert codec.eats_space
+
+
+def test_many_control_tokens_that_swallow_space_take_linear_time() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
+    codec = Codec(tokenizer, "")
+
+    def cpu_seconds(size: int) -> float:
+        text = "<|end|>" * (size // 7)
+        started = time.process_time()
+        assert len(list(codec.pieces(text))) == size // 7
+        return time.process_time() - started
+
+    single, double = (min(cpu_seconds(size) for _ in range(3)) for size in (200_000, 400_000))
+    assert double < max(0.05, 3 * single)
 
 
 def test_an_added_token_is_control_only_where_the_template_mentions_it() -> None:

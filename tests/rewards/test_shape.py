@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.errors import ConfigError
-from agentfly.rewards import answer_format, format_reward, length_reward, think_format
+from agentfly.errors import ConfigError, RewardFault
+from agentfly.rewards import answer_format, format_reward, length_reward, shape, think_format
 from agentfly.rewards.shape import thinks
 from agentfly.scoring import Reward
 from agentfly.trajectory import Trajectory
@@ -76,6 +76,14 @@ def test_a_form_of_ones_own() -> None:
     assert verdict.name == "verdict"
     with pytest.raises(ConfigError, match="is no regular expression"):
         format_reward("(")
+
+
+def test_pattern_that_backtracks_without_end_is_a_reward_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "MATCH_SECONDS", 0.1)
+    nested = format_reward("(a|aa)+b")
+    assert nested("aab") == 1.0
+    with pytest.raises(RewardFault, match="for a reply of 200 characters"):
+        nested("a" * 200)
 
 
 def test_the_length_reward_falls_evenly() -> None:

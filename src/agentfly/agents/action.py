@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from agentfly.agents.code import only_text_tool
 from agentfly.agents.prompted import PromptedAgent
 from agentfly.rollout.policy import Reaction
 from agentfly.types import Message, Reply, ToolCall
-
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
 class ActionAgent(PromptedAgent):
@@ -29,14 +25,14 @@ class ActionAgent(PromptedAgent):
 
     def parse(self, text: str) -> Reply:
         """The first action after the thinking."""
-        think = _THINK.search(text)
-        thinking = think[1].strip() if think else ""
-        thought = think.end() if think else 0
-        action = _ACTION.search(text, thought)
-        if action is not None:
-            call = ToolCall(self._tool, {self._parameter: action[1].strip()})
-            return Reply(Message("assistant", text, (call,), thinking))
-        if "<action>" in text[thought:]:
-            unclosed = ToolCall(self._tool, problem="<action> is not closed by </action>", raw=text)
-            return Reply(Message("assistant", text, (unclosed,), thinking))
-        return Reply(Message("assistant", text, thinking=thinking))
+        thinking, closed, said = text.partition("<think>")[2].partition("</think>")
+        if not closed:
+            thinking, said = "", text
+        _, opened, rest = said.partition("<action>")
+        if not opened:
+            return Reply(Message("assistant", text, thinking=thinking.strip()))
+        action, closed, _ = rest.partition("</action>")
+        call = ToolCall(self._tool, {self._parameter: action.strip()})
+        if not closed:
+            call = ToolCall(self._tool, problem="<action> is not closed by </action>", raw=text)
+        return Reply(Message("assistant", text, (call,), thinking.strip()))

@@ -9,8 +9,7 @@ from agentfly.agents.prompted import PromptedAgent, split_thinking
 from agentfly.errors import ConfigError
 from agentfly.types import Message, Reply, ToolCall
 
-_BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```|<code>\n?(.*?)</code>", re.DOTALL)
-_OPENED = re.compile(r"```(?:python|py)[ \t]*\n|<code>")
+_OPENED = re.compile(r"```(?:python|py)[ \t]*\n|<code>\n?")
 
 
 class CodeAgent(PromptedAgent):
@@ -29,12 +28,15 @@ class CodeAgent(PromptedAgent):
     def parse(self, text: str) -> Reply:
         """The first block of code, as a call of the code tool."""
         thinking, said = split_thinking(text)
-        block = _BLOCK.search(said)
-        if block is not None:
-            code = block[1] if block[1] is not None else block[2]
-            return Reply(Message("assistant", text, (ToolCall(self._tool, {self._parameter: code}),), thinking))
-        if opened := _OPENED.search(said):
-            unclosed = ToolCall(self._tool, problem="the code block is not closed", raw=said[opened.start() :])
+        blocks = list(_OPENED.finditer(said))
+        last = {closing: said.rfind(closing) for closing in ("```", "</code>")}
+        for opened in blocks:
+            closing = "```" if opened[0].startswith("`") else "</code>"
+            if opened.end() <= last[closing]:
+                code = said[opened.end() : said.find(closing, opened.end())]
+                return Reply(Message("assistant", text, (ToolCall(self._tool, {self._parameter: code}),), thinking))
+        if blocks:
+            unclosed = ToolCall(self._tool, problem="the code block is not closed", raw=said[blocks[0].start() :])
             return Reply(Message("assistant", text, (unclosed,), thinking))
         return Reply(Message("assistant", text, (), thinking), answer=(said.strip() or None) if thinking else None)
 

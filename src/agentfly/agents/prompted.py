@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from agentfly.agent import BaseAgent
 from agentfly.tooling import ToolResult
 from agentfly.types import Image, Message, ToolCall
 
-_THINKING = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
-
 
 def split_thinking(text: str) -> tuple[str, str]:
     """The reasoning that a turn opens with, and what is said after it. Nothing is acted on that was only thought of."""
-    opened = _THINKING.match(text)
-    return (opened[1].strip(), text[opened.end() :]) if opened else ("", text)
+    if not text.lstrip().startswith("<think>"):
+        return "", text
+    thinking, _, said = text.partition("<think>")[2].partition("</think>")
+    return thinking.strip(), said
 
 
 class PromptedAgent(BaseAgent):

@@ -87,6 +87,8 @@ class ChainView:
     def panel(self, width: int, height: int) -> Panel:
         text = self.lines.copy()
         text.append_text(harmless(Text(self._writing, COLOURS[Author.MODEL])))
+        room = 2 * width * height  # wrapping is slow, and only the end is shown; the cut moves in steps, not per token
+        text = text[max(len(text) // room - 1, 0) * room :]
         wrapped = text.wrap(Console(width=width - 4, force_terminal=True), width - 4)
         shown = Text("\n").join(wrapped[-height:])
         border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"

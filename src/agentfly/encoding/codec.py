@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models
 from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError
 
+_SPACE = re.compile(r"\s*")
 CACHED_WORDS = 1_000
 """Words whose ids a tokenizer remembers. It never forgets one, and the library's default is 10,000. To a tokenizer that
 does not split text at spaces (Gemma's, InternLM's, `bytes`) a whole text of up to 255 bytes is one word, about 6 KB of
@@ -76,7 +77,7 @@ class Codec:
             yield token
             at = match.end()
             if token in self._eats_right:
-                at += len(text) - at - len(text[at:].lstrip())
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anywhere
         if at < len(text):
             yield text[at:]
 

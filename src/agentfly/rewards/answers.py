@@ -24,8 +24,7 @@ Answers = str | Sequence[str] | None
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_MARKED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_TAG = re.compile(r"</?answer>")
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _CLOSED = frozenset({"yes", "no", "noanswer"})
 """Answers of which a part is worth nothing."""
 
@@ -63,17 +62,22 @@ def match(given: str, right: str) -> Match:
     return Match(exact, 2 * precision * recall / (precision + recall), precision, recall)
 
 
+def marked_answers(prediction: str) -> list[str]:
+    """The texts from each `<answer>` to the next `</answer>`."""
+    closed = prediction.split(_CLOSE)[:-1]
+    return [text.partition(_OPEN)[2] for text in closed if _OPEN in text]
+
+
 def answer_in(prediction: str) -> str:
     """The last marked answer, or all that was said where none is marked."""
-    marked = _MARKED.findall(prediction)
-    return str(marked[-1] if marked else prediction).strip()
+    return (marked_answers(prediction) or [prediction])[-1].strip()
 
 
 def keeps_format(prediction: str) -> bool:
     """Whether there is one marked answer that says something, and nothing behind it."""
-    marked = _MARKED.findall(prediction)
-    ends = prediction.rstrip().endswith("</answer>")
-    return len(marked) == 1 and len(_TAG.findall(prediction)) == 2 and bool(marked[0].strip()) and ends
+    marked = marked_answers(prediction)
+    tags, ends = prediction.count(_OPEN) + prediction.count(_CLOSE), prediction.rstrip().endswith(_CLOSE)
+    return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and ends
 
 
 def best_match(given: str, *columns: Answers) -> Match:

@@ -15,7 +15,7 @@ from agentfly.environments.code_judge import CodeJudge, Verdict
 from agentfly.errors import DataError
 from agentfly.scoring import reward
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MATCHES = ("exact", "words", "numbers")
 _TOLD = 5

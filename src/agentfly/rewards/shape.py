@@ -5,13 +5,16 @@ Give them a small weight beside what the task is about, or make them a gate: alo
 
 from __future__ import annotations
 
-import re
+import regex
 
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, RewardFault
 from agentfly.rewards.answers import keeps_format
 from agentfly.scoring import Reward, reward
 from agentfly.trajectory import Trajectory
 from agentfly.types import Message
+
+MATCH_SECONDS = 5.0
+"""CPU seconds that a pattern of `format_reward` may take for one reply."""
 
 
 @reward
@@ -40,15 +43,26 @@ def thinks(turn: Message) -> bool:
 
 
 def format_reward(pattern: str, name: str = "format_reward") -> Reward:
-    """A reward of one where the whole final reply has the form of a regular expression, in which `.` is any sign."""
+    """A reward of one where the whole final reply has the form of a regular expression, in which `.` is any sign.
+
+    `regex` matches as `re` does, but releases the GIL and stops: a pattern that backtracks for longer than
+    MATCH_SECONDS is a reward fault.
+    """
     try:
-        form = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+        form = regex.compile(pattern, regex.DOTALL)
+    except regex.error as error:
         raise ConfigError(f"{pattern!r:.80} is no regular expression: {error}") from None
 
     @reward(name=name)
     def formed(prediction: str) -> float:
-        return float(form.fullmatch(prediction.strip()) is not None)
+        try:
+            found = form.fullmatch(prediction.strip(), timeout=MATCH_SECONDS, concurrent=True)
+        except TimeoutError:
+            raise RewardFault(
+                f"{pattern!r:.80} took longer than {MATCH_SECONDS:g} s for a reply of {len(prediction)} characters; "
+                "write it without repetition inside repetition"
+            ) from None
+        return float(found is not None)
 
     return formed
 

@@ -24,13 +24,15 @@ class Actions:
     def __init__(self, toolbox: Toolbox, leases: Leases, context: Context, observer: Observer | None) -> None:
         self._toolbox, self._leases, self._context, self._observer = toolbox, leases, context, observer
 
-    async def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    async def run(self, calls: Sequence[ToolCall], limit: int) -> list[ToolResult]:
         """One result for each call, in their order. Raises EnvironmentFault only.
 
+        Calls above the `limit` are not run; their result states it.
         From the first call to a tool that ends the chain on, calls are run one by one, after those before it. A tool
         that decides to end the chain as it runs stops the calls behind it in the same environment, and those.
         """
-        found = [self._toolbox.find(call) for call in calls]
+        found = [self._toolbox.find(call) for call in calls[:limit]]
+        found += [_over_limit(call, limit) for call in calls[limit:]]
         if len(calls) == 1:
             return [await self._call(calls[0], found[0])]
         results: list[ToolResult] = [_NOT_YET] * len(calls)
@@ -71,6 +73,11 @@ class Actions:
 
 
 _NOT_YET = ToolResult("", CallStatus.SKIPPED)
+
+
+def _over_limit(call: ToolCall, limit: int) -> ToolResult:
+    told = f"Error: at most {limit} tool calls are run per reply. This call and all calls after it were not run."
+    return ToolResult(told, CallStatus.INVALID, name=call.name)
 
 
 def _lanes(found: Sequence[Tool | ToolResult]) -> list[list[int]]:

@@ -204,11 +204,10 @@ class Chain:
         return Request(prompt, sampling, template.stop_ids, (), (), segment.images, name, turn, watch)
 
     def _watch(self, template: Template, prompt: Sequence[int], turn: int) -> Callable[[Sequence[int]], None]:
-        so_far: list[int] = []
+        stream = template.stream(prompt)
 
         def on_tokens(ids: Sequence[int]) -> None:
-            so_far.extend(ids)
-            self._emit(Tokens, turn, tuple(ids), template.text(so_far, prompt))
+            self._emit(Tokens, turn, tuple(ids), stream(ids))
 
         return on_tokens
 
@@ -221,7 +220,11 @@ class Chain:
             raise ConfigError(
                 f"{type(self.agent).__name__} made a {type(reply).__name__} of a turn; parse gives a Reply"
             )
-        said = reply.message
+        said, allowed = reply.message, self.settings.limits.max_calls_per_turn
+        if len(said.tool_calls) > allowed:
+            # The first call above the limit is kept: its answer states the limit, and every kept call has an answer.
+            said = replace(said, tool_calls=said.tool_calls[: allowed + 1])
+            reply = replace(reply, message=said)
         if not all(call.id for call in said.tool_calls):
             calls = []
             for call in said.tool_calls:
@@ -244,12 +247,14 @@ class Chain:
 
     async def _act(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         actions = Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
+        limit = self.settings.limits.max_calls_per_turn
         if len(calls) > 1 and self.agent.template is not None and "tools" in self.agent.template.refused:
             # This chat format carries one answer a turn (Llama): the first call is run, and the model is told so.
-            only = (await actions.run(calls[:1]))[0]
-            note = f"(Only the first of your {len(calls)} calls was run: make one call a turn.)"
+            only = (await actions.run(calls[:1], limit))[0]
+            count = f"more than {limit}" if len(calls) > limit else len(calls)
+            note = f"(Only the first of your {count} calls was run: make one call a turn.)"
             return [replace(only, observation=joined([only.observation, note]))]
-        return await actions.run(calls)
+        return await actions.run(calls, limit)
 
     def _context(self) -> Context:
         return Context(self.task, self.group, self.chain, len(self.turns))

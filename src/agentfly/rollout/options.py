@@ -26,6 +26,8 @@ class RunOptions(TypedDict, total=False):
     """Tokens of prompt and reply together; the backend's own limit holds besides."""
     chain_seconds: float | None
     """Wall-clock seconds of a chain; None: no limit."""
+    max_calls_per_turn: int
+    """Tool calls of one reply that are run; the model is told of the limit when a reply has more."""
     max_concurrent_chains: int | None
     """None: all at once."""
     failures: FailurePolicy | Mapping[str, Any]
@@ -76,14 +78,15 @@ def settings_of(max_turns: int, options: RunOptions) -> Settings:
         raise ConfigError(f"observer is called with every event, and {observer!r} cannot be called")
     return Settings(
         sampling=sampling,
-        limits=Limits(
-            max_turns, options.get("max_chain_tokens"), options.get("context_length"), options.get("chain_seconds")
-        ),
+        limits=Limits(max_turns, **{name: options[name] for name in _LIMITS if name in options}),  # type: ignore[literal-required]
         failures=FailurePolicy.of(options.get("failures")),
         folding=_folding(options.get("strategy", "chain"), options.get("folding")),
         seed=seed,
         observer=observer,
     )
+
+
+_LIMITS = ("max_chain_tokens", "context_length", "chain_seconds", "max_calls_per_turn")
 
 
 def _no_such_option(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentfly.errors import ConfigError
 from agentfly.outcome import FailureKind, Treatment
+from agentfly.types import MAX_CALLS
 
 
 class Then(enum.Enum):
@@ -71,16 +72,21 @@ class Limits:
     context_length: int | None = None
     """Tokens of prompt and reply together; the backend's own limit holds besides."""
     chain_seconds: float | None = None
+    max_calls_per_turn: int = 64
+    """Tool calls of one reply that are run, up to MAX_CALLS. The first call above it is answered with this limit and
+    counts as invalid; it and the calls after it are not run."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_chain_tokens", "context_length", "chain_seconds"):
+        for name in ("max_turns", "max_chain_tokens", "context_length", "chain_seconds", "max_calls_per_turn"):
             value = getattr(self, name)
-            if value is None and name != "max_turns":
+            if value is None and name not in ("max_turns", "max_calls_per_turn"):
                 continue
             kinds = (int, float) if name == "chain_seconds" else (int,)
             if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
                 what = "a number" if name == "chain_seconds" else "a whole number"
                 raise ConfigError(f"{name} must be {what} above 0, not {value!r}")
+        if self.max_calls_per_turn > MAX_CALLS:
+            raise ConfigError(f"max_calls_per_turn must be at most {MAX_CALLS}, not {self.max_calls_per_turn}")
 
 
 @dataclass(frozen=True, slots=True)

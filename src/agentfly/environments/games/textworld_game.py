@@ -28,8 +28,8 @@ OPTIONS = ("seed", "rooms", "objects", "quest_length")
 """What a game is made of."""
 _VERSIONS = tuple(bytes([version]) for version in range(1, 9))
 """How a story of the Z-machine begins."""
-_BANNER = re.compile(r"[\s|\\/<>_]*[$_][\s|\\/<>_$]*")
-_PROMPT = re.compile(r"\n?>\s*(-=.*=-\d+/\d+)?\s*$")
+_BANNER = re.compile(r"[\s|\\/<>]*+[$_][\s|\\/<>_$]*+")
+_PROMPT = re.compile(r"\n?>\s*+(?:-=.*=-\d+/\d+\s*+)?$")
 
 
 class TextWorldGame(TextGame):

@@ -160,7 +160,8 @@ class _Rate:
 
 def plain_text(markup: str) -> str:
     """Text without the marks that engines put around the words that matched."""
-    return html.unescape(_TAG.sub("", markup)).strip()
+    before, closing, after = markup.rpartition(">")  # a scan for the end of a tag never fails before the last ">"
+    return html.unescape(_TAG.sub("", before + closing) + after).strip()
 
 
 # ── retrieval servers ──

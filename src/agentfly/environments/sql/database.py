@@ -51,8 +51,10 @@ _PRAGMAS = {"table_info", "table_xinfo", "table_list", "foreign_key_list", "inde
 """They tell about the schema, and change nothing."""
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "printf", "format"}
 """Functions: the first two lead out, and the others can be made to write for minutes without a look at the clock."""
-_QUOTED = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\])|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-"""Something in quotes, or a comment."""
+_QUOTED = re.compile(
+    r"((?:'(?:[^']|'')*+'?|\"(?:[^\"]|\"\")*+\"?|`[^`]*+`?|\[[^\]]*+\]?))|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL
+)
+"""Something in quotes, or a comment. One that is not closed runs to the end, where SQLite refuses the query."""
 _WORD = r"(?<![\w$\x80-\U0010ffff])[\w$\x80-\U0010ffff]++"
 _NAMED = re.compile(rf"({_WORD})\s*+(?:\([^()]*+\)\s*+)?as\s*+(?:not\s++)?(?:materialized\s*+)?\(")
 """The name of a common table expression."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from agentfly.templates.readers.calls import named_call, with_problem
 from agentfly.templates.readers.turn import joined
-from agentfly.types import Message, Reply, ToolCall
+from agentfly.types import MAX_CALLS, Message, Reply, ToolCall
 
 _EXAMPLE = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
 _BOUNDARY = re.compile(r"<\|(?:(?:end|call|return)()|start|channel)\|>")
@@ -66,7 +66,12 @@ def read(text: str) -> Reply:
         return Reply(Message("assistant", text))
     reading = _Reading()
     header, *bodies = text.split("<|message|>")
-    for body in bodies:
+    for number, body in enumerate(bodies):
+        if len(reading.calls) > MAX_CALLS:
+            reading.problems.append(f"there are more than {MAX_CALLS} calls; what follows them was not read")
+            reading.content.append("<|message|>".join([header, *bodies[number:]]))
+            header = ""
+            break
         end = _BOUNDARY.search(body)
         reading.add(header, body[: end.start()] if end else body)
         header = body[end.end() if end.lastindex else end.start() :] if end else ""

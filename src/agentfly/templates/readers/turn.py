@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agentfly.templates.readers.calls import read_json, with_problem
-from agentfly.types import Message, Reply, ToolCall
+from agentfly.types import MAX_CALLS, Message, Reply, ToolCall
 
 LOOKAHEAD = 16_384
 """How far a JSON value is followed past a mark that may stand inside one of its strings."""
@@ -116,6 +116,9 @@ class Turn:
             if kind == "thinking":
                 at = self._think(text, at, thinking, problems)
             kept = at
+            if len(calls) > MAX_CALLS:
+                problems.append(f"there are more than {MAX_CALLS} calls; what follows them was not read")
+                break
         content = joined([*outside, text[kept:]]) if kept else text
         message = Message("assistant", content, tuple(calls), joined(thinking))
         return Reply(message, None, tuple(dict.fromkeys(problems)))

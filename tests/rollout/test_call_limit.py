@@ -1,0 +1,103 @@
+"""The limit on tool calls in one reply: calls within it run, the first one above it is answered with the limit."""
+
+from typing import Any
+
+import pytest
+
+from agentfly import tool
+from agentfly.agents import HFAgent
+from agentfly.errors import ConfigError
+from agentfly.outcome import CallStatus, FailureKind, StopReason
+from agentfly.rollout.policy import Limits
+from agentfly.templates.readers import READERS
+from agentfly.types import MAX_CALLS, Completion, Finish, Message, ToolCall
+from tests.fakes import Server, byte_agent, call, said
+
+MANY = 4000
+LIMIT = Limits().max_calls_per_turn
+
+
+@pytest.fixture
+def ran() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def count(ran: list[int]) -> Any:
+    @tool
+    async def count(a: int) -> str:
+        """Count."""
+        ran.append(a)
+        return f"counted {a}"
+
+    return count
+
+
+async def test_calls_above_the_limit_are_not_run_and_the_model_is_told(count: Any, ran: list[int]) -> None:
+    replies = ["".join(call("count", a=number) for number in range(MANY)), "done"]
+    result = await byte_agent(replies, tools=[count]).run("Go.")
+    (trajectory,) = result
+    answers = [message for message in trajectory.messages if message.role == "tool"]
+    assert ran == list(range(LIMIT))
+    assert [answer.text for answer in answers[:2]] == ["counted 0", "counted 1"]
+    assert len(answers) == LIMIT + 1
+    assert answers[-1].text == (
+        f"Error: at most {LIMIT} tool calls are run per reply. This call and all calls after it were not run."
+    )
+    assert [each.status for each in trajectory.calls] == [CallStatus.OK] * LIMIT + [CallStatus.INVALID]
+    assert result.metrics["calls/invalid_rate"] == 1 / (LIMIT + 1)
+    assert trajectory.stop is StopReason.ANSWER
+
+
+async def test_every_call_of_the_history_has_one_answer(count: Any) -> None:
+    calls = tuple(ToolCall("count", {"a": number}, f"id{number}") for number in range(MANY))
+    many = Completion((), (), (), Finish.STOP, message=Message("assistant", "", calls))
+    backend = Server(said(many, "done"))
+    await HFAgent("m", tools=[count], backend=backend).run("Go.", max_calls_per_turn=2)
+    assistant, *answers = backend.requests[1].messages[1:]
+    assert (
+        [each.id for each in assistant.tool_calls] == [each.tool_call_id for each in answers] == ["id0", "id1", "id2"]
+    )
+    assert [answer.text for answer in answers[:2]] == ["counted 0", "counted 1"]
+    assert answers[2].text.startswith("Error: at most 2 tool calls")
+
+
+async def test_replies_above_the_limit_end_the_chain_as_other_invalid_calls_do(count: Any) -> None:
+    reply = "".join(call("count", a=number) for number in range(3))
+    (trajectory,) = await byte_agent([reply] * 9, tools=[count]).run("Go.", max_calls_per_turn=2)
+    assert trajectory.stop is StopReason.INVALID_CALL
+    assert trajectory.stop.failure is FailureKind.PARSE
+    assert len(trajectory.turns) == 4
+
+
+async def test_a_chain_that_ends_skips_the_call_above_the_limit() -> None:
+    @tool(ends_chain=True)
+    async def finish(answer: str) -> str:
+        """Give the answer."""
+        return answer
+
+    reply = call("finish", answer="4") + call("finish", answer="5")
+    (trajectory,) = await byte_agent([reply], tools=[finish]).run("Go.", max_calls_per_turn=1)
+    assert (trajectory.stop, trajectory.prediction) == (StopReason.TOOL_END, "4")
+    assert [each.status for each in trajectory.calls] == [CallStatus.OK, CallStatus.SKIPPED]
+
+
+@pytest.mark.parametrize("value", [0, None, MAX_CALLS + 1, 2.0, True])
+def test_call_limit_outside_its_range_is_rejected(value: Any) -> None:
+    with pytest.raises(ConfigError, match="max_calls_per_turn"):
+        Limits(max_calls_per_turn=value)
+
+
+@pytest.mark.parametrize(
+    ("reader", "one"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+        ("harmony", "<|start|>assistant<|channel|>commentary to=functions.f <|message|>{}<|call|>"),
+    ],
+)
+def test_readers_stop_after_the_most_calls_and_keep_the_rest_as_text(reader: str, one: str) -> None:
+    reply = READERS[reader](one * MANY)
+    assert len(reply.calls) == MAX_CALLS + 1
+    assert reply.message.text.count(one) == MANY - MAX_CALLS - 1
+    assert reply.problems == (f"there are more than {MAX_CALLS} calls; what follows them was not read",)
+    assert not READERS[reader](one * MAX_CALLS).problems

@@ -1,0 +1,39 @@
+"""The text of a turn while it is sampled."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from agentfly.encoding.tokenizer import load_tokenizer
+from agentfly.templates import load_template
+
+TEXT = '<think>Hello, 日本 👩\u200d👩\u200d👧é</think>\n\n  x\t😀\'s {"a": 1}.'
+
+
+@pytest.mark.parametrize("family", ["bytes", "qwen3", "deepseek_v3", "llama3_1"])
+def test_streamed_text_is_the_text_of_the_turn(
+    family: str, load_family: Callable[[str], PreTrainedTokenizerFast]
+) -> None:
+    tokenizer = load_tokenizer("bytes") if family == "bytes" else load_family(family)
+    template = load_template("chatml" if family == "bytes" else None, tokenizer)
+    ids = [*template.codec.encode(TEXT), template.close_id]
+    stream = template.stream()
+    shown = [stream([token]) for token in ids]
+    assert shown[-1] == template.text(ids) == TEXT
+    assert all(TEXT.startswith(text) for text in shown), "an incomplete character is held back"
+
+
+def test_streaming_a_turn_takes_linear_time() -> None:
+    template = load_template("chatml", load_tokenizer("bytes"))
+
+    def cpu_seconds(count: int) -> float:
+        ids = template.codec.encode("ab, é. " * count)[:count]
+        stream, started = template.stream(), time.process_time()
+        for token in ids:
+            stream([token])
+        return time.process_time() - started
+
+    single, double = (min(cpu_seconds(count) for _ in range(3)) for count in (4000, 8000))
+    assert double < max(0.05, 3 * single)
