@@ -120,7 +120,9 @@ class Template:
         """Kinds of delta (see `delta_kind`) that the audit found inexact, and why; `extend` refuses them."""
         self.rewritten: dict[str, str] = {}
         """Kinds of delta after which the template itself would show earlier turns differently, and how."""
-        self.thinking_open = self._generation_prompt().rstrip().endswith(_THINKING)
+        self.unread_calls = ""
+        """Why the reader does not parse the calls that the template writes; empty when it does."""
+        self.thinking_open = bool(self.opened_thinking(self._generation_prompt()))
         """The prompt of `start` ends inside the model's thinking."""
 
     def start(self, messages: Sequence[Message]) -> list[int]:
@@ -153,7 +155,7 @@ class Template:
         Where `prompt` already opened the model's thinking, the opening is put back, so that the turn reads whole.
         """
         said = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
-        opened = self._opened_thinking(prompt) if self._opens_thinking else ""
+        opened = self.opened_thinking(self.codec.decode(list(prompt[-8:]))) if self._opens_thinking else ""
         return said if said.lstrip().startswith(opened) else opened + said
 
     def read(self, text: str) -> Reply:
@@ -173,6 +175,8 @@ class Template:
         for part in (reply.thinking, reply.text):
             if "".join(part.split()) not in "".join(text.split()):
                 raise TemplateError(f"template {self.name!r} does not write all of a reply: {part!r:.80} is lost")
+        if reply.tool_calls and self.unread_calls:
+            raise TemplateError(f"template {self.name!r} does not write calls that it can parse: {self.unread_calls}")
         ids = self.codec.encode(text)
         if not ids or ids[-1] not in self.stop_ids:  # the turn ends with what opens the next (GLM)
             answers = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in reply.tool_calls]
@@ -181,8 +185,10 @@ class Template:
             raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
         return ids
 
-    def _opened_thinking(self, prompt: Sequence[int]) -> str:
-        end = self.codec.decode(list(prompt[-8:])).rstrip()
+    @staticmethod
+    def opened_thinking(prompt: str) -> str:
+        """Return the opening of the model's thinking that a prompt ends with; "" when it ends otherwise."""
+        end = prompt.rstrip()
         return next((opening for opening in _THINKING if end.endswith(opening)), "")
 
     def through_close(self, text: str) -> str:

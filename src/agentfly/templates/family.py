@@ -8,19 +8,6 @@ from dataclasses import dataclass, field
 
 from agentfly.templates.format import ChatFormat
 
-_READERS = (
-    ("<|channel|>", "harmony"),
-    ("<arg_key>", "glm"),
-    ("<function=", "qwen-xml"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<｜tool▁call▁begin｜>", "deepseek"),
-    ("<|START_ACTION|>", "command-r"),
-    ("<|python_tag|>", "llama-json"),
-    ("ipython", "llama-json"),
-)
-"""Text in a template's source that tells how its calls are written; the first that is found counts."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -34,7 +21,7 @@ class Family:
     stop: tuple[str, ...] = ()
     """Those of `close` that end the sampling; empty: all."""
     reader: str = "plain"
-    """How calls are read, where the template's source does not tell."""
+    """The reader that is tried first on the calls that the template writes (see `choose_reader`)."""
     image: str = ""
     """What stands for a picture in a template that shows only text; empty: none is known."""
     format: ChatFormat | None = None
@@ -59,8 +46,3 @@ class Family:
     def image_of(self, tokens: Set[str]) -> str:
         """The image marker, where the tokenizer has it."""
         return self.image if set(re.findall(r"<[^<>]+>|\[[^\[\]]+\]", self.image)) <= tokens else ""
-
-
-def reader_of(source: str, otherwise: str = "plain") -> str:
-    """The name of the reader for the calls that a template writes."""
-    return next((reader for mark, reader in _READERS if mark in source), otherwise)
