@@ -14,7 +14,7 @@ from typing import Any
 from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import History, Template
-from agentfly.templates import chatml, command_r, deepseek, gemma, glm, gpt_oss, llama, mistral, qwen
+from agentfly.templates import chatml, command_r, deepseek, gemma, glm, gpt_oss, llama, mistral, others, qwen
 from agentfly.templates.audit import Audit, audit
 from agentfly.templates.family import Family
 from agentfly.templates.format import ChatFormat
@@ -26,7 +26,7 @@ __all__ = ["READERS", "Audit", "ChatFormat", "Family", "audit", "load_template",
 
 _FAMILIES: dict[str, Family] = {
     family.name: family
-    for module in (qwen, llama, mistral, gemma, deepseek, gpt_oss, command_r, glm, chatml)
+    for module in (others, qwen, llama, mistral, gemma, deepseek, gpt_oss, command_r, glm, chatml)
     for family in module.FAMILIES
 }
 """By name, in the order in which they are tried on an unknown template: the more particular first."""
@@ -86,7 +86,10 @@ def load_template(
                 f"there may be {', '.join(sorted(template.reads - _OURS)) or 'none'}"
             )
         reader, template.unread_calls = choose_reader(
-            template, family.reader, only=name is not None and family.format is not None
+            template,
+            family.reader,
+            only=name is not None and family.format is not None,
+            trust=not family.writes_calls,
         )
         template.reader = READERS[reader]
         if tools and not template.shows_tools:
@@ -159,7 +162,7 @@ def _family(name: str, tokens: set[str]) -> Family:
         raise ConfigError(
             f"there is no template {name!r}; {meant}There are {', '.join(names())}; None follows the tokenizer"
         )
-    if missing := [token for token in family.needs if token not in tokens]:
+    if missing := [token for token in (*family.needs, *family.tokens) if token not in tokens]:
         raise ConfigError(
             f"template {name!r} is made of control tokens that this tokenizer lacks: {', '.join(missing)}. "
             f"{_fitting(tokens)}"

@@ -45,15 +45,22 @@ _PROBES = (
 )
 
 
-def choose_reader(template: Template, preferred: str, *, only: bool = False) -> tuple[str, str]:
+class _CallsDropped(TemplateError):
+    """The template writes a turn without its calls."""
+
+
+def choose_reader(template: Template, preferred: str, *, only: bool = False, trust: bool = False) -> tuple[str, str]:
     """Return the name of the first reader that parses all calls of this template, and "".
 
-    When no reader does, return `preferred` and the reason. `only` tries no other reader than `preferred`.
+    When no reader does, return `preferred` and the reason. `only` tries no other reader than `preferred`; `trust` takes
+    `preferred` where the template writes no calls.
     """
     try:
         turns = list(_render(template))
+    except _CallsDropped as error:
+        return preferred, "" if trust else str(error)
     except TemplateError as error:
-        return preferred, str(error.__cause__ or error)
+        return preferred, str(error.__cause__ or error).rstrip(".")
     for name in (preferred,) if only else dict.fromkeys((preferred, *READERS)):
         if all(not _mismatch(READERS[name], probe, text) for probe, text in turns):
             return name, ""
@@ -67,26 +74,24 @@ def choose_reader(template: Template, preferred: str, *, only: bool = False) -> 
 
 def _render(template: Template) -> Iterator[tuple[_Probe, str]]:
     """Yield the probes that this template can write, with the text of the turn as a model would sample it."""
-    stops = re.compile(any_of(token for token, i in template.codec.control.items() if i in template.stop_ids))
     for probe in _PROBES:
         try:
-            whole = _turn_text(template, probe.turn)
+            text, rest = render_turn(template, probe.turn)
         except TemplateError:
             if probe is _PROBES[0]:
                 raise
             continue
-        text, *rest = stops.split(whole, maxsplit=1)
         # Templates that write one call a turn (Llama, gpt-oss) or no text beside calls skip those probes.
         if all(str(call.arguments["q"]) in text for call in probe.turn.tool_calls):
             yield probe, text
         elif probe is _PROBES[0]:
-            if _MARK in "".join(rest):
-                raise TemplateError(f"a stop token comes before the call: the template writes {whole[:160]!r}")
-            raise TemplateError(f"it writes turns without their calls: a turn with a call is {whole[:160]!r}")
+            if _MARK in rest:
+                raise TemplateError(f"a stop token comes before the call: the template writes {(text + rest)[:160]!r}")
+            raise _CallsDropped(f"it writes turns without their calls: a turn with a call is {(text + rest)[:160]!r}")
 
 
-def _turn_text(template: Template, turn: Message) -> str:
-    """The text of a rendered turn, from behind the generation prompt on."""
+def render_turn(template: Template, turn: Message) -> tuple[str, str]:
+    """Return the text of a turn as a model would sample it, up to the first stop token, and what comes after it."""
     asked = [Message("user", "u")]
     prompt, whole = template.render(asked), template.render([*asked, turn], open_turn=False)
     start = next(
@@ -101,7 +106,9 @@ def _turn_text(template: Template, turn: Message) -> str:
         text = text[closing.end() :]
     else:
         text = template.opened_thinking(whole[:start]) + text
-    return text
+    stop = re.search(any_of(token for token, i in template.codec.control.items() if i in template.stop_ids), text)
+    end = stop.start() if stop else len(text)
+    return text[:end], text[end:]
 
 
 def _mismatch(reader: Reader, probe: _Probe, text: str) -> str:
