@@ -25,7 +25,7 @@ from agentfly.types import Message, Reply, ToolCall
 
 GUARDED = frozenset({"user", "tool"})
 """Roles whose text may never become a control token; system text and earlier assistant turns are trusted."""
-_THINKING = ("<think>", "[THINK]", "<|START_THINKING|>")
+_THINKING = ("<think>", "[THINK]", "<|START_THINKING|>", "<mm:think>", "<|open|>think<|sep|>")
 """What a prompt ends with when it has already opened the model's thinking."""
 
 _HELD_BACK = 64
@@ -112,7 +112,6 @@ class Template:
         self.close_id = self.codec.control[close[0]]
         """How the format itself ends a turn."""
         self._close_pattern = re.compile(any_of(close))
-        self._opens_thinking = any(opening in source for opening in _THINKING)
         self._closers = self.stop_ids if self._closes_itself() else None
         self._forms: dict[tuple[object, ...], Form | None] = {}
         self._formless = re.compile("|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)]))
@@ -123,8 +122,11 @@ class Template:
         """Kinds of delta (see `delta_kind`) that the audit found inexact, and why; `extend` refuses them."""
         self.rewritten: dict[str, str] = {}
         """Kinds of delta after which the template itself would show earlier turns differently, and how."""
-        self.thinking_open = self._generation_prompt().rstrip().endswith(_THINKING)
+        self.unread_calls = ""
+        """Why the reader does not parse the calls that the template writes; empty when it does."""
+        self.thinking_open = bool(self.opened_thinking(self._generation_prompt()))
         """The prompt of `start` ends inside the model's thinking."""
+        self._opens_thinking = self.thinking_open or any(opening in source for opening in _THINKING)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, up to and with the opening of the model's turn."""
@@ -156,7 +158,7 @@ class Template:
         Where `prompt` already opened the model's thinking, the opening is put back, so that the turn reads whole.
         """
         said = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
-        opened = self._opened_thinking(prompt) if self._opens_thinking else ""
+        opened = self.opened_thinking(self.codec.decode(list(prompt[-8:]))) if self._opens_thinking else ""
         return said if said.lstrip().startswith(opened) else opened + said
 
     def stream(self, prompt: Sequence[int] = ()) -> Callable[[Sequence[int]], str]:
@@ -196,6 +198,12 @@ class Template:
         for part in (reply.thinking, reply.text):
             if "".join(part.split()) not in "".join(text.split()):
                 raise TemplateError(f"template {self.name!r} does not write all of a reply: {part!r:.80} is lost")
+        written = len(self.read(self.opened_thinking(prompt) + text).calls) if reply.tool_calls else 0
+        if written != len(reply.tool_calls):
+            raise TemplateError(
+                f"template {self.name!r} does not write all of a reply: of {len(reply.tool_calls)} calls {written} are "
+                f"parsed back from {text!r:.160}"
+            )
         ids = self.codec.encode(text)
         if not ids or ids[-1] not in self.stop_ids:  # the turn ends with what opens the next (GLM)
             answers = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in reply.tool_calls]
@@ -204,8 +212,10 @@ class Template:
             raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
         return ids
 
-    def _opened_thinking(self, prompt: Sequence[int]) -> str:
-        end = self.codec.decode(list(prompt[-8:])).rstrip()
+    @staticmethod
+    def opened_thinking(prompt: str) -> str:
+        """Return the opening of the model's thinking that a prompt ends with; "" when it ends otherwise."""
+        end = prompt.rstrip()
         return next((opening for opening in _THINKING if end.endswith(opening)), "")
 
     def through_close(self, text: str) -> str:

@@ -14,18 +14,19 @@ from typing import Any
 from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import History, Template
-from agentfly.templates import chatml, command_r, deepseek, gemma, glm, gpt_oss, llama, mistral, qwen
+from agentfly.templates import chatml, command_r, deepseek, gemma, glm, gpt_oss, llama, mistral, others, qwen
 from agentfly.templates.audit import Audit, audit
-from agentfly.templates.family import Family, reader_of
+from agentfly.templates.family import Family
 from agentfly.templates.format import ChatFormat
 from agentfly.templates.generic import closing_tokens
 from agentfly.templates.readers import READERS
+from agentfly.templates.roundtrip import choose_reader
 
 __all__ = ["READERS", "Audit", "ChatFormat", "Family", "audit", "load_template", "names", "register_template"]
 
 _FAMILIES: dict[str, Family] = {
     family.name: family
-    for module in (qwen, llama, mistral, gemma, deepseek, gpt_oss, command_r, glm, chatml)
+    for module in (others, qwen, llama, mistral, gemma, deepseek, gpt_oss, command_r, glm, chatml)
     for family in module.FAMILIES
 }
 """By name, in the order in which they are tried on an unknown template: the more particular first."""
@@ -68,7 +69,7 @@ def load_template(
                 source,
                 close=family.close or closing_tokens(tokenizer, source),
                 stop=family.stop,
-                reader=READERS[reader_of(source, family.reader) if family.format is None else family.reader],
+                reader=READERS[family.reader],
                 name=label,
                 tools=tools,
                 history=policy,
@@ -84,8 +85,21 @@ def load_template(
                 f"template {label!r} reads no variable {sorted(unread)[0]!r}; "
                 f"there may be {', '.join(sorted(template.reads - _OURS)) or 'none'}"
             )
+        reader, template.unread_calls = choose_reader(
+            template,
+            family.reader,
+            only=name is not None and family.format is not None,
+            trust=not family.writes_calls,
+        )
+        template.reader = READERS[reader]
         if tools and not template.shows_tools:
             problems.append(f"template {label!r} does not tell the model of its tools. {_with_tools(tokens)}")
+            continue
+        if tools and template.unread_calls:
+            problems.append(
+                f"template {label!r} cannot be used with tools: {template.unread_calls}. "
+                f"{_with_tools(tokens, but=family if name else None)}"
+            )
             continue
         report = audit(template, corrected=family.corrected)
         template.refused.update(report.refused)
@@ -148,7 +162,7 @@ def _family(name: str, tokens: set[str]) -> Family:
         raise ConfigError(
             f"there is no template {name!r}; {meant}There are {', '.join(names())}; None follows the tokenizer"
         )
-    if missing := [token for token in family.needs if token not in tokens]:
+    if missing := [token for token in (*family.needs, *family.tokens) if token not in tokens]:
         raise ConfigError(
             f"template {name!r} is made of control tokens that this tokenizer lacks: {', '.join(missing)}. "
             f"{_fitting(tokens)}"
@@ -163,7 +177,11 @@ def _fitting(tokens: set[str]) -> str:
     )
 
 
-def _with_tools(tokens: set[str]) -> str:
-    fit = [f.name for f in _FAMILIES.values() if set(f.needs) <= tokens and f.format is not None and f.format.tools]
+def _with_tools(tokens: set[str], but: Family | None = None) -> str:
+    fit = [
+        f.name
+        for f in _FAMILIES.values()
+        if set(f.needs) <= tokens and f.format is not None and f.format.tools and f is not but
+    ]
     said = f"template={' or '.join(map(repr, fit))} does; or describe" if fit else "Describe"
     return f"{said} the tools in the system prompt, as ReactAgent does"

@@ -10,6 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from agentfly.encoding.rendering import Renderer, special_tokens
 from agentfly.encoding.tokenizer import ChatTokenizer, load_tokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.template import Template
@@ -89,10 +90,11 @@ def check(
         loaded, told = load_template(template, tokenizer, tools=tools), ""
     except (ConfigError, TemplateError) as error:
         loaded, told = load_template(template, tokenizer), str(error)
-    return Report(loaded.name, tuple(_findings(loaded, tokenizer, told)))
+    shown = Renderer(loaded.source, name=loaded.name, tools=tools, variables=special_tokens(tokenizer)).shows_tools
+    return Report(loaded.name, tuple(_findings(loaded, tokenizer, told, shown)))
 
 
-def _findings(template: Template, tokenizer: ChatTokenizer, told: str) -> Iterator[Finding]:
+def _findings(template: Template, tokenizer: ChatTokenizer, told: str, shows_tools: bool) -> Iterator[Finding]:
     yield _start(template, tokenizer)
     for row in audit(template).rows:
         mended = row.verdict is Verdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.refused
@@ -107,9 +109,14 @@ def _findings(template: Template, tokenizer: ChatTokenizer, told: str) -> Iterat
         yield Finding("history", Mark.NOTE, f"{said}. In force: {template.history.value}")
     else:
         yield Finding("history", Mark.GOOD, "append and template come to the same")
-    yield Finding("tools", Mark.NOTE if told else Mark.GOOD, told or "the model is told of them")
+    # A model that knows its tools and whose calls are not parsed would end every chain at its first call.
+    refusal = Mark.BAD if shows_tools else Mark.NOTE
+    yield Finding("tools", refusal if told else Mark.GOOD, told or "the model is told of them")
     reader = next((name for name, reader in READERS.items() if reader is template.reader), "your own")
-    yield Finding("reader", Mark.GOOD, reader)
+    if template.unread_calls:
+        yield Finding("reader", refusal, f"{reader}; calls are not parsed: {template.unread_calls}")
+    else:
+        yield Finding("reader", Mark.GOOD, reader)
     yield Finding(
         "images", Mark.GOOD if template.shows_images else Mark.NOTE, "shown" if template.shows_images else "refused"
     )

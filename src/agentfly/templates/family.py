@@ -8,19 +8,6 @@ from dataclasses import dataclass, field
 
 from agentfly.templates.format import ChatFormat
 
-_READERS = (
-    ("<|channel|>", "harmony"),
-    ("<arg_key>", "glm"),
-    ("<function=", "qwen-xml"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<｜tool▁call▁begin｜>", "deepseek"),
-    ("<|START_ACTION|>", "command-r"),
-    ("<|python_tag|>", "llama-json"),
-    ("ipython", "llama-json"),
-)
-"""Text in a template's source that tells how its calls are written; the first that is found counts."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -31,10 +18,14 @@ class Family:
     """Control tokens the format is made of: the tokenizer must have them, a template of the family writes them."""
     close: tuple[str, ...]
     """Control tokens a turn of the model may end with."""
+    tokens: tuple[str, ...] = ()
+    """Added tokens that the tokenizer must have, whether or not the template writes them."""
     stop: tuple[str, ...] = ()
     """Those of `close` that end the sampling; empty: all."""
     reader: str = "plain"
-    """How calls are read, where the template's source does not tell."""
+    """The reader that is tried first on the calls that the template writes (see `choose_reader`)."""
+    writes_calls: bool = True
+    """False: some templates of the family write no calls, and `reader` is taken on trust for those."""
     image: str = ""
     """What stands for a picture in a template that shows only text; empty: none is known."""
     format: ChatFormat | None = None
@@ -54,13 +45,9 @@ class Family:
     def writes(self, source: str, tokens: Set[str]) -> bool:
         """A template with this source, on a tokenizer with these added tokens, is this family's."""
         default = self.format.default_system if self.format else None
-        return all(token in source and token in tokens for token in self.needs) and (default or "") in source
+        has_tokens = {*self.needs, *self.tokens} <= tokens
+        return has_tokens and all(token in source for token in self.needs) and (default or "") in source
 
     def image_of(self, tokens: Set[str]) -> str:
         """The image marker, where the tokenizer has it."""
         return self.image if set(re.findall(r"<[^<>]+>|\[[^\[\]]+\]", self.image)) <= tokens else ""
-
-
-def reader_of(source: str, otherwise: str = "plain") -> str:
-    """The name of the reader for the calls that a template writes."""
-    return next((reader for mark, reader in _READERS if mark in source), otherwise)

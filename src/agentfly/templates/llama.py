@@ -23,7 +23,6 @@ LLAMA_3 = ChatFormat(
     tools="You can call these functions:{tools}\n\n"
     'To call one, answer with nothing but JSON: {"name": function name, "parameters": its arguments}.',
     call='{"name": "{name}", "parameters": {arguments}}',
-    between_calls="; ",
     tool="<|start_header_id|>ipython<|end_header_id|>\n\n{content}<|eot_id|>",
     reader="llama-json",
 )

@@ -232,6 +232,87 @@ BROKEN_CALLS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("gemma", "```tool_code\nf(a=1\n```", "f", {}, "it is not Python"),
     ("gemma", "```tool_code\nf(a=1)", "f", {"a": 1}, "it is not closed with ```"),
     ("gemma", '```json\n{"name": "f", "parameters": {"a": }}\n```', "f", {}, "its arguments are not JSON"),
+    ("gemma-4", '<|tool_call>call:f{city:<|"|>Paris<|"|>}', "f", CITY, "it is not closed with <tool_call|>"),
+    ("gemma-4", "<|tool_call>call:f{city:Paris}<tool_call|>", "f", {}, "the value 'Paris' is neither JSON nor text"),
+    ("gemma-4", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "f", {}, '<|"|> is missing after'),
+    ("gemma-4", "<|tool_call>call:f{a:1 b:2}<tool_call|>", "f", {}, "the value '1 b:2' is neither"),
+    ("gemma-4", "<|tool_call>call:f{a:1<tool_call|>", "f", {}, "',' or '}' is missing"),
+    ("gemma-4", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "f", {}, "its argument a is given twice"),
+    ("gemma-4", "<|tool_call>call:f{}x<tool_call|>", "f", {}, "there is more after its arguments: 'x'"),
+    ("gemma-4", "<|tool_call>f{}<tool_call|>", "f", {}, "it does not begin with call:NAME"),
+    ("gemma-4", "<|tool_call>call:{}<tool_call|>", "", {}, "it has no name"),
+    ("gemma-4", f"<|tool_call>call:f{{a:{DEEP}}}<tool_call|>", "f", {}, "nested more than 100 deep"),
+    (
+        "deepseek-dsml",
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">x</｜DSML｜parameter></｜DSML｜invoke>',
+        "f",
+        {"a": "x"},
+        "its argument a is not JSON",
+    ),
+    (
+        "deepseek-dsml",
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="city">Paris</｜DSML｜parameter></｜DSML｜invoke>',
+        "f",
+        {},
+        "text that belongs to no argument",
+    ),
+    (
+        "minimax-m2",
+        '<minimax:tool_call><invoke name="f"><parameter name="city">Paris</parameter>',
+        "f",
+        CITY,
+        "it is not closed with </invoke>",
+    ),
+    ("minimax-m2", '<invoke name="f<parameter></invoke>', "", {}, "its name is not closed"),
+    (
+        "minimax-m3",
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>x]<]minimax[>[</b>]<]minimax[>[</invoke>',
+        "f",
+        {},
+        "</b>",
+    ),
+    ("minimax-m3", ']<]minimax[>[<invoke name="f">x]<]minimax[>[</invoke>', "f", {}, "belongs to no argument: 'x'"),
+    (
+        "kimi-k2",
+        "<|tool_call_begin|>functions.f:0{}<|tool_call_end|>",
+        "",
+        {},
+        "it has no <|tool_call_argument_begin|>",
+    ),
+    (
+        "kimi-k2",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{<|tool_call_end|>",
+        "f",
+        {},
+        "its arguments are not JSON",
+    ),
+    ("kimi-k3", '<|open|>call tool="f"<|close|>call<|sep|>', "", {}, "its tag is not <|open|>call tool="),
+    ("lfm2", "<|tool_call_start|>[f(a=x)]<|tool_call_end|>", "f", {}, "its argument a is the name x"),
+    ("lfm2", "<|tool_call_start|>[f(city='Paris')]", "f", CITY, "it is not closed with <|tool_call_end|>"),
+    (
+        "nemotron-v2",
+        '<TOOLCALL>[{"name": "f", "arguments": {"city": "Paris"}}]',
+        "f",
+        CITY,
+        "not closed with </TOOLCALL>",
+    ),
+    ("apriel", "<tool_calls>[]</tool_calls>", "", {}, "its list holds no call"),
+    ("apriel", '<tool_calls>{"name": "f", "arguments": {}</tool_calls>', "f", {}, "its arguments are not JSON"),
+    ("apertus", '<|tools_prefix|>[{"f": 1}]', "f", {}, "its arguments are a number"),
+    ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]', "", {}, "the name of the function as its only key"),
+    ("apertus", '<|tools_prefix|>{"f": {}}', "", {}, "it is an object, not a list of calls"),
+    ("apertus", '<|tools_prefix|>[{"f": {}}]<|tools_suffix|>x', "f", {}, "there is more after its list: 'x'"),
+    ("gigachat", '<|function_call|>{"name": "f", "arguments": {"city": "Paris"}} x', "f", CITY, "more after its JSON"),
+    ("minicpm", '<function name="f"><param name="city">Paris</param>', "f", CITY, "not closed with </function>"),
+    (
+        "muse",
+        ' to=f<|message|><atem:invoke name="f"><atem:parameter name="city">Paris</atem:invoke>',
+        "f",
+        {},
+        "its argument city is not closed",
+    ),
+    ("functionary-v3.1", "<function=f>{</function>", "f", {}, "its arguments are not JSON"),
+    ("functionary-v3.2", 'f\n{"city": "Paris"} x', "f", CITY, "there is more after its arguments"),
 ]
 
 
@@ -274,6 +355,10 @@ BROKEN_TURNS = [
     ("deepseek", "<｜tool▁calls▁begin｜>f", "<｜tool▁calls▁begin｜>f", "", "<｜tool▁calls▁begin｜> stands alone"),
     ("command-r", "<|START_THINKING|>Hm", "", "Hm", "write <|END_THINKING|>"),
     ("llama-pythonic", "a<|python_end|>", "a<|python_end|>", "", "<|python_end|> stands alone"),
+    ("kimi-k2", "<|tool_calls_section_begin|>f", "<|tool_calls_section_begin|>f", "", "_begin|> stands alone"),
+    ("minimax-m2", "<minimax:tool_call>f", "<minimax:tool_call>f", "", "<minimax:tool_call> stands alone"),
+    ("muse", " to=f<|message|>6", " to=f\n6", "", "the message to=f holds no call"),
+    ("muse", "to me<|message|>6", "to me<|message|>6", "", "the header 'to me' is not one of"),
     ("harmony", "<|message|>6", "6", "", "names none of the channels analysis, commentary, final"),
     ("harmony", "<|channel|>loud<|message|>6", "<|channel|>loud\n6", "", "'<|channel|>loud' names none"),
     ("harmony", "<|start|>user<|message|>6", "<|start|>user\n6", "", "names none of the channels"),
@@ -292,7 +377,13 @@ def test_a_problem_outside_every_call_belongs_to_the_reply(
     assert problem in said
 
 
-OPENINGS = {"mistral": "[THINK]", "command-r": "<|START_THINKING|>"}
+OPENINGS = {
+    "mistral": "[THINK]",
+    "command-r": "<|START_THINKING|>",
+    "gemma-4": "<|channel>thought",
+    "kimi-k3": "<|open|>think<|sep|>",
+    "minimax-m3": "<mm:think>",
+}
 
 
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "harmony"])

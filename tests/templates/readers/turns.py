@@ -296,9 +296,213 @@ GEMMA = [
     GoodTurn("gemma", "```python\n[f(x) for x in y]\n```", "```python\n[f(x) for x in y]\n```"),
 ]
 
+GEMMA_4 = [
+    GoodTurn("gemma-4", '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>', "", [PARIS]),
+    GoodTurn("gemma-4", '<|tool_call>call:weather{<|"|>city<|"|>:<|"|>Paris<|"|>}<tool_call|>', "", [PARIS]),
+    GoodTurn("gemma-4", "<|tool_call>call:now{}<tool_call|>", "", [("now", {})]),
+    GoodTurn(
+        "gemma-4",
+        '<|tool_call>call:f{a: 1, b:-2.5e3,c:[true,null,None,{d:<|"|>x, y}<|"|>}],e:{},g:[]}<tool_call|>',
+        "",
+        [("f", {"a": 1, "b": -2500.0, "c": [True, None, None, {"d": "x, y}"}], "e": {}, "g": []})],
+    ),
+    GoodTurn(
+        "gemma-4",
+        "<|channel>thought\nHm. <|tool_call>call:no{}<tool_call|>\n<channel|>I look."
+        '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'
+        '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+        "I look.",
+        [PARIS, ROME],
+        "Hm. <|tool_call>call:no{}<tool_call|>",
+    ),
+]
+
+DSML = [
+    GoodTurn(
+        "deepseek-dsml",
+        '<think>Hm.</think>I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "I look.",
+        [PARIS, ("now", {})],
+        "Hm.",
+    ),
+    GoodTurn(
+        "deepseek-dsml",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="false">[1, {"b": null}]'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="c" string="true">{"d": 1}</｜DSML｜parameter>'
+        "\n</｜DSML｜invoke>\n"
+        "</｜DSML｜tool_calls>",
+        "",
+        [("f", {"a": [1, {"b": None}], "c": '{"d": 1}'})],
+    ),
+]
+
+KIMI = [
+    GoodTurn(
+        "kimi-k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>'
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+        "I look.",
+        [PARIS, ROME],
+        ids=("functions.weather:0", "functions.weather:1"),
+    ),
+    GoodTurn(
+        "kimi-k2",
+        "<think>Hm.</think><|tool_call_section_begin|>\n<|tool_call_begin|>\nnow\n<|tool_call_argument_begin|>\n{}\n"
+        "<|tool_call_end|>\n<|tool_call_section_end|>",
+        "",
+        [("now", {})],
+        "Hm.",
+        ids=("now",),
+    ),
+    GoodTurn(
+        "kimi-k3",
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>'
+        'Paris<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="f" index="2"<|sep|>'
+        '<|open|>argument key="a" type="array"<|sep|>[1, null]<|close|>argument<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+        "I look.",
+        [PARIS, ("f", {"a": [1, None]})],
+        "Hm.",
+    ),
+]
+
+MINIMAX = [
+    GoodTurn(
+        "minimax-m2",
+        "<think>Hm.</think>I look.\n<minimax:tool_call>\n"
+        '<invoke name="weather">\n<parameter name="city">Paris</parameter>'
+        '\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        "I look.",
+        [PARIS, ("now", {})],
+        "Hm.",
+    ),
+    GoodTurn(
+        "minimax-m3",
+        '<mm:think>Hm.</mm:think>I look.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">'
+        "]<]minimax[>[<city>Paris]<]minimax[>[</city>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        "I look.",
+        [PARIS],
+        "Hm.",
+    ),
+    GoodTurn(
+        "minimax-m3",
+        '</mm:think>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>'
+        "]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>"
+        "]<]minimax[>[<b>x]<]minimax[>[</b>]<]minimax[>[</item>]<]minimax[>[</a>]<]minimax[>[<c>]<]minimax[>[</c>"
+        "]<]minimax[>[</invoke>",
+        "",
+        [("f", {"a": ["1", {"b": "x"}], "c": ""})],
+    ),
+]
+
+LFM2 = [
+    GoodTurn(
+        "lfm2",
+        "I look.<|tool_call_start|>[weather(city='Paris'), now()]<|tool_call_end|>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn(
+        "lfm2",
+        """<|tool_call_start|>[f(a='x\n"y"', b={"k": [1, null, true, False]}, c=-1.5)]<|tool_call_end|>""",
+        "",
+        [("f", {"a": 'x\n"y"', "b": {"k": [1, None, True, False]}, "c": -1.5})],
+    ),
+]
+
+JSON_BLOCKS = [
+    GoodTurn(
+        "nemotron-v2",
+        '<think>Hm.</think><TOOLCALL>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "now"}]</TOOLCALL>',
+        "",
+        [PARIS, ("now", {})],
+        "Hm.",
+    ),
+    GoodTurn(
+        "apriel",
+        'I look.\n<tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_calls>',
+        "I look.",
+        [PARIS],
+    ),
+    GoodTurn(
+        "apriel",
+        '<tool_calls>\n{"name": "weather", "arguments": {"city": "Paris"}}\n'
+        '{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_calls>',
+        "",
+        [PARIS, ROME],
+    ),
+    GoodTurn(
+        "apertus",
+        'I look.<|tools_prefix|>[{"weather": {"city": "Paris"}}, {"now": {}}]',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn("apertus", '<|tools_prefix|>[{"weather": {"city": "Paris"}}]<|tools_suffix|>', "", [PARIS]),
+    GoodTurn(
+        "gigachat",
+        'I look.<|function_call|>{"name": "weather", "arguments": {"city": "Paris"}}',
+        "I look.",
+        [PARIS],
+    ),
+]
+
+MINICPM = [
+    GoodTurn(
+        "minicpm",
+        'I look.\n<function name="weather"><param name="city">Paris</param></function>\n'
+        '<function name="now"></function>',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn(
+        "minicpm",
+        '<function name="write"><param name="text"><![CDATA[a < b\nc]]></param></function>',
+        "",
+        [("write", {"text": "a < b\nc"})],
+    ),
+]
+
+MUSE = [
+    GoodTurn(
+        "muse",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=weather<|message|><atem:function_calls>\n"
+        '<atem:invoke name="weather">'
+        '\n<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>'
+        '<|start|>assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        "",
+        [PARIS, ("now", {})],
+        "Hm.",
+    ),
+    GoodTurn("muse", " to=user<|message|>It is 6.", "It is 6."),
+]
+
+FUNCTIONARY = [
+    GoodTurn(
+        "functionary-v3.1",
+        'I look.<function=weather>{"city": "Paris"}</function><function=now>{}</function>',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn(
+        "functionary-v3.2",
+        'all\nI look.>>>weather\n{"city": "Paris"}>>>now\n{}',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    GoodTurn("functionary-v3.2", '>>>weather\n{"city": "Paris"}', "", [PARIS]),
+]
+
 NAMES = [
     *("plain", "hermes", "qwen-xml", "llama-json", "llama-pythonic", "mistral"),
-    *("deepseek", "glm", "harmony", "command-r", "gemma"),
+    *("deepseek", "glm", "harmony", "command-r", "gemma", "gemma-4", "deepseek-dsml", "kimi-k2", "kimi-k3"),
+    *("minimax-m2", "minimax-m3", "lfm2", "nemotron-v2", "apertus", "apriel", "gigachat", "minicpm", "muse"),
+    *("functionary-v3.1", "functionary-v3.2"),
 ]
 
 PLAIN = [GoodTurn(name, PROSE, PROSE) for name in NAMES] + [
@@ -318,4 +522,13 @@ GOOD_TURNS = [
     *HARMONY,
     *COMMAND_R,
     *GEMMA,
+    *GEMMA_4,
+    *DSML,
+    *KIMI,
+    *MINIMAX,
+    *LFM2,
+    *JSON_BLOCKS,
+    *MINICPM,
+    *MUSE,
+    *FUNCTIONARY,
 ]

@@ -9,6 +9,7 @@ import ast
 import math
 import re
 import warnings
+from collections.abc import Mapping
 
 from agentfly.templates.readers.calls import unkeepable
 from agentfly.templates.readers.turn import Block, Turn
@@ -24,8 +25,11 @@ FENCE = Block("```", "```", lambda body: None)
 """A block of code in the answer: whatever it holds, it is no call."""
 
 
-def read_python(body: str) -> list[ToolCall]:
-    """Read calls: one or more expressions, each a call or a list of calls."""
+_NO_CONSTANTS: Mapping[str, object] = {}
+
+
+def read_python(body: str, constants: Mapping[str, object] = _NO_CONSTANTS) -> list[ToolCall]:
+    """Read calls: one or more expressions, each a call or a list of calls. `constants` are names with a value."""
     try:
         statements = _parse(body.strip()).body
     except SyntaxError as error:
@@ -35,7 +39,8 @@ def read_python(body: str) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for statement in statements:
         value = statement.value if isinstance(statement, ast.Expr) else statement
-        calls += map(_call, value.elts if isinstance(value, ast.List | ast.Tuple) else [value])
+        nodes = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+        calls += [_call(node, constants) for node in nodes]
     return calls or [ToolCall("", problem="it holds no call")]
 
 
@@ -52,7 +57,7 @@ def _broken(body: str, wrong: str) -> ToolCall:
     return ToolCall(found[1] if found else "", problem=f"it is not Python: {wrong}")
 
 
-def _call(node: ast.AST) -> ToolCall:
+def _call(node: ast.AST, constants: Mapping[str, object]) -> ToolCall:
     if not isinstance(node, ast.Call):
         return ToolCall("", problem="it is not a function call")
     name = _dotted(node.func)
@@ -67,7 +72,7 @@ def _call(node: ast.AST) -> ToolCall:
             problem = f"its argument {keyword.arg:.40} is given twice"
         else:
             try:
-                arguments[keyword.arg] = _literal(keyword.value)
+                arguments[keyword.arg] = _literal(keyword.value, constants)
             except ValueError as error:
                 problem = f"its argument {keyword.arg:.40} is {error}"
     wrong = unkeepable(arguments)
@@ -84,7 +89,7 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def _literal(node: ast.expr) -> object:
+def _literal(node: ast.expr, constants: Mapping[str, object]) -> object:
     """The value of a literal that JSON can hold; ValueError says what stands there instead."""
     match node:
         case ast.Constant(value=None | bool() | str() | int() as value):
@@ -95,9 +100,11 @@ def _literal(node: ast.expr) -> object:
             if math.isfinite(number):
                 return -number
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
+            return [_literal(item, constants) for item in items]
         case ast.Dict(keys=keys, values=values):
-            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+            return {_key(key): _literal(value, constants) for key, value in zip(keys, values, strict=True)}
+        case ast.Name(id=name) if name in constants:
+            return constants[name]
         case ast.Name(id=name):
             raise ValueError(f"the name {name:.40}; write text in quotes, and True, False or None")
     raise ValueError("no literal that JSON has too")

@@ -1,0 +1,111 @@
+"""The reader of a template is one that parses the calls it renders; a template without one is refused with tools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentfly.agents import HFAgent
+from agentfly.encoding.tokenizer import ByteTokenizer
+from agentfly.errors import ConfigError, TemplateError
+from agentfly.templates import READERS, load_template, register_template
+from agentfly.templates.chatml import CHATML
+from agentfly.templates.check import Mark, check
+from agentfly.tools import calculate
+from agentfly.types import Message
+from tests.conftest import load_chat_template
+from tests.templates.families import TOOL, call
+
+CHAT = CHATML.jinja()
+
+
+def tokenizer_with(source: str) -> ByteTokenizer:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = source
+    return tokenizer
+
+
+def chatml_with_calls(written: str) -> str:
+    """ChatML whose calls are written by other Jinja."""
+    start = CHAT.index('{{- "<tool_call>')
+    return CHAT[:start] + written + CHAT[CHAT.index("{%- endfor %}", start) :]
+
+
+XML_CALL = (
+    "{{- '<tool_call>\\n<function=' ~ call.function.name ~ '>\\n' }}"
+    "{% for key, value in call.function.arguments.items() %}"
+    "{{- '<parameter=' ~ key ~ '>\\n' ~ (value if value is string else value | tojson) ~ '\\n</parameter>\\n' }}"
+    "{% endfor %}{{- '</function>\\n</tool_call>' }}"
+)
+UNKNOWN_CALL = "{{- '<<' ~ call.function.name ~ '|' ~ (call.function.arguments | tojson) ~ '>>' }}"
+
+
+def test_chatml_that_writes_xml_calls_gets_the_xml_reader() -> None:
+    template = load_template(None, tokenizer_with(chatml_with_calls(XML_CALL)), tools=[TOOL])
+    assert template.reader is READERS["qwen-xml"]
+
+
+@pytest.mark.parametrize("name", [None, "qwen3-coder"])
+def test_calls_of_qwen3_coder_are_parsed(name: str | None) -> None:
+    tokenizer = tokenizer_with(load_chat_template("llama_cpp_templates", "Qwen3-Coder"))
+    if name:  # the family of its alias asks for this token
+        tokenizer.backend_tokenizer.add_special_tokens(["<think>"])
+    template = load_template(name, tokenizer, tools=[TOOL])
+    turn = Message("assistant", "I look.", (call(1, q="a\nb"), call(2, q="c")))
+    reply = template.parse(template.write(turn))
+    assert [(each.name, each.arguments, each.problem) for each in reply.calls] == [
+        ("search", {"q": "a\nb"}, ""),
+        ("search", {"q": "c"}, ""),
+    ]
+    assert reply.message.text == "I look."
+
+
+def test_calls_that_no_reader_parses_are_refused_with_tools() -> None:
+    tokenizer = tokenizer_with(chatml_with_calls(UNKNOWN_CALL))
+    with pytest.raises(
+        ConfigError, match=r"cannot be used with tools: no reader parses a call .*<<search\|.*ReactAgent"
+    ):
+        load_template(None, tokenizer, tools=[TOOL])
+    template = load_template(None, tokenizer)
+    assert "no reader parses" in template.unread_calls
+    with pytest.raises(TemplateError, match="of 1 calls 0 are parsed back"):
+        template.write(Message("assistant", "", (call(),)))
+
+
+def test_calls_that_the_template_does_not_write_are_refused_with_tools() -> None:
+    with pytest.raises(ConfigError, match="it writes turns without their calls"):
+        load_template(None, tokenizer_with(chatml_with_calls("")), tools=[TOOL])
+
+
+def test_a_stop_token_before_the_call_is_refused_with_tools() -> None:
+    source = chatml_with_calls("{{- '<|im_end|>' ~ call.function.name ~ (call.function.arguments | tojson) }}")
+    with pytest.raises(ConfigError, match="a stop token comes before the call"):
+        load_template(None, tokenizer_with(source), tools=[TOOL])
+
+
+def test_a_format_whose_reader_does_not_parse_its_calls_is_refused_when_the_agent_is_built() -> None:
+    register_template(replace(CHATML, name="test-wrong-reader", reader="mistral"))
+    settings = {"template": "test-wrong-reader", "backend": "scripted", "backend_config": {"script": ["a"]}}
+    with pytest.raises(ConfigError, match=r"its reader 'mistral' does not parse a call .*template='.*'chatml'.* does"):
+        HFAgent(tools=[calculate], **settings)
+    HFAgent(tools=[], **settings)
+
+
+def test_check_reports_calls_that_are_not_parsed() -> None:
+    found = {f.property: f for f in check(tokenizer_with(chatml_with_calls(UNKNOWN_CALL))).findings}
+    assert found["tools"].mark is Mark.BAD
+    assert "cannot be used with tools" in found["tools"].detail
+    assert found["reader"].mark is Mark.BAD
+    assert "no reader parses a call" in found["reader"].detail
+    found = {f.property: f for f in check(tokenizer_with(CHAT)).findings}
+    assert (found["reader"].mark, found["tools"].mark) == (Mark.GOOD, Mark.GOOD)
+
+
+def test_llama_3_writes_text_and_calls_that_it_parses() -> None:
+    tokenizer = ByteTokenizer()
+    tokens = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer.backend_tokenizer.add_special_tokens(tokens)
+    template = load_template("llama-3", tokenizer, tools=[TOOL])
+    reply = template.parse(template.write(Message("assistant", "I look.", (call(1), call(2)))))
+    assert [each.problem for each in reply.calls] == ["", ""]
