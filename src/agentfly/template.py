@@ -23,8 +23,8 @@ from agentfly.encoding.tokenizer import ChatTokenizer
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.types import Message, Reply, ToolCall
 
-GUARDED = frozenset({"user", "tool"})
-"""Roles whose text may never become a control token; system text and earlier assistant turns are trusted."""
+GUARDED = frozenset({"system", "user", "tool"})
+"""Roles whose text may never become a control token; earlier assistant turns are trusted."""
 _THINKING = ("<think>", "[THINK]", "<|START_THINKING|>")
 """What a prompt ends with when it has already opened the model's thinking."""
 
@@ -100,7 +100,7 @@ class Template:
         self.reads = self._renderer.reads
         """Names of the variables that the template looks up."""
         self.shows_tools, self.shows_images = self._renderer.shows_tools, bool(image) or self._renderer.shows_images
-        self.codec = Codec(tokenizer, source + image)
+        self.codec = Codec(tokenizer)
         self.reader = reader
         close = [text for text in close if text in self.codec.control]
         if not close:
