@@ -25,8 +25,13 @@ def load_family(name: str) -> PreTrainedTokenizerFast:
 
 def load_trl_template(name: str) -> str:
     """Return a chat template that TRL ships, say `gptoss`; skip the test where it was not fetched."""
-    _need("trl_templates")
-    return (TOKENIZERS / "trl_templates" / f"{name}.jinja").read_text()
+    return load_chat_template("trl_chat_templates", name)
+
+
+def load_chat_template(folder: str, name: str) -> str:
+    """Return a chat template out of a fetched folder of templates; skip the test where it was not fetched."""
+    _need(folder)
+    return (TOKENIZERS / folder / f"{name}.jinja").read_text()
 
 
 @pytest.fixture(name="load_family", scope="session")

