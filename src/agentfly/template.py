@@ -110,7 +110,9 @@ class Template:
         """How the format itself ends a turn."""
         self._close_pattern = re.compile(any_of(close))
         self._opens_thinking = any(opening in source for opening in _THINKING)
-        self._closers = self.stop_ids if self._closes_itself() else None
+        self.closes_turns = self._closes_itself()
+        """A token of its own ends an assistant turn, rather than the token that opens the next turn (GLM)."""
+        self._closers = self.stop_ids if self.closes_turns else None
         self._forms: dict[tuple[object, ...], Form | None] = {}
         self._formless = re.compile("|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)]))
         self._own_marks = "".join(
