@@ -34,7 +34,7 @@ def allowed(case: Case) -> list[str]:
 @example(said=["\n\n", " ", ""], system="", turns=3)
 @example(said=["", "\n", "x"], system=None, turns=1)
 def test_start_gives_the_ids_of_hugging_face(case: Case, said: list[str], system: str | None, turns: int) -> None:
-    assume(not case.spelled(*said))
+    assume(not case.spelled(*said, system or ""))
     messages = [user(said[0]), Message("assistant", said[1]), user(said[2])][:turns]
     if system is not None and case.system:
         messages.insert(0, Message("system", system))
@@ -259,10 +259,18 @@ def test_private_use_characters_are_kept(case: Case, text: str) -> None:
         assert text in case.template.codec.decode(case.template.extend([user(text)]).ids)
 
 
-def test_gemma_keeps_its_added_tokens_that_are_plain_text() -> None:
+def test_gemma_keeps_its_added_tokens_of_whitespace() -> None:
     case = BY_NAME["gemma3"]
-    text = "x<h1>\n\n\n</h1><table> <|im_end|>"
+    text = "x\n\n\n y   \t\t<|im_end|>"
     assert case.template.start([user(text)]) == case.encode(case.render([user(text)]))
+
+
+def test_html_tags_of_gemma_are_tokens_only_in_assistant_turns() -> None:
+    case = BY_NAME["gemma3"]
+    tag = case.template.codec.control["<table>"]
+    messages = [user("<table>"), Message("assistant", "<table>"), user("q")]
+    assert case.template.start(messages).count(tag) == 1
+    assert case.encode(case.render(messages)).count(tag) == 2
 
 
 def test_thinking_tags_of_a_user_are_text_and_those_of_history_are_tags() -> None:

@@ -89,9 +89,19 @@ class Arguments:
         return cls(tool, description, _tidy(schema), adapter)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """The arguments, checked and coerced; or what is wrong with them, in words for the model."""
+        """The arguments, checked and coerced; or what is wrong with them, in words for the model.
+
+        Some formats (Qwen3-Coder, GLM) write every argument as text. A parameter that takes strings gets the text
+        itself, even if it is JSON; for any other parameter the text is parsed as JSON.
+        """
+        given = dict(arguments)
         try:
-            return dict(self.adapter.validate_python(dict(arguments)))
+            try:
+                return dict(self.adapter.validate_python(given))
+            except pydantic.ValidationError as error:
+                wrongly_typed = {str(e["loc"][0]) for e in error.errors(include_url=False) if e["loc"]}
+                parsed = {name: _parse_text(given[name]) for name in wrongly_typed & given.keys()}
+                return dict(self.adapter.validate_python(given | parsed))
         except pydantic.ValidationError as error:
             wrong = "; ".join(_problem(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False))
             return f"Error: the arguments of {self.tool!r} do not fit: {wrong}. {self.usage}"
@@ -105,6 +115,17 @@ class Arguments:
             for name, spec in self.schema["properties"].items()
         ]
         return f"It takes {', '.join(shown)}." if shown else "It takes no arguments."
+
+
+def _parse_text(value: Any) -> Any:
+    """The value of JSON text; any other value, also text that is a quoted string, stays as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = pydantic_core.from_json(value, allow_inf_nan=False)
+    except ValueError:
+        return value
+    return value if isinstance(parsed, str) else parsed
 
 
 def to_text(value: Any) -> str:

@@ -103,7 +103,7 @@ class Template:
         self.reads = self._renderer.reads
         """Names of the variables that the template looks up."""
         self.shows_tools, self.shows_images = self._renderer.shows_tools, bool(image) or self._renderer.shows_images
-        self.codec = Codec(tokenizer, source + image)
+        self.codec = Codec(tokenizer)
         self.reader = reader
         close = [text for text in close if text in self.codec.control]
         if not close:
@@ -112,7 +112,9 @@ class Template:
         self.close_id = self.codec.control[close[0]]
         """How the format itself ends a turn."""
         self._close_pattern = re.compile(any_of(close))
-        self._closers = self.stop_ids if self._closes_itself() else None
+        self.closes_turns = self._closes_itself()
+        """A token of its own ends an assistant turn, rather than the token that opens the next turn (GLM)."""
+        self._closers = self.stop_ids if self.closes_turns else None
         self._forms: dict[tuple[object, ...], Form | None] = {}
         self._formless = re.compile("|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)]))
         self._own_marks = "".join(
@@ -169,7 +171,7 @@ class Template:
         """
         ids: list[int] = []
         said, start, end = "", 0, 0  # `said` is the text of ids[:end]; ids[start:end] is the context of what follows
-        opened = self._opened_thinking(prompt) if self._opens_thinking else ""
+        opened = self.opened_thinking(self.codec.decode(list(prompt[-8:]))) if self._opens_thinking else ""
 
         def extend(more: Sequence[int]) -> str:
             nonlocal said, start, end

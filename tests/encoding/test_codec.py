@@ -61,7 +61,7 @@ def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
     tokenizer.backend_tokenizer.add_special_tokens(
         [AddedToken("<|end|>", rstrip=True), AddedToken("<|mask|>", lstrip=True)]
     )
-    codec = Codec(tokenizer, "")
+    codec = Codec(tokenizer)
     for text in ("a<|end|>\n b", "a \n<|mask|> b", "<|end|> <|mask|> x", "<|mask|>\n<|end|>  "):
         assert codec.encode(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     assert codec.eats_space
@@ -70,7 +70,7 @@ def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
 def test_many_control_tokens_that_swallow_space_take_linear_time() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
-    codec = Codec(tokenizer, "")
+    codec = Codec(tokenizer)
 
     def cpu_seconds(size: int) -> float:
         text = "<|end|>" * (size // 7)
@@ -82,13 +82,15 @@ def test_many_control_tokens_that_swallow_space_take_linear_time() -> None:
     assert double < max(0.05, 3 * single)
 
 
-def test_an_added_token_is_control_only_where_the_template_mentions_it() -> None:
+def test_added_tokens_are_control_tokens_except_words_and_whitespace() -> None:
     tokenizer = ByteTokenizer()
-    tokenizer.backend_tokenizer.add_tokens(["<tool_call>", "\n\n"])
-    assert "<tool_call>" in Codec(tokenizer, "x <tool_call>\n\n").control
-    plain = Codec(tokenizer, "")
-    assert "<tool_call>" not in plain.control
-    assert len(plain.plain("<tool_call>\n\n")) == 2, "it stays the added token that it is"
+    ordinary = ["\n\n", "\u2581\u2581", "hello", "नमस्ते", "2024", "two words"]
+    tokenizer.backend_tokenizer.add_tokens(["<tool_call>", "<|fim_prefix|>", "[x]", "foo_bar", *ordinary])
+    codec = Codec(tokenizer)
+    assert {"<tool_call>", "<|fim_prefix|>", "[x]", "foo_bar"} <= set(codec.control)
+    assert not set(ordinary) & set(codec.control)
+    assert len(codec.plain("hello\n\n")) == 2
+    assert len(codec.plain("<tool_call>")) == len("<tool_call>")
 
 
 @every_tokenizer
@@ -101,14 +103,14 @@ def test_added_tokens_that_are_plain_text_keep_their_ids(case: Case) -> None:
 
 def test_codecs_of_one_tokenizer_share_what_is_slow_to_make() -> None:
     tokenizer = ByteTokenizer()
-    assert Codec(tokenizer, "a")._plain is Codec(tokenizer, "b")._plain
-    before = Codec(tokenizer, "")._plain
+    assert Codec(tokenizer)._plain is Codec(tokenizer)._plain
+    before = Codec(tokenizer)._plain
     tokenizer.backend_tokenizer.add_special_tokens(["<|more|>"])
-    assert Codec(tokenizer, "")._plain is not before
+    assert Codec(tokenizer)._plain is not before
 
 
 def test_text_of_any_bytes_has_one_token_a_byte() -> None:
-    codec = Codec(ByteTokenizer(), "")
+    codec = Codec(ByteTokenizer())
     text = "héllo\n<|im_end|>"
     assert len(codec.plain(text)) == len(text.encode())
     assert codec.decode(codec.plain(text)) == text
@@ -120,7 +122,7 @@ def test_a_tokenizer_without_control_tokens_is_refused() -> None:
 
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab={"a": 0}, merges=[])))
     with pytest.raises(ConfigError, match="no control tokens"):
-        Codec(bare, "")
+        Codec(bare)
 
 
 def test_a_tokenizer_that_is_nowhere_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ ANSWERS = ("tool", "tools", "tool, user", "tools, user")
 KNOWN: dict[str, dict[str, Verdict]] = {
     "smollm2": {},
     "qwen2_5": {},
-    "qwen3": {"user": H, "tool": H, "tools": H, "tool, user": H, "tools, user": H, "user after thinking": H},
+    "qwen3": {kind + suffix: H for kind in ("user", *ANSWERS) for suffix in ("", " after thinking")},
     "qwen3-qwen3_training": {},
     "qwen3-qwen3_instruct_2507": {},
     "llama3_1": {},
@@ -30,7 +30,7 @@ KNOWN: dict[str, dict[str, Verdict]] = {
     "gemma3": dict.fromkeys(ANSWERS, R),
     "deepseek_v3": dict.fromkeys(ANSWERS, R),
     "deepseek_v3-deepseekv3": dict.fromkeys(ANSWERS, R) | {"nothing": H, "user": H},
-    "gptoss-gptoss": {"nothing": H, "user": H, "user after thinking": H},
+    "gptoss-gptoss": {kind + suffix: H for kind in CHAT for suffix in ("", " after thinking")},
     "command_r_plus": dict.fromkeys(ANSWERS, R),
     "internlm2": {},
 }

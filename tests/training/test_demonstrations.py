@@ -11,13 +11,16 @@ import pytest
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.models.lookup import Lookup, draw
 from agentfly.segment import Author
 from agentfly.template import Template
+from agentfly.templates import load_template
 from agentfly.training.demonstrations import demonstrate, read_demonstrations, recorded, spoken
 from agentfly.types import Message, ToolCall
+from tests.conftest import load_trl_template
 from tests.fakes import Server, byte_agent, call, said, texts
 from tests.templates.families import CASES, Case, user
 from tests.templates.families import call as search
@@ -314,3 +317,19 @@ def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
     spans = [span for span in chain.segments[0].spans if span.author is Author.MODEL]
     (read,) = agent.template.parse(spans[0].ids.tolist()).calls
     assert (read.name, read.arguments) == ("switch", {})
+
+
+def test_typed_arguments_are_read_back_from_a_format_of_text() -> None:
+    @tool
+    def resize(width: int, tags: list[str], title: str) -> str:
+        """Resize."""
+        return "ok"
+
+    tokenizer = ByteTokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens(["<|user|>", "<|observation|>", "<|assistant|>"])
+    tokenizer.chat_template = load_trl_template("glm4moe")
+    agent = HFAgent(template="chatml", backend=ScriptedBackend("x"), tools=[resize])
+    agent.template = load_template(None, tokenizer, tools=agent.schemas)
+    turn = Message("assistant", "", (ToolCall("resize", {"width": 3, "tags": ["a"], "title": "[1]"}),))
+    ids = list(spoken(agent, turn).token_ids)
+    assert agent.template.parse(ids).calls[0].arguments == {"width": "3", "tags": '["a"]', "title": "[1]"}

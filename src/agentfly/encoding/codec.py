@@ -1,14 +1,16 @@
 """Text to ids and back, where control tokens come from the template and from nowhere else.
 
-A control token is what the chat format is made of: every special token, and every added token that the template's
-source mentions. Text is cut at the control tokens the template wrote, and the runs between them are encoded by a
-tokenizer that has no control tokens at all. So the literal text `<|im_end|>` inside a tool's answer stays text.
+Control tokens are all special tokens, and all other added tokens except words and whitespace: chat and tool-call tags,
+but also fill-in-the-middle and repository tokens that no template mentions. Text is cut at the control tokens the
+template wrote, and the runs between them are encoded by a tokenizer that has no control tokens at all. So the literal
+text `<|im_end|>` inside a tool's answer stays text.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -28,15 +30,14 @@ native memory each: the default grows for thousands of chains, to some 60 MB."""
 
 
 class Codec:
-    """One tokenizer, with the control tokens of one chat format set apart."""
+    """One tokenizer, with its control tokens set apart."""
 
-    def __init__(self, tokenizer: ChatTokenizer, source: str) -> None:
-        """`source` is the text of the template: added tokens that it mentions are control tokens."""
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._whole = tokenizer.backend_tokenizer
         added = {i: token for i, token in self._whole.get_added_tokens_decoder().items() if token.content}
         self.vocab_size = max(self._whole.get_vocab_size(), 1 + max(added, default=0))
         """Every token id is below it."""
-        control = {i: t for i, t in added.items() if t.special or (t.content.strip() and t.content in source)}
+        control = {i: token for i, token in added.items() if token.special or not _is_ordinary(token.content)}
         if not control:
             raise ConfigError("this tokenizer has no control tokens, so no turn could ever be seen to end")
         self.control: dict[str, int] = {token.content: i for i, token in control.items()}
@@ -102,6 +103,14 @@ class Codec:
         """The text of ids, control tokens included."""
         text: str = self._whole.decode(ids, skip_special_tokens=False)
         return text
+
+
+def _is_ordinary(text: str) -> bool:
+    """True for words, numbers and whitespace: added tokens that extend the vocabulary and mark nothing.
+
+    SentencePiece writes a space as U+2581; combining marks are parts of words in many scripts.
+    """
+    return all(unicodedata.category(char)[0] in "LMN" or char.isspace() or char == "\u2581" for char in text)
 
 
 def free_mark(texts: Sequence[str]) -> str:

@@ -3,18 +3,20 @@
 For every context and every kind of delta the full rendering is compared with what was appended:
 
     prompt   render(context) is how render(context + turn) begins
-    history  render(context + turn) is how render(context + turn + delta) begins
-    suffix   what follows the turn is what `extend(delta)` says
+    history  render(context + turn), with what `extend(delta)` says behind it, is render(context + turn + delta)
+    suffix   render(context + turn + delta) ends with what `extend(delta)` says
 
 A kind whose suffix differs is refused. Where only prompt or history differ, the template rewrites earlier turns, and
 `history="append"` and `history="template"` are two policies: both are exact, but they show the model different things.
+Turns are tried with and without text beside their calls, and with thinking in the turn or in an earlier one where the
+template shows any: many templates show thinking only until the next user message.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentfly.errors import TemplateError
 from agentfly.template import Template, delta_kind
@@ -39,7 +41,7 @@ class Row:
     """The verdict on one kind of delta."""
 
     kind: str
-    """See `delta_kind`; `after thinking` where the turn before it had thinking in it."""
+    """See `delta_kind`; `after thinking` where the turn before it, or an earlier one, has thinking in it."""
     verdict: Verdict
     reason: str = ""
     """Empty for exact."""
@@ -67,16 +69,26 @@ class Audit:
 
 
 _THOUGHT = " after thinking"
+_THINKING = "because zQ"
 
 
 def audit(template: Template, corrected: Mapping[str, str] | None = None) -> Audit:
     """Compare appending with full renderings. `corrected`: kinds where the template is known to be wrong, and how."""
+    plain, thought = _contexts(thinking=""), _contexts(thinking=_THINKING)
+    passes = [("", [("", plain)])]
+    if _shows_thinking(template):
+        passes.append((_THOUGHT, [(_THINKING, [*plain, *thought]), ("", thought)]))
     rows: list[Row] = []
-    for kind, turn, delta in _cases():
-        if kind.endswith(_THOUGHT) and not _shows(template, turn):
-            continue
-        cells = [cell for context in _contexts() if (cell := _compare(template, context, turn, delta))]
-        rows.append(_row(kind, cells, (corrected or {}).get(kind.removesuffix(_THOUGHT), "")))
+    for suffix, groups in passes:
+        for kind, turns, delta in _cases():
+            cells = [
+                cell
+                for thinking, contexts in groups
+                for turn in turns
+                for context in contexts
+                if (cell := _compare(template, context, replace(turn, thinking=thinking), delta))
+            ]
+            rows.append(_row(kind + suffix, cells, (corrected or {}).get(kind, "")))
     return Audit(template.name, tuple(rows))
 
 
@@ -120,22 +132,31 @@ def _compare(template: Template, context: Sequence[Message], turn: Message, delt
         extended = template.follow(delta)
     except TemplateError as error:
         return _Cell(Verdict.REFUSED, str(error.__cause__ or error), raised=True)
-    tail = [extended.close, *extended.ids]
-    if template.codec.encode(full)[-len(tail) :] != tail:
+    encode = template.codec.encode
+    ids, tail = encode(full), [extended.close, *extended.ids]
+    if ids[-len(tail) :] != tail:
+        if turn.text and turn.tool_calls:  # the suffix of a turn without text is right: the template moves the text
+            return _Cell(Verdict.REWRITTEN, f"{where} the template writes text beside calls behind their answers")
         return _Cell(Verdict.REFUSED, f"{where} the template goes on differently than after a first turn", later=later)
-    if not full.startswith(template.through_close(closed)):
+    # Where no token closes a turn (GLM), the last closing token stands before the turn.
+    turn_ids = encode(template.through_close(closed) if template.closes_turns else closed)
+    if ids != [*turn_ids, *extended.after(turn_ids[-1])]:
         return _Cell(Verdict.REWRITTEN, f"{where} the template shows the turns so far differently than before")
     if not closed.startswith(prompt):
         return _Cell(Verdict.REWRITTEN, f"{where} the prompt of the turn is not how its history begins")
     return _Cell(Verdict.EXACT)
 
 
-def _shows(template: Template, turn: Message) -> bool:
-    """The turn's thinking is in its rendering."""
-    try:
-        return turn.thinking in template.render([Message("user", "q"), turn], open_turn=False)
-    except TemplateError:
-        return False
+def _shows_thinking(template: Template) -> bool:
+    """The template renders the thinking of a turn, with or without calls."""
+    for calls in ((), (_call(1),)):
+        try:
+            turn = Message("assistant", "" if calls else "ok", calls, thinking=_THINKING)
+            if _THINKING in template.render([Message("user", "q"), turn], open_turn=False):
+                return True
+        except TemplateError:
+            continue
+    return False
 
 
 def _call(number: int) -> ToolCall:
@@ -146,29 +167,32 @@ def _answer(number: int) -> Message:
     return Message("tool", "r", name="search", tool_call_id=f"call{number:05d}")
 
 
-def _cases() -> Iterator[tuple[str, Message, list[Message]]]:
+def _cases() -> Iterator[tuple[str, list[Message], list[Message]]]:
+    """Kinds of delta, with the turns that they may follow and an example."""
     user, said = Message("user", "next"), Message("assistant", "ok")
     one, two = (_call(1),), (_call(1), _call(2))
-    cases = [
-        (said, []),
-        (said, [user]),
-        (Message("assistant", "", one), [_answer(1)]),
-        (Message("assistant", "", two), [_answer(1), _answer(2)]),
-        (Message("assistant", "", one), [_answer(1), user]),
-        (Message("assistant", "", two), [_answer(1), _answer(2), user]),
-    ]
-    for turn, delta in cases:
-        yield delta_kind(delta), turn, delta
-    thought = "because zQ"
-    yield f"user{_THOUGHT}", Message("assistant", "ok", thinking=thought), [user]
-    yield f"tool{_THOUGHT}", Message("assistant", "", one, thinking=thought), [_answer(1)]
+    for calls, delta in (
+        ((), []),
+        ((), [user]),
+        (one, [_answer(1)]),
+        (two, [_answer(1), _answer(2)]),
+        (one, [_answer(1), user]),
+        (two, [_answer(1), _answer(2), user]),
+    ):
+        turns = [Message("assistant", "", calls), Message("assistant", "ok", calls)] if calls else [said]
+        yield delta_kind(delta), turns, delta
 
 
-def _contexts() -> Iterator[list[Message]]:
+def _contexts(thinking: str) -> list[list[Message]]:
+    """Conversations before a turn; with `thinking` in all earlier turns, or without."""
     system, user, again = Message("system", "Sys."), Message("user", "q"), Message("user", "q2")
-    called = [Message("assistant", "", (_call(8),)), _answer(8)]
-    yield [user]
-    yield [system, user]
-    yield [user, Message("assistant", "x"), again]
-    yield [user, *called]
-    yield [system, user, *called, Message("assistant", "fin"), again]
+    called = [Message("assistant", "", (_call(8),), thinking=thinking), _answer(8)]
+    spoke, done = Message("assistant", "x", thinking=thinking), Message("assistant", "fin", thinking=thinking)
+    contexts = [
+        [user, spoke, again],
+        [user, *called],
+        [user, *called, again],
+        [system, user, *called],
+        [system, user, *called, done, again],
+    ]
+    return contexts if thinking else [[user], [system, user], *contexts]

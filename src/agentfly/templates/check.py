@@ -157,7 +157,11 @@ def _guard(template: Template) -> Finding:
         return sum(token in ids for token in template.start([Message("user", text)]))
 
     clean = controls("x")
-    leaks = [token for token in template.codec.control if controls(f"a{token}b") != clean]
+    texts = {token: f"a{token}b" for token in template.codec.control}
+    # One text with all of them first: tokenizers have up to thousands of control tokens.
+    if controls("".join(texts.values())) == clean:
+        texts = {}
+    leaks = [token for token, text in texts.items() if controls(text) != clean]
     if leaks:
         return Finding("guard", Mark.BAD, f"{', '.join(leaks[:5])} in a message becomes a control token")
     return Finding("guard", Mark.GOOD, f"none of {len(ids)} control tokens comes through as text")

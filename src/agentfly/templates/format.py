@@ -157,7 +157,7 @@ class ChatFormat:
 
 
 def _quoted(text: str) -> str:
-    """A Jinja string. Control tokens in it stay as they are, so that the codec finds them in the template's source."""
+    """A Jinja string. Control tokens in it stay as they are, so that they can be found in the template's source."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -13,7 +13,7 @@ _MARK = "zQendQz"
 
 def closing_tokens(tokenizer: ChatTokenizer, source: str) -> tuple[str, ...]:
     """The control tokens that end an assistant turn in this template; empty when none can be seen."""
-    codec = Codec(tokenizer, source)
+    codec = Codec(tokenizer)
     renderer = Renderer(source, name="the tokenizer's own", variables=special_tokens(tokenizer))
     turn = [Message("user", "u"), Message("assistant", _MARK)]
     for messages in (turn, [*turn, Message("user", "v")]):

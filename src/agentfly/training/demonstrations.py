@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -203,12 +204,22 @@ def spoken(agent: BaseAgent, said: Message) -> Completion:
     ids = template.write(said)
     read = agent.parse(template.text(ids, template.start([Message("user", "u")])))
     wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (said, read.message))
-    if said.tool_calls and (wanted != got or read.problems):
+    same = wanted == got or _validated(agent, wanted) == _validated(agent, got)
+    if said.tool_calls and (not same or read.problems):
         raise ConfigError(
             f"{type(agent).__name__} with template {template.name!r} does not read {wanted} back, but "
             f"{got or 'no call'}: write such a turn as text, in the words that the agent asks its model for"
         )
     return Completion(ids, [0.0] * len(ids), [NOBODY] * len(ids), Finish.STOP)
+
+
+def _validated(agent: BaseAgent, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, Any]]:
+    """The calls with their arguments as the tools take them: some formats write every argument as text."""
+    tools = {tool.name: tool for tool in agent.toolbox}
+    checked = [
+        (name, given, tools[name].arguments.check(given) if name in tools else "unknown") for name, given in calls
+    ]
+    return [(name, given if isinstance(taken, str) else taken) for name, given, taken in checked]
 
 
 def _refuse_unknown_tools(agent: BaseAgent, said: Message) -> None:

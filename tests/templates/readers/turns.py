@@ -72,7 +72,7 @@ QWEN_XML = [
         "<parameter=times>\n3\n</parameter>\n"
         '<parameter=flags>\n["-v", {"a": 1}]\n</parameter>\n</function>\n</tool_call>',
         "Looking.",
-        [("run", {"code": "if a < b:\n    print('x')\n", "times": "3", "flags": ["-v", {"a": 1}]})],
+        [("run", {"code": "if a < b:\n    print('x')\n", "times": "3", "flags": '["-v", {"a": 1}]'})],
     ),
     GoodTurn(
         "qwen-xml",
@@ -217,7 +217,7 @@ GLM = [
         "<arg_key>b</arg_key>\n<arg_value>[1, 2]</arg_value>\n"
         "<arg_key>c</arg_key>\n<arg_value>\n x < y\n</arg_value>\n</tool_call>",
         "",
-        [("add", {"a": "1", "b": [1, 2], "c": "\n x < y\n"})],
+        [("add", {"a": "1", "b": "[1, 2]", "c": "\n x < y\n"})],
     ),
 ]
 

@@ -109,7 +109,7 @@ class TransformersBackend(Backend):
         if self._codec is None:
             if not self._name:
                 raise ConfigError("stop strings need a tokenizer: hand the backend to an agent, or name the model")
-            self._codec = Codec(load_tokenizer(self._name), self._name)
+            self._codec = Codec(load_tokenizer(self._name))
         return self._codec.decode(ids)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:

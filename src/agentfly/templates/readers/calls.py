@@ -120,7 +120,8 @@ def tagged_call(name: str, inside: str, opening: re.Pattern[str], closing: str) 
     """Make a call of a name and arguments that stand as text between tags.
 
     `opening` matches up to the value, with the argument's name as its group. The formats have no escapes: a
-    value ends at the first `closing`.
+    value ends at the first `closing`. Values stay text, also where they are JSON: the schema of the tool decides what
+    they are (see `agentfly.schema`).
     """
     name, problem = read_name(name)
     arguments: dict[str, object] = {}
@@ -132,23 +133,11 @@ def tagged_call(name: str, inside: str, opening: re.Pattern[str], closing: str) 
             return with_problem(ToolCall(name, arguments, problem=problem), wrong)
         if key in arguments:
             problem = problem or f"its argument {key:.40} is given twice"
-        arguments[key] = _value(inside[found.end() : end])
+        arguments[key] = inside[found.end() : end]
         at = end + len(closing)
     call = ToolCall(name, arguments, problem=problem)
     rest = inside[at:].strip()
     return with_problem(call, f"there is text that belongs to no argument: {rest[:40]!r}") if rest else call
-
-
-def _value(text: str) -> object:
-    """An object or list where the text is one, else the text itself.
-
-    Numbers and booleans stay text: the tool's own types decide what they are.
-    """
-    if text[:1] in ("{", "["):
-        value, end, wrong = read_json(text)
-        if not wrong and not text[end:].strip():
-            return value
-    return text
 
 
 @dataclass(frozen=True, slots=True)
