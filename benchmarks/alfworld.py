@@ -14,11 +14,11 @@ import tracemalloc
 from collections.abc import Callable
 
 from agentfly.environments.alfworld import ALFWorld
+from agentfly.environments.alfworld.environment import ALFWorldEngine
 from agentfly.environments.alfworld.expert import next_command
-from agentfly.environments.alfworld.game import Game
+from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.upstream import UpstreamGame
-from agentfly.environments.alfworld.world import Engine
 from agentfly.resources import ResourceManager
 from agentfly.types import Task
 from benchmarks.table import print_table
@@ -26,7 +26,7 @@ from benchmarks.table import print_table
 INSTANCES = (1, 16, 64)
 
 
-def solution(game: Game) -> list[str]:
+def solution(game: ALFWorldGame) -> list[str]:
     """What the expert does when it has to search."""
     house, commands = Household(game), []
     while (command := next_command(house, explores=True)) is not None:
@@ -35,7 +35,7 @@ def solution(game: Game) -> list[str]:
     return commands
 
 
-def played(make: Callable[[Game], Engine], games: list[Game]) -> tuple[float, float, int]:
+def played(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGame]) -> tuple[float, float, int]:
     """Milliseconds of a reset and of a step, each with observation, commands and win signal; and the steps."""
     resetting = stepping = 0.0
     steps = 0
@@ -61,7 +61,7 @@ def played(make: Callable[[Game], Engine], games: list[Game]) -> tuple[float, fl
 
 def compared(quick: bool) -> list[list[str]]:
     """A row for each engine."""
-    games = [Game.from_json(row["game"]) for row in ALFWorld.draw_tasks("test", 60 if quick else 600)]
+    games = [ALFWorldGame.from_json(row["game"]) for row in ALFWorld.draw_tasks("test", 60 if quick else 600)]
     reset, step, steps = played(Household, games)
     rows = [["ours", f"{reset:.3f}", f"{step:.4f}", f"{1000 / step:.0f}", str(steps), "1×"]]
     if importlib.util.find_spec("textworld") is None:
@@ -104,7 +104,7 @@ def memory(instances: int) -> float:
     """Kilobytes that one more game holds."""
     rows = ALFWorld.draw_tasks("test", instances)
     tracemalloc.start()
-    held = [Household(Game.from_json(row["game"])) for row in rows]
+    held = [Household(ALFWorldGame.from_json(row["game"])) for row in rows]
     for house in held:
         assert house.commands
     size, _ = tracemalloc.get_traced_memory()

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from agentfly.backend import Request
-from agentfly.backends.transformers import TransformersBackend
+from agentfly.backends.base import Request
+from agentfly.backends.engine import TransformersBackend
 from agentfly.models import resolve
 from agentfly.types import Sampling
 from benchmarks.table import print_table

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from agentfly.backend import Request
-from agentfly.backends.transformers import TransformersBackend
+from agentfly.backends.base import Request
+from agentfly.backends.engine import TransformersBackend
 from agentfly.types import Sampling
 from benchmarks.table import print_table
 

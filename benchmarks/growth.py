@@ -69,7 +69,7 @@ class BlockingNotes(Environment):
 class ProcessNotes(Notes):
     """The same in worker processes."""
 
-    pool = Pool(place="process", max_instances=4)
+    pool = Pool(runtime="process", max_instances=4)
 
 
 class Python(CodeInterpreter):

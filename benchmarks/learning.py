@@ -29,7 +29,7 @@ STUDIES: dict[str, dict[str, list[str]]] = {
         "GRPO": [],
         "RLOO": ["algorithm=rloo"],
         "REINFORCE++": ["algorithm=reinforce_pp"],
-        "PPO": ["algorithm=ppo", "critic_learning_rate=1e-3"],
+        "PPO": ["algorithm=ppo", "optimizer.critic_learning_rate=1e-3"],
     },
     "turns": {"at most 4 turns": [], "at most 8 turns": ["max_turns=8"]},
     "size": {"1.0 M parameters": [], "0.2 M parameters": ["model=small"]},
@@ -63,7 +63,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     """The folder of a run, made unless it is there."""
     import torch
 
-    from agentfly.commands.training import trained
+    from agentfly.cli.train import train_recipe
 
     torch.set_num_threads(1)
     place = folder / "-".join([*(change.replace("=", "_") for change in changes), f"seed_{seed}"])
@@ -74,7 +74,9 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     fields = [change for change in changes if change not in ("model=small", "unmasked")]
     begun = time.process_time()
     with _unmasked() if "unmasked" in changes else _as_it_is():
-        trained(RECIPE, [f"model={model}", f"seed={seed}", f"steps={steps}", "save_every=1000", *fields], place)
+        train_recipe(
+            RECIPE, [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields], place
+        )
     (place / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
     return place
 
@@ -97,21 +99,21 @@ def _warm_start(folder: Path, seed: int, *, small: bool, quick: bool) -> Path:
 @contextmanager
 def _unmasked() -> Iterator[None]:
     """Train on what the tool answered as if the model had said it. No setting does that, for good reason."""
-    from agentfly.algorithm import Piece
+    from agentfly.algorithms.base import SegmentArrays
     from agentfly.segment import Author, Segment
 
-    exact: Callable[[Segment], Piece] = Piece.of
+    exact: Callable[[Segment], SegmentArrays] = SegmentArrays.from_segment
 
-    def everything(segment: Segment) -> Piece:
+    def everything(segment: Segment) -> SegmentArrays:
         piece = exact(segment)
         tool = np.repeat([span.author is Author.TOOL for span in segment.spans], [len(s) for s in segment.spans])
-        return Piece(piece.tokens, piece.mask | tool, piece.logprobs, piece.turns, piece.versions)
+        return SegmentArrays(piece.tokens, piece.mask | tool, piece.logprobs, piece.turns, piece.weight_versions)
 
-    Piece.of = staticmethod(everything)  # type: ignore[assignment,method-assign]
+    SegmentArrays.from_segment = staticmethod(everything)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        Piece.of = exact  # type: ignore[method-assign]
+        SegmentArrays.from_segment = exact  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -97,47 +97,47 @@ def _run(place: Path, world: str, study: Study, steps: int, seed: int) -> list[P
 
 def _imitated(place: Path, world: str, study: Study, seed: int) -> dict[int, Path]:
     """Where the model is after which steps of imitation; after 0 it is new."""
-    from agentfly.commands.imitating import Lesson, new_model, taught
-    from agentfly.commands.running import recipe
+    from agentfly.cli.run import load_recipe
+    from agentfly.cli.sft import SftConfig, new_model, run_sft
 
     path, out, every = RECIPES / f"{world}.py", place / "warm", study.steps // STAGES
     if not (out / "config.json").exists():
         for left in place.glob("warm*"):
             shutil.rmtree(left)
-        lesson = Lesson(
+        lesson = SftConfig(
             out, expert=study.expert, steps=study.steps, batch_size=study.batch_size, save_every=every,
-            learning_rate=study.learning_rate, reading=study.reading, seed=seed,
+            learning_rate=study.learning_rate, prompt_loss_weight=study.reading, seed=seed,
         )  # fmt: skip
         with _timed(place / "imitation"), new_model(path, None, lesson) as name:
             shutil.copytree(name, place / "warm-0")
-            taught(recipe(path, {"model_name_or_path": name}, unheard=True), lesson)
+            run_sft(load_recipe(path, {"model_name_or_path": name}, without_model=True), lesson)
     steps = [*range(0, study.steps, every), study.steps]
     return {step: out if step == study.steps else place / f"warm-{step}" for step in steps}
 
 
 def _evaluated(place: Path, world: str, step: int, shown: int, model: Path) -> Point:
-    from agentfly.commands.evaluating import SUMMARY, Asked, evaluated
-    from agentfly.commands.running import recipe
+    from agentfly.cli.evaluate import SUMMARY, EvalOptions, run_evaluation
+    from agentfly.cli.run import load_recipe
 
     out = place / f"eval-{step}"
     if not (out / SUMMARY).exists():
-        run = recipe(RECIPES / f"{world}.py", {"model_name_or_path": str(model)}, ("eval_tasks",))
-        evaluated(run, Asked(greedy=True, threshold=SUCCESS, out=out))
+        run = load_recipe(RECIPES / f"{world}.py", {"model_name_or_path": str(model)}, ("eval_tasks",))
+        run_evaluation(run, EvalOptions(greedy=True, threshold=SUCCESS, out=out))
     figures = json.loads((out / SUMMARY).read_text())
     return Point(shown, 0, figures["reward"][0], figures["greedy"][0])
 
 
 def _rewarded(place: Path, world: str, model: Path, shown: int, steps: int, seed: int) -> list[Point]:
     """The held-out figures of reinforcement learning, from the model on."""
-    from agentfly.commands.training import trained
+    from agentfly.cli.train import train_recipe
     from agentfly.runs import RunDirectory
 
     run = place / "grpo"
     if not (run / "report.html").exists():
         shutil.rmtree(run, ignore_errors=True)
-        fields = [f"model={model}", f"seed={seed}", f"steps={steps}", "save_every=1000"]
+        fields = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000"]
         with _timed(place / "rewards"):
-            trained(RECIPES / f"{world}.py", fields, run)
+            train_recipe(RECIPES / f"{world}.py", fields, run)
     found = [(record.step, record.eval) for record in RunDirectory(run).records() if record.eval is not None]
     return [Point(shown, step, each.reward, each.metrics["greedy"]) for step, each in found if step]
 

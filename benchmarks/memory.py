@@ -53,8 +53,8 @@ def held(side: str, chains: int, turns: int) -> tuple[float, float]:
 
 def held_with_a_long_answer(chains: int, tokens: int) -> tuple[float, float]:
     """The same for chains of five turns whose last one fills them up to so many tokens."""
-    from agentfly.backend import Request
-    from agentfly.types import Completion, Finish
+    from agentfly.backends.base import Request
+    from agentfly.types import Completion, FinishReason
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, inspect, rows
 
     class Talker(FakeBackend):
@@ -64,7 +64,7 @@ def held_with_a_long_answer(chains: int, tokens: int) -> tuple[float, float]:
                 return await super().generate(request)
             *words, close = reply.ids
             said = [*words, *words[:1] * (tokens - len(request.prompt) - len(reply.ids)), close]
-            return Completion(said, [-0.25] * len(said), [0] * len(said), Finish.STOP)
+            return Completion(said, [-0.25] * len(said), [0] * len(said), FinishReason.STOP)
 
     agent, work = agent_on(Talker(fake_model(chains, 5))), rows(chains, 5)
     return held_per_chain(Case(lambda: asyncio.run(agent.run(work, max_turns=5)), inspect), chains)
@@ -72,7 +72,7 @@ def held_with_a_long_answer(chains: int, tokens: int) -> tuple[float, float]:
 
 def rss_of_live_chains(chains: int, turns: int) -> tuple[float, float]:
     """MiB of the process with every chain suspended in its last turn, and how much of it the chains added."""
-    from agentfly.backend import Request
+    from agentfly.backends.base import Request
     from agentfly.types import Completion
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, rows
 

@@ -34,16 +34,18 @@ DEMONSTRATED, TRAINED, HELD_OUT, MEASURED = 1000, 2400, 400, 384
 TARGET = 0.35
 WARM_STEPS = {"sql": (10, 16, 24, 48), "search": (8, 14, 22, 44)}
 SHARED = {
-    "template": "chatml", "tasks_per_step": 32, "num_chains": 8, "learning_rate": 3e-5, "schedule": "constant",
-    "micro_batch_tokens": 4096, "steps": 20, "save_every": 1000, "keep": 1, "eval_every": None, "sinks": (),
+    "template": "chatml", "tasks_per_step": 32, "num_chains": 8, "optimizer.learning_rate": 3e-5,
+    "optimizer.schedule": "constant",
+    "micro_batch_tokens": 4096, "steps": 20, "checkpoint.every": 1000, "checkpoint.keep": 1,
+    "evaluation.every": None, "loggers": (),
 }  # fmt: skip
 """The fields of every run; a job's `changes` go on top."""
 FACTORS: dict[str, list[str]] = {
     "base": [],
-    "lr-3e-6": ["learning_rate=3e-6"],
-    "lr-1e-5": ["learning_rate=1e-5"],
-    "lr-1e-4": ["learning_rate=1e-4"],
-    "lr-1e-4-warmup": ["learning_rate=1e-4", "warmup_steps=5"],
+    "lr-3e-6": ["optimizer.learning_rate=3e-6"],
+    "lr-1e-5": ["optimizer.learning_rate=1e-5"],
+    "lr-1e-4": ["optimizer.learning_rate=1e-4"],
+    "lr-1e-4-warmup": ["optimizer.learning_rate=1e-4", "optimizer.warmup_steps=5"],
     "resample": ["zero_variance=resample"],
     "keep": ["zero_variance=keep"],
     "g4": ["tasks_per_step=64", "num_chains=4"],
@@ -53,16 +55,16 @@ FACTORS: dict[str, list[str]] = {
     "T0.7": ["sampling.temperature=0.7"],
     "T1.2": ["sampling.temperature=1.2"],
     "rloo": ["algorithm=rloo"],
-    "ppo": ["algorithm=ppo", "critic_learning_rate=1e-4"],
+    "ppo": ["algorithm=ppo", "optimizer.critic_learning_rate=1e-4"],
     "reinforce_pp": ["algorithm=reinforce_pp"],
     "gigpo": ["algorithm=gigpo"],
     "mini4": ["mini_batches=4"],
-    "mini4-lr-1e-5": ["mini_batches=4", "learning_rate=1e-5"],
-    "mini4-cliphigh": ["mini_batches=4", "clip=[0.2,0.28]"],
+    "mini4-lr-1e-5": ["mini_batches=4", "optimizer.learning_rate=1e-5"],
+    "mini4-cliphigh": ["mini_batches=4", "loss.clip=[0.2,0.28]"],
     "mini4-steps40": ["mini_batches=4", "steps=40"],
     "resample-mini4": ["zero_variance=resample", "mini_batches=4"],
-    "kl": ["kl=0.01"],
-    "entropy": ["entropy=0.003"],
+    "kl": ["kl.coef=0.01"],
+    "entropy": ["loss.entropy_coef=0.003"],
     "turns": ["max_turns=8"],
     "steps40": ["steps=40"],
 }
@@ -198,20 +200,20 @@ class World:
     """A recipe with the tasks of this study."""
 
     def __init__(self, env: str, quick: bool) -> None:
-        from agentfly.commands.loading import load, make_agent
+        from agentfly.cli.resolve import load_module, make_agent
         from agentfly.environments.search import Search
         from agentfly.environments.sql import SQL
-        from agentfly.rollout.options import tasks_of
+        from agentfly.rollout.config import parse_tasks
 
-        module = load(RECIPES / f"{env}.py", "recipe")
+        module = load_module(RECIPES / f"{env}.py", "recipe")
         self.make_agent, self.recipe, self.quick = partial(make_agent, module), module.config, quick
         draw = {
             "sql": partial(SQL.draw_tasks, levels=(1, 2)),
             "search": partial(Search.draw_tasks, hops=(2,), articles=100),
         }[env]
-        tasks = tasks_of(draw("train", DEMONSTRATED + TRAINED))
+        tasks = parse_tasks(draw("train", DEMONSTRATED + TRAINED))
         self.demonstrated, self.trained = tasks[:DEMONSTRATED], tasks[DEMONSTRATED:]
-        self.held_out = tasks_of(draw("validation", 4 if quick else HELD_OUT))
+        self.held_out = parse_tasks(draw("validation", 4 if quick else HELD_OUT))
 
     def config(self, model: Path, changes: list[str]) -> Any:
         from agentfly.training.config import parse_overrides
@@ -223,7 +225,7 @@ class World:
 
     async def evaluate(self, agent: Any) -> dict[str, Any]:
         """Success on held-out tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""
-        from agentfly.training.evaluation import evaluate
+        from agentfly.evaluation.evaluator import evaluate
 
         sampling = {"temperature": 1.0, "max_tokens": 96}
         found = await evaluate(
@@ -237,18 +239,18 @@ class World:
 
 
 def warm(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from agentfly.encoding.tokenizer import load_tokenizer
+    from agentfly.demonstrations import demonstrate
     from agentfly.models import resolve
-    from agentfly.training.demonstrations import demonstrate
-    from agentfly.training.warm_start import imitate, imitator
+    from agentfly.sft import build_sft_learner, train_sft
+    from agentfly.templates.tokenizer import load_tokenizer
 
     name, steps = "smollm2-135m", 1 if world.quick else job["steps"]
     scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
     writer = world.make_agent(model_name_or_path=name, template="chatml", **scripted)
     tasks = world.demonstrated[: 4 if world.quick else 16 * steps]
-    shown = asyncio.run(demonstrate(writer, tasks, max_turns=world.recipe.max_turns)).kept
-    learner = imitator(name, steps=steps, learning_rate=1e-4, seed=job.get("seed", 0))
-    losses = imitate(learner, shown, steps=steps, batch_size=2 if world.quick else 16, seed=job.get("seed", 0))
+    shown = asyncio.run(demonstrate(writer, tasks, max_turns=world.recipe.max_turns)).accepted
+    learner = build_sft_learner(name, steps=steps, learning_rate=1e-4, seed=job.get("seed", 0))
+    losses = train_sft(learner, shown, steps=steps, batch_size=2 if world.quick else 16, seed=job.get("seed", 0))
     out = folder / "models" / job["name"]
     learner.save(out)
     tokenizer: Any = load_tokenizer(resolve(name))
@@ -281,10 +283,7 @@ def measure(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def train(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from agentfly.threads import compute
-    from agentfly.training.publishing import publish
-    from agentfly.training.setup import new_run
-    from agentfly.training.trainer import Plan
+    from agentfly.training.trainer import Trainer, TrainPlan
 
     model = base_of(folder, job["env"]) if job["model"] == "base" else job["model"]
     config = world.config(folder / "models" / model, job["changes"])
@@ -293,21 +292,13 @@ def train(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         shares = read(folder / "results" / f"{job['env']}-measure.json")["shares"]
         tasks = [task for task, share in zip(tasks, shares, strict=False) if 0 < share < 1]
     run = folder / "runs" / job["name"]
-    trainer = new_run(Plan(world.make_agent, tasks, config), run)
+    trainer = Trainer(TrainPlan(world.make_agent, tasks, config), run)
 
     async def trained() -> dict[str, Any]:
-        """`agentfly.training.loop.run`, with an evaluation before the agent is closed."""
+        """`Trainer.run`, with an evaluation before the agent is closed."""
         async with trainer:
             while trainer.step < config.steps:
-                trainer.begin_step()
-                with trainer.clock("rollout"):
-                    collected = await trainer.collector.collect(trainer.step)
-                with trainer.clock("update"):
-                    samples = await compute(trainer.credited, collected.groups)
-                    figures = await compute(trainer.learn, samples)
-                with trainer.clock("publish"):
-                    await publish(trainer.learner, trainer.agent.backend, trainer.step, trainer.canary)
-                await trainer.end_step(collected, figures)
+                await trainer.train_step()
             return await world.evaluate(trainer.agent)
 
     found = asyncio.run(trained())

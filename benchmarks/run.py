@@ -47,7 +47,7 @@ def main() -> int:
     names = options.names or list(BENCHMARKS)
     needing = [name for name in names if name in NEED_TOKENIZER]
     missing = fetch_tokenizer() if needing else ""
-    packages = ("agentfly", "tokenizers", "transformers", "numpy")
+    packages = ("agentfly-rl", "tokenizers", "transformers", "numpy")
     print(f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages), sep=", ")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if missing:

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agentfly.resources.container import Container
-from agentfly.resources.sandbox import CellSession, LocalSandbox, Sandbox, SandboxUnavailable, open_sandbox
+from agentfly.resources.runtimes.container import Container
+from agentfly.sandbox import LocalSandbox, Sandbox, SandboxUnavailable, Session, open_sandbox
 from agentfly.threads import call
 from benchmarks.table import print_table
 
@@ -193,7 +193,7 @@ def execs(client: Any, image: str) -> Iterator[Callable[[], None]]:
 async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
     before, available = proportional_memory(os.getpid()), available_memory()
     started = time.perf_counter()
-    sessions: list[CellSession] = []
+    sessions: list[Session] = []
     for _ in range(0, held, 20):
         sessions += await asyncio.gather(*(sandbox.open_session() for _ in range(20)))
     filled = time.perf_counter() - started
@@ -210,7 +210,7 @@ async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
 
 async def main(arguments: argparse.Namespace) -> None:
     async with await open_sandbox(arguments.mechanism, reduced=True, python=arguments.python) as sandbox:
-        loaded = ", ".join(sandbox.preloaded) or "nothing"
+        loaded = ", ".join(sandbox.preloaded_libraries) or "nothing"
         print(f"mechanism {sandbox.mechanism}, preloaded {loaded}, load {os.getloadavg()[0]:.1f}")
         opening = await measure_opening(sandbox)
         print_table("A fresh interpreter, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)

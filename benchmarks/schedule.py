@@ -23,7 +23,7 @@ IDEAL = POLICIES["first come, first served"]
 def run_agentfly(draws: Draws, *, blocking: bool) -> tuple[float, float]:
     """Seconds of the wall clock and of CPU for a real rollout whose generation and tools sleep as drawn."""
     from agentfly import tool
-    from agentfly.backend import Request
+    from agentfly.backends.base import Request
     from agentfly.types import Completion
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, rows
 

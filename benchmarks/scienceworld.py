@@ -18,7 +18,7 @@ from typing import Any
 from agentfly.environments import ScienceWorld
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.simulator import Simulator
-from agentfly.environments.scienceworld.tasks import variation_of
+from agentfly.environments.scienceworld.tasks import read_variation
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager
 from agentfly.types import Task
@@ -32,7 +32,7 @@ def solutions(count: int) -> list[tuple[Task, list[str]]]:
     """Tasks, and the actions that do them."""
     tasks = [Task.of(row) for row in ScienceWorld.draw_tasks("train", count, tasks=TASKS)]
     simulator = Simulator(1)
-    paths = [simulator.gold_path(variation_of(task)) for task in tasks]
+    paths = [simulator.find_gold_path(read_variation(task)) for task in tasks]
     simulator.close()
     return list(zip(tasks, paths, strict=True))
 
@@ -44,7 +44,7 @@ def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
     environment = ScienceWorldEnv()
 
     def begin(task: Task) -> None:
-        variation = variation_of(task)
+        variation = read_variation(task)
         environment.load(variation.task, variation.number, variation.simplification)
 
     def step(action: str) -> Any:
@@ -57,7 +57,7 @@ def ours(solved: list[tuple[Task, list[str]]]) -> list[str]:
     """One simulator, asked as our environment asks it."""
     simulator = Simulator(1)
     simulator.open()
-    row = _timed(solved, lambda task: simulator.load(variation_of(task)), simulator.step, jvm.processes())
+    row = _timed(solved, lambda task: simulator.load(read_variation(task)), simulator.step, jvm.list_pids())
     simulator.close()
     return ["ours", *row]
 
@@ -126,7 +126,7 @@ async def managed(instances: int, solved: list[tuple[Task, list[str]]], seconds:
 
     barrier = asyncio.Barrier(instances)
     await asyncio.gather(*(chain(*solved[number % len(solved)], barrier) for number in range(instances)))
-    java = jvm.processes()
+    java = jvm.list_pids()
     spent, begun = cpu_seconds(java), time.perf_counter()
     deadline = begun + seconds
     await asyncio.gather(*map(worker, range(instances)))

@@ -19,12 +19,11 @@ from typing import Any
 
 from agentfly import Task
 from agentfly.environments.webshop import WebShop, official_tasks
-from agentfly.environments.webshop.expert import knowing
-from agentfly.environments.webshop.goal import Goal
-from agentfly.environments.webshop.html import page_html
+from agentfly.environments.webshop.expert import next_informed_action
+from agentfly.environments.webshop.goal import ShopGoal
 from agentfly.environments.webshop.official import SPLITS
-from agentfly.environments.webshop.pages import BUY, plain
-from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.pages import BUY, render_html, render_text
+from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import Shop, open_shop
 from agentfly.types import ToolCall
 from benchmarks.table import print_table
@@ -81,20 +80,20 @@ class _Text(html.parser.HTMLParser):
             self.texts.append(data.strip())
 
 
-def pages(shop: Shop, goal: Goal, rounds: int) -> list[list[str]]:
+def pages(shop: Shop, goal: ShopGoal, rounds: int) -> list[list[str]]:
     """Microseconds for the text of a page, without HTML and by way of it."""
     rows = []
     for name, actions in (("results", ()), ("item", ("click",))):
-        session = Session(shop, goal)
+        session = ShopSession(shop, goal)
         session.search(goal.name)
         for _ in actions:
             session.click(goal.asin)
 
-        def ours(session: Session = session) -> None:
-            plain(session.page)
+        def ours(session: ShopSession = session) -> None:
+            render_text(session.page)
 
-        def by_html(session: Session = session) -> None:
-            _Text().feed(page_html(session.page))
+        def by_html(session: ShopSession = session) -> None:
+            _Text().feed(render_html(session.page))
 
         times = []
         for make in (ours, by_html):
@@ -121,14 +120,14 @@ def opening(sizes: list[int]) -> list[list[str]]:
     return rows
 
 
-def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
+def policies(shop: Shop, goals: list[ShopGoal]) -> list[list[str]]:
     """How far the expert gets, and somebody who searches for the wish and buys what comes first."""
 
-    def expert(session: Session) -> None:
-        while action := knowing(session):
+    def expert(session: ShopSession) -> None:
+        while action := next_informed_action(session):
             session.act(f"{action[0]}[{action[1]}]")
 
-    def first(session: Session, *, choosing: bool) -> None:
+    def first(session: ShopSession, *, choosing: bool) -> None:
         session.search(session.goal.instruction)
         if session.found:
             session.click(session.found[0].asin)
@@ -139,7 +138,7 @@ def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
     rows = []
     tried = {"expert": expert, "first found, with options": partial(first, choosing=True)}
     for name, policy in {**tried, "first found": partial(first, choosing=False)}.items():
-        sessions = [Session(shop, goal) for goal in goals]
+        sessions = [ShopSession(shop, goal) for goal in goals]
         begun = time.process_time()
         for session in sessions:
             policy(session)
@@ -152,7 +151,7 @@ def policies(shop: Shop, goals: list[Goal]) -> list[list[str]]:
 
 def print_policies(title: str, rows: list[dict[str, Any]]) -> None:
     shop = open_shop(rows[0]["shop"])
-    goals = [Goal.of(row["goal"]) for row in rows]
+    goals = [ShopGoal.from_json(row["goal"]) for row in rows]
     header = ["policy", "score 1.0", "mean score", "ms an episode"]
     print_table(f"{title}: {len(goals):,} goals", header, policies(shop, goals))
 

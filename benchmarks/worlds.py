@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentfly import environments, threads
-from agentfly.environment import Environment, Pool, draws_tasks
+from agentfly.environment import Environment, Pool, has_tasks
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox
@@ -32,7 +32,7 @@ HEADER = ["world", "instances", "steps/s", "resets/s", "MB for each more instanc
 def worlds() -> list[str]:
     """The prebuilt worlds that have tasks and an expert."""
     there = (getattr(environments, name) for name in environments.__all__)
-    return [each.__name__ for each in there if draws_tasks(each) and each.expert is not Environment.expert]
+    return [each.__name__ for each in there if has_tasks(each) and each.expert is not Environment.expert]
 
 
 async def measure(kind: type[Environment], instances: int, seconds: float) -> tuple[float, float]:

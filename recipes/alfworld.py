@@ -1,9 +1,10 @@
 """An agent that keeps house: find a thing, clean, heat or cool it, put it where it belongs.
 
     agentfly sft recipes/alfworld.py --model new --expert 4000 --steps 3200 \
-        --learning-rate 1e-3 --reading 0.1 --out warm
+        --learning-rate 1e-3 --prompt-loss-weight 0.1 --out warm
     agentfly train recipes/alfworld.py model=warm
-    agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6 algorithm=gigpo
+    agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm algorithm=gigpo \
+        optimizer.learning_rate=1e-6
 
 Games are generated, so nothing has to be downloaded; held-out ones are of a split of their own. With the official games
 in AGENTFLY_DATA, `agentfly eval` on a file of `official_tasks("validation")` gives figures that compare with others'.
@@ -33,10 +34,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=20,
     sampling={"max_tokens": 48},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

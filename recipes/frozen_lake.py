@@ -2,7 +2,7 @@
 
     agentfly sft recipes/frozen_lake.py --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
     agentfly train recipes/frozen_lake.py model=warm
-    agentfly train recipes/frozen_lake.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/frozen_lake.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 A quick study: lakes are drawn by the thousand, a step costs microseconds, and a model of a million parameters can learn
 it. Start and goal may be anywhere, so there is no way that is always right; held-out lakes were never seen.
@@ -29,10 +29,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=10,
     sampling={"max_tokens": 32},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

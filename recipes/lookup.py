@@ -2,7 +2,7 @@
 
     agentfly train recipes/lookup.py
     agentfly train recipes/lookup.py algorithm=ppo steps=100
-    agentfly train recipes/lookup.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/lookup.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Nobody can know the answer: people and facts are drawn anew for each task, and the one tool tells one fact at a time. So
 it takes two calls, the second about whom the first one named, and then the answer. The tiny model has seen the tool
@@ -15,7 +15,8 @@ from typing import Any
 
 from agentfly import reward
 from agentfly.agents import HFAgent
-from agentfly.models.lookup import Lookup, draw
+from agentfly.environments.lookup import Lookup
+from agentfly.models.lookup import draw
 from agentfly.training import TrainConfig
 
 
@@ -43,10 +44,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=4,
     sampling={"max_tokens": 32},
-    learning_rate=5e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=80,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

@@ -4,7 +4,7 @@ r"""An agent that computes with Python what it cannot compute in its head: what 
         --steps 1000 --batch-size 16 --learning-rate 1e-3 --out warm
     agentfly train recipes/math_with_python.py model=warm
     agentfly eval recipes/math_with_python.py --model warm
-    agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 The numbers are drawn from a seed, and no problem is in two splits. A small model gets the first level, sums in figures
 and in words; for a larger one, levels 2 and 3 are stories of several steps and problems that take a loop.
@@ -33,10 +33,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=3,
     sampling={"max_tokens": 64},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

@@ -3,7 +3,7 @@
     agentfly sft recipes/program_synthesis.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
     agentfly train recipes/program_synthesis.py model=warm
     agentfly eval recipes/program_synthesis.py --model warm
-    agentfly train recipes/program_synthesis.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/program_synthesis.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Functions over lists are put together of parts, and no function is in two splits: who has learned the parts can write
 those that are held out. For a larger model, take all kinds, or `mbpp_tasks`.
@@ -32,10 +32,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=3,
     sampling={"max_tokens": 256},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

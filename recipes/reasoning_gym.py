@@ -1,9 +1,9 @@
 """An agent that answers questions of reasoning-gym: arithmetic, sequences, words spelled backward.
 
-    pip install 'agentfly[reasoning-gym]'
+    pip install 'agentfly-rl[reasoning-gym]'
     agentfly sft recipes/reasoning_gym.py --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
     agentfly train recipes/reasoning_gym.py model=warm
-    agentfly train recipes/reasoning_gym.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/reasoning_gym.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
     agentfly eval recipes/reasoning_gym.py --model warm --by dataset
 
 One call, `answer`, ends the chain, and the question's own scorer says what it is worth. Name any of the hundred
@@ -31,10 +31,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=1,
     sampling={"max_tokens": 256},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

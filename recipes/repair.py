@@ -33,8 +33,8 @@ config = TrainConfig(
     num_chains=8,
     max_turns=10,
     sampling={"max_tokens": 256},
-    learning_rate=1e-6,
+    optimizer={"learning_rate": 1e-6},
     steps=100,
-    eval_every=20,
-    save_every=20,
+    evaluation={"every": 20},
+    checkpoint={"every": 20},
 )

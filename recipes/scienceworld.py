@@ -1,10 +1,10 @@
 """An agent that does elementary science: find an animal, and put it into the red box in the workshop.
 
-    agentfly train recipes/scienceworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/scienceworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
     agentfly sft recipes/scienceworld.py --expert 400 --steps 800 --learning-rate 1e-3 --out warm
     agentfly eval recipes/scienceworld.py --model warm --by task_name
 
-Needs `pip install 'agentfly[scienceworld]'` and Java. These are seven short ones of the thirty tasks; leave
+Needs `pip install 'agentfly-rl[scienceworld]'` and Java. These are seven short ones of the thirty tasks; leave
 `tasks=` out for all of them, and give the long ones more turns. Variations are those of the official splits.
 """
 
@@ -34,8 +34,8 @@ config = TrainConfig(
     num_chains=8,
     max_turns=25,
     sampling={"max_tokens": 64},
-    learning_rate=3e-4,
+    optimizer={"learning_rate": 3e-4},
     steps=100,
-    eval_every=20,
-    save_every=20,
+    evaluation={"every": 20},
+    checkpoint={"every": 20},
 )

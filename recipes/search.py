@@ -1,9 +1,10 @@
 """An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
 
-    agentfly sft recipes/search.py --model new --expert 6000 --steps 2000 --learning-rate 1e-3 --reading 1 --out warm
+    agentfly sft recipes/search.py --model new --expert 6000 --steps 2000 --learning-rate 1e-3 \
+        --prompt-loss-weight 1 --out warm
     agentfly train recipes/search.py model=warm
     agentfly eval recipes/search.py --model warm --by hops
-    agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Nobody can know the answers: people, towns and rivers are drawn from a seed, a new encyclopaedia for every 25 questions,
 and held-out ones share not even a name with those for training. A search shows one article, which names the next thing
@@ -39,10 +40,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=4,
     sampling={"max_tokens": 48},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

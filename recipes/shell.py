@@ -2,7 +2,7 @@
 
     agentfly train recipes/shell.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm
     agentfly sft recipes/shell.py --model new --expert 1000 --steps 1000 --learning-rate 1e-3 --out warm
-    agentfly train recipes/shell.py model=warm learning_rate=3e-4
+    agentfly train recipes/shell.py model=warm optimizer.learning_rate=3e-4
 
 Every task has a tree of files of its own, in a sandbox. A command is judged by what it leaves and prints, compared with
 what the right one does to a copy of the tree: any way that leads there will do.
@@ -29,8 +29,8 @@ config = TrainConfig(
     num_chains=8,
     max_turns=4,
     sampling={"max_tokens": 96},
-    learning_rate=1e-6,
+    optimizer={"learning_rate": 1e-6},
     steps=100,
-    eval_every=20,
-    save_every=20,
+    evaluation={"every": 20},
+    checkpoint={"every": 20},
 )

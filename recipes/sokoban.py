@@ -2,7 +2,7 @@
 
     agentfly sft recipes/sokoban.py --model new --expert 2000 --steps 800 --learning-rate 1e-3 --out warm
     agentfly train recipes/sokoban.py model=warm
-    agentfly train recipes/sokoban.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/sokoban.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 A quick study: small rooms with one box, drawn backwards from their ends, so that every one can be solved. Boxes cannot
 be pulled: unlike on the lake, a wrong move may be found out many moves later. `boxes=2` and `size=8` make it harder.
@@ -17,9 +17,9 @@ from agentfly.training import TrainConfig
 
 
 class Lettered(Sokoban):
-    """Sokoban in letters, which small tokenizers keep apart; rows of the usual signs they take for a few words."""
+    """Sokoban in letters, which small tokenizers keep apart; they merge rows of the usual symbols into a few tokens."""
 
-    signs = "WPQBCGF"
+    symbols = "WPQBCGF"
 
 
 def agent(**model: Any) -> HFAgent:
@@ -35,10 +35,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=16,
     sampling={"max_tokens": 32},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

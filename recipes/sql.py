@@ -3,7 +3,7 @@
     agentfly sft recipes/sql.py --model new --expert 4000 --steps 1600 --batch-size 16 --learning-rate 1e-3 --out warm
     agentfly train recipes/sql.py model=warm
     agentfly eval recipes/sql.py --model warm --by kind
-    agentfly train recipes/sql.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/sql.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 What a table and its columns are called is drawn anew for every database, so a query can only be right after a look at
 the schema; and it is judged on hidden databases with other rows, so that spelling out the answer earns nothing. These
@@ -33,10 +33,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=3,
     sampling={"max_tokens": 64},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=60,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

@@ -1,9 +1,9 @@
 """An agent that learns to shop: find the product of a wish, choose its options, buy it.
 
     agentfly sft recipes/webshop.py --model new --expert 12000 --steps 4000 --batch-size 16 \
-        --learning-rate 2e-3 --reading 0.2 --out warm
+        --learning-rate 2e-3 --prompt-loss-weight 0.2 --out warm
     agentfly train recipes/webshop.py model=warm
-    agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm learning_rate=1e-6
+    agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
     AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm    # on WebShop's own products and goals
 
 Products and wishes are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, and its splits
@@ -33,12 +33,12 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[Shop], reward=webshop_reward, system_prompt=PROMPT)
 
 
-def tasks_of(split: str, count: int) -> list[dict[str, Any]]:
+def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count] if os.environ.get("AGENTFLY_DATA") else WebShop.draw_tasks(split, count)
 
 
-tasks = tasks_of("train", 12_000)
-eval_tasks = tasks_of("validation", 100)
+tasks = parse_tasks("train", 12_000)
+eval_tasks = parse_tasks("validation", 100)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",
@@ -46,10 +46,9 @@ config = TrainConfig(
     num_chains=8,
     max_turns=8,
     sampling={"max_tokens": 96},
-    learning_rate=3e-4,
-    schedule="linear",
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
     micro_batch_tokens=4096,
     steps=40,
-    eval_every=10,
-    save_every=20,
+    evaluation={"every": 10},
+    checkpoint={"every": 20},
 )

@@ -74,10 +74,10 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from agentfly.models.lookup import demonstrations
-    from agentfly.models.tiny_tokenizer import tiny_tokenizer
+    from agentfly.models.tiny import build_tokenizer
 
     path = tmp_path_factory.mktemp("small-model")
-    tokenizer = tiny_tokenizer(text for each in demonstrations(300) for text in each.texts)
+    tokenizer = build_tokenizer(text for each in demonstrations(300) for text in each.texts)
     tokenizer.save_pretrained(path)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentfly.agents import HFAgent
-from agentfly.backend import Backend, Request, Speaks
+from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.scripted import Script, ScriptedBackend
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Finish, Message
+from agentfly.types import Completion, FinishReason, Message
 
 
 class Recording(ScriptedBackend):
@@ -45,7 +45,7 @@ class Computed(Backend):
 class Server(Computed):
     """A backend that is sent messages and renders for itself."""
 
-    speaks = Speaks.MESSAGES
+    prompt_format = PromptFormat.MESSAGES
 
 
 def said(*completions: Completion | str) -> Callable[[Request], Completion]:
@@ -53,12 +53,14 @@ def said(*completions: Completion | str) -> Callable[[Request], Completion]:
 
     def complete(request: Request) -> Completion:
         it = completions[request.turn]
-        return Completion((), (), (), Finish.STOP, message=Message("assistant", it)) if isinstance(it, str) else it
+        return (
+            Completion((), (), (), FinishReason.STOP, message=Message("assistant", it)) if isinstance(it, str) else it
+        )
 
     return complete
 
 
-def sampled(ids: Sequence[int], finish: Finish = Finish.STOP, **fields: Any) -> Completion:
+def sampled(ids: Sequence[int], finish: FinishReason = FinishReason.STOP, **fields: Any) -> Completion:
     return Completion(list(ids), [-0.5] * len(ids), [0] * len(ids), finish, **fields)
 
 

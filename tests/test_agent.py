@@ -9,23 +9,23 @@ import pytest
 
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import BaseAgent, HFAgent
-from agentfly.backend import Request
+from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import AgentFlyError, ConfigError, DataError
-from agentfly.outcome import StopReason
+from agentfly.rollout.config import parse_tasks
 from agentfly.rollout.events import (
-    Called,
     ChainEnded,
+    ChainScored,
     ChainStarted,
     Event,
-    Observed,
-    Replied,
-    Rewarded,
-    Tokens,
+    ReplyReceived,
+    TokensSampled,
+    ToolCalled,
+    ToolReturned,
 )
-from agentfly.rollout.folding import KeepImages, Steps
-from agentfly.rollout.options import tasks_of
-from agentfly.rollout.policy import Reaction
+from agentfly.rollout.history import KeepImages, StepHistory
+from agentfly.rollout.limits import RecoveryRule
+from agentfly.trajectory import StopReason
 from agentfly.types import Completion, Message, Reply, Sampling
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
@@ -63,17 +63,17 @@ CONVERSATION = [{"role": "user", "content": "Hi"}]
     ],
 )
 def test_tasks_are_read_from_every_form_people_write(given: Any, prompts: list[str]) -> None:
-    assert [task.question for task in tasks_of(given)] == prompts
+    assert [task.question for task in parse_tasks(given)] == prompts
 
 
 def test_rows_keep_their_own_ids_and_others_are_numbered() -> None:
-    assert [t.id for t in tasks_of([{"question": "a", "id": "x"}, {"question": "b"}])] == ["x", "1"]
+    assert [t.id for t in parse_tasks([{"question": "a", "id": "x"}, {"question": "b"}])] == ["x", "1"]
 
 
 @pytest.mark.parametrize("given", [[], (), 5, None, {"answer": 1}, [{"role": "king", "content": "x"}], [[]]])
 def test_what_is_no_task_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError):
-        tasks_of(given)
+        parse_tasks(given)
 
 
 async def test_an_empty_dataset_is_refused_before_anything_starts() -> None:
@@ -100,19 +100,19 @@ async def test_an_empty_dataset_is_refused_before_anything_starts() -> None:
         ({"context_length": -5}, "context_length"),
         ({"max_chain_tokens": "many"}, "max_chain_tokens"),
         ({"strategy": "tree"}, "'chain' and 'step'"),
-        ({"strategy": "step", "folding": KeepImages()}, "drop one"),
-        ({"folding": "summarise"}, "no folding rule"),
+        ({"strategy": "step", "folding": KeepImages()}, "remove one"),
+        ({"folding": "summarise"}, "not a folding rule"),
         ({"failures": {"timeout": "forget"}}, "drop_group"),
         ({"failures": {"tmeout": "mask"}}, "tmeout"),
         ({"failures": {"retries": -1}}, "retries"),
-        ({"failures": "mask"}, "no failure policy"),
+        ({"failures": "mask"}, "not a failure policy"),
         ({"num_chains": "2"}, "num_chains must be a whole number"),
-        ({"num_chains": 10**20}, "give max_concurrent_chains"),
+        ({"num_chains": 10**20}, "set max_concurrent_chains"),
         ({"max_turns": 1.5}, "max_turns must be a whole number"),
-        ({"sampling": 3}, "a Sampling or its fields"),
-        ({"observer": 3}, "cannot be called"),
-        ({"seed": "a"}, "seed is a whole number"),
-        ({"folding": KeepImages}, "no folding rule"),
+        ({"sampling": 3}, "a Sampling or a mapping of its fields"),
+        ({"observer": 3}, "observer must be a function"),
+        ({"seed": "a"}, "seed must be a whole number"),
+        ({"folding": KeepImages}, "not a folding rule"),
     ],
 )
 async def test_bad_options_are_named(options: dict[str, Any], told: str) -> None:
@@ -131,10 +131,10 @@ async def test_sampling_reaches_the_backend_as_given() -> None:
 
 
 def test_step_is_a_folding_rule_and_may_be_set() -> None:
-    from agentfly.rollout.options import settings_of
+    from agentfly.rollout.config import parse_settings
 
-    assert settings_of(3, {"strategy": "step"}).folding == Steps()
-    assert settings_of(3, {"strategy": "step", "folding": Steps(0)}).folding == Steps(0)
+    assert parse_settings(3, {"strategy": "step"}).folding == StepHistory()
+    assert parse_settings(3, {"strategy": "step", "folding": StepHistory(0)}).folding == StepHistory(0)
 
 
 # ── construction ──
@@ -144,11 +144,11 @@ def test_step_is_a_folding_rule_and_may_be_set() -> None:
     ("settings", "told"),
     [
         ({"reward": one, "reward_fn": one}, "two names"),
-        ({"on_no_call": "stop"}, "no reaction"),
+        ({"on_no_call": "stop"}, "not a recovery rule"),
         ({"on_no_call": {"then": "continue", "nudges": "x"}}, "nudges"),
-        ({"on_no_call": Reaction, "tools": []}, "no reaction"),
+        ({"on_no_call": RecoveryRule, "tools": []}, "not a recovery rule"),
         ({"on_invalid_call": {"limit": 0}}, "at least 1"),
-        ({"on_tool_error": {"then": "end", "nudge": "x"}}, "no use for a nudge"),
+        ({"on_tool_error": {"then": "end", "nudge": "x"}}, "cannot have a nudge"),
         ({"backend": "scriptd"}, "scripted"),
         ({"backend": "scripted", "backend_config": {"script": "x", "latncy": 1}}, "latncy"),
         ({"backend": "scripted", "backend_config": {"backend": "client"}}, "disagree"),
@@ -244,11 +244,14 @@ async def test_events_form_a_complete_sequence_for_every_chain_and_the_stream_en
     for chain in by_chain.values():
         kinds = [kind for kind, _ in groupby(type(event) for event in chain)]
         assert kinds == [
-            ChainStarted, Tokens, Replied, Called, Observed, Tokens, Replied, Rewarded, ChainEnded,
+            ChainStarted, TokensSampled, ReplyReceived, ToolCalled, ToolReturned,
+            TokensSampled, ReplyReceived, ChainScored, ChainEnded,
         ]  # fmt: skip
-        assert sum(isinstance(event, Tokens) for event in chain) > 2
-        assert sum(isinstance(event, Called) for event in chain) == 1  # the unknown tool is not called, only answered
-        assert sum(isinstance(event, Observed) for event in chain) == 2
+        assert sum(isinstance(event, TokensSampled) for event in chain) > 2
+        assert (
+            sum(isinstance(event, ToolCalled) for event in chain) == 1
+        )  # the unknown tool is not called, only answered
+        assert sum(isinstance(event, ToolReturned) for event in chain) == 2
     assert len(agent.trajectories) == 6
     last = events[-1]
     assert isinstance(last, ChainEnded)
@@ -257,7 +260,7 @@ async def test_events_form_a_complete_sequence_for_every_chain_and_the_stream_en
 
 async def test_tokens_tell_the_ids_and_the_text_so_far_without_broken_glyphs_staying() -> None:
     agent = byte_agent(ScriptedBackend("né😀!", chunk=1))
-    tokens = [event for event in await collect(agent, "Go.") if isinstance(event, Tokens)]
+    tokens = [event for event in await collect(agent, "Go.") if isinstance(event, TokensSampled)]
     (trajectory,) = agent.trajectories
     assert [i for event in tokens for i in event.ids] == trajectory.segments[0].spans[-1].ids.tolist()
     assert tokens[-1].text == "né😀!"
@@ -272,7 +275,9 @@ async def test_watching_changes_nothing_of_the_record() -> None:
     assert watched.trajectories[0].segments == plain[0].segments
 
 
-@pytest.mark.parametrize("kind", [ChainStarted, Tokens, Replied, Called, Observed, Rewarded, ChainEnded])
+@pytest.mark.parametrize(
+    "kind", [ChainStarted, TokensSampled, ReplyReceived, ToolCalled, ToolReturned, ChainScored, ChainEnded]
+)
 async def test_an_observer_that_raises_fails_the_run_with_its_own_error(kind: type[Event]) -> None:
     class Odd(Exception):
         pass
@@ -334,7 +339,7 @@ class Needy(Environment):
     ("settings", "told"),
     [
         ({"tools": "calculate"}, "a list of tools"),
-        ({"tools": [Needy]}, "Needy() needs size"),
+        ({"tools": [Needy]}, "Needy() requires size"),
         ({"system_prompt": 3}, "system_prompt is text"),
         ({"backend": None}, "name a model (`agentfly models` lists"),
         ({"backend": "scripted", "backend_config": {}}, "missing 1 required positional argument: 'script'"),

@@ -23,13 +23,28 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not broken
 
 
-def test_the_quick_start_is_short_and_says_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_start_is_short_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     quick_start = BLOCK.findall((ROOT / "README.md").read_text())[0]
     assert quick_start.count("\n") <= 25
     exec(quick_start, {"__name__": "quick_start"})
     assert capsys.readouterr().out.startswith("[1.0, 1.0, 1.0, 1.0]\n")
+
+
+VARIABLE = re.compile(
+    r"""\benviron(?:\.get|\.setdefault)?[(\[]\s*"([A-Z][A-Z_]+)"|"(AGENTFLY_[A-Z_]+|[A-Z]+_API_(?:KEY|URL))\""""
+)
+
+
+def test_every_environment_variable_is_documented() -> None:
+    page = (ROOT / "docs" / "environment-variables.md").read_text()
+    sources = (ROOT / "src" / "agentfly").rglob("*.py")
+    # Programs inside a sandbox session see the session's variables, none of the user's.
+    texts = [path.read_text() for path in sources if "inside" not in path.parts]
+    read = {name for text in texts for match in VARIABLE.findall(text) for name in match if name}
+    assert {"AGENTFLY_CACHE", "AGENTFLY_DATA", "OPENAI_API_KEY", "SERPER_API_KEY"} <= read
+    assert not {name for name in read if f"`{name}`" not in page}

@@ -1,7 +1,7 @@
 """Parsers of model text take time linear in its length.
 
 `re` and `json` hold the GIL: while a quadratic pattern works through one repetitive reply, no other chain runs and no
-timeout fires. The parsers are discovered (every tool-call reader, every agent that overrides `parse`, every reward that
+timeout fires. The parsers are discovered (every tool-call parser, every agent that overrides `parse`, every reward that
 reads model text), and so are the markers they are tested with: the string constants of their modules.
 """
 
@@ -25,7 +25,7 @@ import pytest
 
 import agentfly.agents
 import agentfly.rewards
-import agentfly.templates.readers
+import agentfly.templates.parsers
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
@@ -34,17 +34,15 @@ from agentfly.environments.search import providers
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.words import same_output, similarity
 from agentfly.environments.sql import SQL, database
-from agentfly.environments.sql.world import query_in
+from agentfly.environments.sql.environment import query_in
 from agentfly.errors import ConfigError
-from agentfly.outcome import StopReason
-from agentfly.outcome import Turn as TurnRecord
-from agentfly.rewards.judging import Marks, Ruling
+from agentfly.rewards.judge import Marks, Ruling
 from agentfly.scoring import OFFERED, Reward
 from agentfly.segment import Author, Segment
-from agentfly.templates.readers import READERS
+from agentfly.templates.parsers import PARSERS as TURN_PARSERS
 from agentfly.tooling import tool
-from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Finish, Message, Task
+from agentfly.trajectory import StopReason, Trajectory, TurnRecord
+from agentfly.types import Completion, FinishReason, Message, Task
 
 SIZE = 100_000
 RATIO = 3.0
@@ -110,11 +108,11 @@ def agent_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
     }
 
 
-def reader_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
-    modules = list(submodules(agentfly.templates.readers))
+def turn_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
+    modules = list(submodules(agentfly.templates.parsers))
     home = {id(each): module.__file__ for module in modules for each in vars(module).values() if callable(each)}
     home |= {id(module.read): module.__file__ for module in modules if hasattr(module, "read")}
-    return {name: (read, str(home[id(read)])) for name, read in READERS.items()}
+    return {name: (read, str(home[id(read)])) for name, read in TURN_PARSERS.items()}
 
 
 def environment_for(kind: type) -> Any:
@@ -136,9 +134,9 @@ def environment_for(kind: type) -> Any:
 def trajectory_of(text: str) -> Trajectory:
     task = Task.of({"question": "?", "dataset": "basic_arithmetic"}, "0")  # for reasoning_gym_score
     segment = Segment()
-    segment.show(Author.TASK, [1], task.messages, turn=0)
-    segment.sample(Completion((2,), (0.0,), (0,), Finish.STOP), Message("assistant", text), turn=0)
-    return Trajectory(task, (segment.seal(),), (TurnRecord(Finish.STOP),), StopReason.ANSWER, text)
+    segment.append(Author.TASK, [1], task.messages, turn=0)
+    segment.append_sampled(Completion((2,), (0.0,), (0,), FinishReason.STOP), Message("assistant", text), turn=0)
+    return Trajectory(task, (segment.seal(),), (TurnRecord(FinishReason.STOP),), StopReason.ANSWER, text)
 
 
 def reward_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
@@ -167,7 +165,7 @@ def as_parser(reward: Reward) -> Callable[[str], object]:
     return score
 
 
-PARSERS = {**reader_parsers(), **agent_parsers(), **reward_parsers()}
+PARSERS = {**turn_parsers(), **agent_parsers(), **reward_parsers()}
 
 
 # ── the measurement ──
@@ -227,7 +225,7 @@ def test_parser_takes_linear_time(name: str) -> None:
 @pytest.mark.parametrize(
     ("parse", "module"),
     [
-        (query_in, sql.world),
+        (query_in, sql.environment),
         (lambda text: same_output(text, "42", ordered=False), shell.words),
         (lambda text: similarity(text, "42"), shell.words),
         (providers.plain_text, providers),

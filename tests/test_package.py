@@ -1,9 +1,13 @@
 """What `import agentfly` and the command line cost, and what they offer."""
 
 import importlib
+import importlib.metadata
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +15,16 @@ import agentfly
 
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "jinja2", "tokenizers", "httpx"}
 HAS_TORCH = (
-    "agentfly.algorithms", "agentfly.backends.handover", "agentfly.backends.transformers", "agentfly.backends.vllm",
-    "agentfly.training.",
+    "agentfly.algorithms", "agentfly.backends.weight_files", "agentfly.backends.engine", "agentfly.backends.vllm",
+    "agentfly.sft", "agentfly.training.",
 )  # fmt: skip
-NO_TORCH = [f"agentfly.training.{name}" for name in ("config", "data", "demonstrations", "evaluation", "estimate")]
-"""What is asked before a model is loaded, or where there is none."""
+NO_TORCH = ["agentfly.training.config"]  # read before a model is loaded, and where torch is not installed
 
 
 def imported_by(code: str) -> set[str]:
-    """The top-level packages that a fresh interpreter has imported after running `code`."""
-    told = "import sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
-    run = subprocess.run([sys.executable, "-c", f"{code}\n{told}"], capture_output=True, text=True, check=True)
+    """The top-level packages that a new interpreter has imported after running `code`."""
+    report = "import sys; print(' '.join({name.partition('.')[0] for name in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True)
     return set(run.stdout.split("\n")[-2].split())
 
 
@@ -30,7 +33,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; sys.argv[1:] = ['--help']\nfrom agentfly.cli import main\ntry: main()\nexcept SystemExit: pass"
+    code = (
+        "import sys; sys.argv[1:] = ['--help']\nfrom agentfly.cli.app import main\ntry: main()\nexcept SystemExit: pass"
+    )
     assert not HEAVY & imported_by(code)
 
 
@@ -49,11 +54,43 @@ def test_the_exports_are_the_public_names() -> None:
         assert getattr(home, name) is value
 
 
-def test_an_unknown_name_says_what_there_is() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'tol'; it has Environment, Pool, Task, reward, tool"):
+def test_unknown_name_lists_public_names() -> None:
+    with pytest.raises(
+        AttributeError, match=r"has no attribute 'tol'; it has .*Environment, .*Pool, .*Task, .*reward, tool"
+    ):
         agentfly.tol  # noqa: B018
 
 
 def test_no_module_shares_its_name_with_a_public_function() -> None:
     modules = {m.name for m in pkgutil.iter_modules(agentfly.__path__)}
     assert not modules & set(agentfly.__all__)
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+INSTALL = re.compile(r"pip install[^\n`]*?(?<![\w./-])(agentfly[\w-]*)(?:\\?\[([\w-]+)\\?\])?")
+
+
+def test_every_install_line_names_this_distribution_and_an_extra_it_has() -> None:
+    found = 0
+    for path in [ROOT / "README.md", *(p for d in ("docs", "src", "recipes") for p in (ROOT / d).rglob("*.*"))]:
+        if path.suffix not in (".md", ".py", ".jinja"):
+            continue
+        for distribution, extra in INSTALL.findall(path.read_text()):
+            found += 1
+            assert distribution == PROJECT["name"], (path, distribution)
+            assert not extra or extra in PROJECT["optional-dependencies"], (path, extra)
+    assert found > 15
+
+
+def test_version_has_one_source() -> None:
+    assert "version" in PROJECT["dynamic"]
+    assert importlib.metadata.version(PROJECT["name"]) == agentfly.__version__
+
+
+def test_unrelated_distribution_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentfly.extras import find_package_conflict
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"agentfly": "0.7.2"}[name])
+    assert "`agentfly` 0.7.2 is installed" in find_package_conflict()
+    assert "pip uninstall -y agentfly agentfly-rl" in find_package_conflict()

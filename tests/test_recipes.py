@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from agentfly.commands.loading import load
-from agentfly.commands.running import recipe
-from agentfly.encoding.tokenizer import BYTES
+from agentfly.cli.resolve import load_module
+from agentfly.cli.run import load_recipe
+from agentfly.demonstrations import demonstrate
 from agentfly.errors import ConfigError
+from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
-from agentfly.training.demonstrations import demonstrate
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.py"))
 TO_TRAIN = [path for path in RECIPES if path.stem != "counter"]  # that one only runs
@@ -21,12 +21,12 @@ TO_TRAIN = [path for path in RECIPES if path.stem != "counter"]  # that one only
 @pytest.mark.parametrize("path", TO_TRAIN, ids=lambda path: path.stem)
 async def test_its_expert_earns_the_reward(path: Path) -> None:
     try:
-        run = recipe(path, {"model_name_or_path": BYTES, "template": "chatml"}, unheard=True)
+        run = load_recipe(path, {"model_name_or_path": BYTES, "template": "chatml"}, without_model=True)
     except ConfigError as missing:
         if "is not installed" not in str(missing):
             raise
         pytest.skip(str(missing))
-    module = load(path, "recipe")
+    module = load_module(path, "recipe")
     assert isinstance(module.config, TrainConfig)
     assert module.config.tasks_per_step <= len(run.tasks)
     assert not _contents(module.tasks) & _contents(module.eval_tasks)
@@ -35,7 +35,7 @@ async def test_its_expert_earns_the_reward(path: Path) -> None:
     finally:
         await run.agent.close()
     assert shown.reasons == {}
-    earned = [chain.reward or 0.0 for chain in shown.kept]
+    earned = [chain.reward or 0.0 for chain in shown.accepted]
     assert sum(earned) >= 0.7 * len(earned), earned  # one that knows no more than the model need not always win
 
 

@@ -54,7 +54,7 @@ def test_a_reward_is_found_by_its_name() -> None:
     assert Scorer("registry_reward").rewards == [(registered, 1.0)]
 
 
-def test_an_unknown_name_says_what_there_is_and_what_is_close() -> None:
+def test_unknown_name_lists_known_and_close_names() -> None:
     with pytest.raises(ConfigError, match=r"no tool is named 'registry_frist'.*Did you mean registry_first or"):
         TOOLS.find("registry_frist")
     with pytest.raises(ConfigError, match=r"no reward is named 'zzz'; imported so far: .*registry_reward"):
@@ -85,7 +85,7 @@ def test_defining_a_tool_again_at_the_same_place_replaces_it() -> None:
     assert old() == "old"
 
 
-def test_what_is_no_longer_used_is_forgotten() -> None:
+def test_unreferenced_tool_is_removed() -> None:
     made = define("x")
     assert TOOLS.find("registry_again") is made
     del made
@@ -94,7 +94,7 @@ def test_what_is_no_longer_used_is_forgotten() -> None:
         TOOLS.find("registry_again")
 
 
-async def test_the_object_that_was_passed_is_what_runs() -> None:
+async def test_passed_tool_is_the_one_that_runs() -> None:
     passed = define("passed")
     box = Toolbox([passed])
     later: Any = define("later")
@@ -103,7 +103,7 @@ async def test_the_object_that_was_passed_is_what_runs() -> None:
     assert next(iter(box))() == "passed"
 
 
-def test_two_tools_made_at_one_place_are_still_two() -> None:
+def test_two_tools_defined_at_one_place_are_distinct() -> None:
     first, second = define("1"), define("2")
     with pytest.raises(ConfigError, match="two tools are named 'registry_again'"):
         Toolbox([first, second])

@@ -125,7 +125,7 @@ def test_a_recursive_model_keeps_its_definition() -> None:
     assert "tree: object" in grow.arguments.usage
 
 
-def test_two_models_told_apart_by_a_field_leave_no_dangling_reference() -> None:
+def test_discriminated_union_has_no_dangling_reference() -> None:
     class Cat(pydantic.BaseModel):
         kind: Literal["cat"]
 
@@ -223,7 +223,7 @@ def test_the_docstring_describes_the_tool_and_its_arguments(function: Callable[.
     assert described == {"a": "The first\nof them.", "b": "The second."}
 
 
-def test_what_a_hint_says_of_itself_goes_before_the_docstring() -> None:
+def test_annotated_description_takes_precedence_over_the_docstring() -> None:
     @tool
     def go(to: Annotated[str, Field(description="From the hint.")], line: Line) -> None:
         """Go.
@@ -237,7 +237,7 @@ def test_what_a_hint_says_of_itself_goes_before_the_docstring() -> None:
     assert described == {"to": "From the hint.", "line": "Which line."}
 
 
-def test_a_docstring_may_be_missing_or_tell_of_other_arguments() -> None:
+def test_docstring_may_be_missing_or_incomplete() -> None:
     @tool
     def bare(a: int) -> None: ...
 
@@ -292,7 +292,7 @@ def test_a_docstring_may_be_missing_or_tell_of_other_arguments() -> None:
     ],
     ids=str,
 )
-def test_what_the_model_sends_is_coerced(hint: Any, sent: object, got: object) -> None:
+def test_arguments_are_coerced(hint: Any, sent: object, got: object) -> None:
     def take(value) -> None: ...  # type: ignore[no-untyped-def]
 
     take.__annotations__["value"] = hint
@@ -324,7 +324,7 @@ def test_what_the_model_sends_is_coerced(hint: Any, sent: object, got: object) -
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(hint: Any, sent: object, wrong: str | None) -> None:
+def test_invalid_arguments_are_named(hint: Any, sent: object, wrong: str | None) -> None:
     def take(value) -> None: ...  # type: ignore[no-untyped-def]
 
     take.__annotations__["value"] = hint
@@ -332,7 +332,7 @@ def test_what_does_not_fit_is_named(hint: Any, sent: object, wrong: str | None) 
     assert (wrong in checked) if wrong else isinstance(checked, dict)
 
 
-def test_missing_and_extra_arguments_are_named_with_what_there_is() -> None:
+def test_missing_and_extra_arguments_are_named() -> None:
     made = tool(google)
     assert made.arguments.check({"c": 1}) == (
         "Error: the arguments of 'google' do not fit: 'a' is missing; there is no argument 'c'. "
@@ -389,14 +389,25 @@ def no_schema(a: Opaque) -> None: ...
 @pytest.mark.parametrize(
     ("function", "wrong"),
     [
-        (args, r"\*values: int cannot be given so"),
-        (positional, "cannot be given so"),
+        (args, r"\*values: int has none"),
+        (positional, "passes arguments by name"),
         (opaque, "no JSON schema.*object"),
         (unwritable, "'threading_lock' of 'a' cannot be read"),
         (field_as_default, "write a: Annotated"),
         (no_schema, "no JSON schema.*Opaque"),
     ],
 )
-def test_a_signature_the_model_could_not_fill_is_refused(function: Callable[..., Any], wrong: str) -> None:
+def test_signature_without_named_parameters_is_rejected(function: Callable[..., Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=f"tool '{function.__name__}'.*{wrong}"):
         _ = tool(function).schema
+
+
+def test_half_a_surrogate_pair_is_answered_as_a_wrong_value() -> None:
+    @tool
+    def press(times: int) -> str:
+        """Press."""
+        return str(times)
+
+    answer = press.arguments.check({"times": "\ud800"})
+    assert isinstance(answer, str)
+    assert "'times'" in answer

@@ -11,13 +11,12 @@ import pytest
 
 from agentfly import Environment, Task, reward, tool
 from agentfly.errors import ConfigError, EnvironmentFault, RewardFault
-from agentfly.outcome import Score, StopReason, Turn
 from agentfly.resources import Leases, ResourceManager
 from agentfly.scoring import MAX_PREDICTION, Reward, Scorer
 from agentfly.segment import Author, Segment
 from agentfly.tooling import Context
-from agentfly.trajectory import Trajectory
-from agentfly.types import Finish, Message
+from agentfly.trajectory import Score, StopReason, Trajectory, TurnRecord
+from agentfly.types import FinishReason, Message
 
 if TYPE_CHECKING:
     from nowhere import Nothing
@@ -58,8 +57,8 @@ ROW = {"question": "Make it show 7.", "target": 7, "difficulty": "easy"}
 
 def chain(row: Any = ROW, turns: int = 2, prediction: str = "7") -> Trajectory:
     segment = Segment()
-    segment.show(Author.TASK, [1], [Message("user", "Make it show 7."), Message("assistant", prediction)], turn=0)
-    made = tuple(Turn(Finish.STOP) for _ in range(turns))
+    segment.append(Author.TASK, [1], [Message("user", "Make it show 7."), Message("assistant", prediction)], turn=0)
+    made = tuple(TurnRecord(FinishReason.STOP) for _ in range(turns))
     return Trajectory(Task.of(row), (segment.seal(),), made, StopReason.ANSWER, prediction, 3, 1)
 
 
@@ -81,7 +80,7 @@ def returning(value: Any, name: str = "given") -> Reward:
 # ── what it may ask for ──
 
 
-async def test_every_offered_name_is_given() -> None:
+async def test_every_offered_parameter_is_filled() -> None:
     got: dict[str, Any] = {}
 
     @reward
@@ -114,7 +113,7 @@ async def test_rewards_read_the_end_of_a_long_prediction() -> None:
     assert got[3:] == [text[1:]] * 3
 
 
-async def test_a_reward_is_the_function_it_was_and_may_be_async() -> None:
+async def test_reward_stays_callable_and_may_be_async() -> None:
     @reward
     def plain(prediction: str, target: int) -> float:
         """Compare."""
@@ -151,7 +150,7 @@ async def test_defaults_fill_in_for_columns_that_are_not_there() -> None:
     assert (await score(ask)).total == 7.5
 
 
-async def test_columns_named_like_ours_break_nothing() -> None:
+async def test_columns_with_reserved_names_are_allowed() -> None:
     row = {"question": "Q", "context": "c", "id": 5, "reward": 9, "trajectory": "t", "prediction": "p", "env": "e"}
 
     @reward
@@ -180,20 +179,20 @@ async def test_columns_named_like_ours_break_nothing() -> None:
         (lambda self: 1, "asks for 'self'"),
     ],
 )
-def test_asking_for_what_nobody_offers_fails_before_anything_runs(function: Callable[..., Any], wrong: str) -> None:
+def test_unknown_parameter_is_rejected(function: Callable[..., Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Scorer(reward(name="r")(function)).check(chain().task)
 
 
-def test_what_can_never_be_given_by_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reward 'first': 'prediction' is given by name"):
+def test_positional_only_parameter_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="reward 'first': 'prediction' is passed by name"):
 
         @reward
         def first(prediction: str, /) -> float:
             return 1.0
 
 
-def test_a_hint_that_only_type_checkers_know_is_no_hindrance() -> None:
+def test_type_checking_only_hint_is_ignored() -> None:
     @reward
     def hinted(prediction: "Nothing", env: Counter) -> "Nothing":
         return 1.0
@@ -206,7 +205,7 @@ def test_a_hint_that_only_type_checkers_know_is_no_hindrance() -> None:
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-async def test_the_environment_is_the_very_instance_of_the_chain(annotated: bool) -> None:
+async def test_reward_receives_the_instance_of_the_chain(annotated: bool) -> None:
     seen: list[Any] = []
 
     @reward
@@ -225,10 +224,10 @@ async def test_the_environment_is_the_very_instance_of_the_chain(annotated: bool
         world.shown = 7
         assert (await score(by_type if annotated else by_name, trajectory, [Counter], leases)).total == 1.0
         assert seen == [world]
-    assert [each.lent for each in manager.figures()] == [0]
+    assert [each.leased for each in manager.pool_metrics()] == [0]
 
 
-async def test_an_environment_the_chain_never_touched_is_fresh_and_reset() -> None:
+async def test_unused_environment_is_leased_and_reset_for_the_reward() -> None:
     @reward
     def untouched(env: Counter) -> float:
         return env.shown
@@ -252,7 +251,7 @@ async def test_a_reward_for_an_environment_gets_the_subclass_that_is_used() -> N
     assert (await score(whichever, used=[Louder])).metrics["kind"] == "Louder"
 
 
-def test_an_environment_that_could_be_several_is_refused() -> None:
+def test_ambiguous_environment_is_rejected() -> None:
     @reward
     def bare(env) -> float:  # type: ignore[no-untyped-def]
         return 1.0
@@ -321,24 +320,24 @@ async def test_every_kind_of_number_is_a_reward(value: object, total: float) -> 
      (n for n in [1, 2]), b"ab"],
     ids=lambda value: f"{type(value).__name__} {value!r:.6}",
 )  # fmt: skip
-async def test_what_is_no_reward_is_the_rewards_fault(value: object) -> None:
+async def test_invalid_return_value_is_a_reward_fault(value: object) -> None:
     with pytest.raises(RewardFault, match="reward 'given'"):
         await score(returning(value))
 
 
 @pytest.mark.parametrize("value", [[0.25, 1], (0.25, 1), np.array([0.25, 1]), {"reward": [0.25, 1]}, Tensor([0.25, 1])])
-async def test_one_number_a_turn(value: object) -> None:
+async def test_one_number_per_turn(value: object) -> None:
     got = await score(returning(value))
     assert (got.total, got.per_turn) == (1.25, (0.25, 1.0))
 
 
-async def test_the_wrong_number_of_turns_says_how_many_there_are() -> None:
+async def test_wrong_number_of_turn_rewards_is_a_fault() -> None:
     with pytest.raises(RewardFault, match="returned 3 numbers for a chain of 2 turns"):
         await score(returning([1, 2, 3]))
     assert (await score(returning([]), chain(turns=0))).per_turn == ()
 
 
-async def test_the_rest_of_a_dict_is_metrics() -> None:
+async def test_other_keys_of_a_dict_are_metrics() -> None:
     got = await score(returning({"reward": 1, "exact": np.float32(0.5), "parts": (1, 2), "note": "ok"}))
     assert got == Score(1.0, None, {"exact": 0.5, "parts": [1, 2], "note": "ok"})
     assert type(got.metrics["exact"]) is float
@@ -349,7 +348,7 @@ async def test_the_rest_of_a_dict_is_metrics() -> None:
 # ── several ──
 
 
-async def test_rewards_are_added_up_by_weight() -> None:
+async def test_rewards_are_summed_by_weight() -> None:
     one = returning({"reward": 1, "exact": True}, "one")
     half = returning(0.5, "half")
     assert await score([one, half]) == Score(1.5, None, {"one": 1.0, "one/exact": True, "half": 0.5})
@@ -358,7 +357,7 @@ async def test_rewards_are_added_up_by_weight() -> None:
     assert (await score({returning([1, 2], "turns"): 0.5})).per_turn == (0.5, 1.0)
 
 
-async def test_what_the_whole_chain_earned_is_earned_at_its_end() -> None:
+async def test_reward_of_the_chain_counts_at_its_last_turn() -> None:
     got = await score({returning([1, 2], "turns"): 1.0, returning(10, "whole"): 0.1})
     assert (got.total, got.per_turn) == (4.0, (1.0, 3.0))
     assert got.metrics == {"turns": 3.0, "whole": 10.0}
@@ -367,16 +366,16 @@ async def test_what_the_whole_chain_earned_is_earned_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("spec", "wrong"),
     [
-        (lambda prediction: 1, "is no reward; decorate the function with @reward"),
+        (lambda prediction: 1, "is not a reward; decorate the function with @reward"),
         ([], "an empty list of rewards"),
         ("no_such_reward", "no reward is named 'no_such_reward'"),
-        ([returning(1, "same"), returning(2, "same")], "two rewards have one name among same, same"),
+        ([returning(1, "same"), returning(2, "same")], "two rewards have the same name among same, same"),
         ({returning(1): float("nan")}, "weight of reward .*nan; it must be a finite number"),
         ({returning(1): "2"}, "weight of reward .*'2'"),
-        ([(returning(1), 0.5)], "is no reward"),
+        ([(returning(1), 0.5)], "is not a reward"),
     ],
 )
-def test_what_is_no_reward_is_refused(spec: Any, wrong: str) -> None:
+def test_invalid_reward_spec_is_rejected(spec: Any, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Scorer(spec)
 
@@ -407,7 +406,7 @@ async def test_a_reward_that_raises_is_a_reward_fault(is_async: bool, error: Bas
         await score(coroutine if is_async else plain)
 
 
-async def test_a_reward_may_say_what_is_wrong_itself() -> None:
+async def test_reward_may_raise_reward_fault() -> None:
     @reward
     def judge() -> float:
         raise RewardFault("the judge is asleep")
@@ -416,7 +415,7 @@ async def test_a_reward_may_say_what_is_wrong_itself() -> None:
         await score(judge)
 
 
-async def test_a_reward_that_hangs_is_given_up() -> None:
+async def test_reward_times_out() -> None:
     @reward(timeout=0.05)
     async def slow() -> float:
         await asyncio.sleep(60)

@@ -17,7 +17,7 @@ from agentfly import threads
 from agentfly.threads import call
 
 needs_torch = pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed: pip install 'agentfly[train]'"
+    find_spec("torch") is None, reason="torch is not installed: pip install 'agentfly-rl[train]'"
 )
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
 
@@ -25,7 +25,7 @@ MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pool of two threads."""
-    small = threads._Pool(2)
+    small = threads._ThreadPool(2)
     monkeypatch.setattr(threads, "_POOL", small)
     return small
 
@@ -43,7 +43,7 @@ async def settled(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_plain_function_leaves_the_loop_free() -> None:
+async def test_plain_function_does_not_block_the_loop() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def block() -> str:
@@ -76,7 +76,7 @@ async def test_a_coroutine_runs_in_the_loop_and_a_returned_awaitable_is_awaited(
         assert await call(function, 1, function=2) == (main, 3)
 
 
-async def test_context_variables_come_along_and_stay_apart() -> None:
+async def test_context_variables_are_copied() -> None:
     def swap() -> str:
         before = MARK.get()
         MARK.set("changed in the thread")
@@ -87,7 +87,7 @@ async def test_context_variables_come_along_and_stay_apart() -> None:
     assert MARK.get() == "of the caller"
 
 
-async def test_no_more_than_the_limit_run_and_the_rest_wait_their_turn(pool: Any) -> None:
+async def test_thread_limit_queues_further_calls(pool: Any) -> None:
     running, most, order = 0, 0, []
     lock, gate = threading.Lock(), threading.Event()
 
@@ -110,7 +110,7 @@ async def test_no_more_than_the_limit_run_and_the_rest_wait_their_turn(pool: Any
     assert set(order[:2]) == {0, 1}
 
 
-async def test_idle_threads_are_used_again(pool: Any) -> None:
+async def test_idle_threads_are_reused(pool: Any) -> None:
     seen = set()
     for _ in range(20):
         seen.add(await call(threading.get_ident))
@@ -118,7 +118,7 @@ async def test_idle_threads_are_used_again(pool: Any) -> None:
     assert len(seen) == 1
 
 
-async def test_functions_that_nobody_waits_for_take_up_no_place(pool: Any) -> None:
+async def test_abandoned_functions_do_not_occupy_the_pool(pool: Any) -> None:
     entered, leave = threading.Semaphore(0), threading.Event()
 
     def hang() -> None:
@@ -153,7 +153,7 @@ async def test_a_call_cancelled_in_the_queue_is_never_run(pool: Any) -> None:
     assert ran == []
 
 
-async def test_a_function_that_fails_after_it_was_given_up_is_no_orphan() -> None:
+async def test_exception_of_an_abandoned_function_is_ignored() -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     entered, leave, left = threading.Event(), threading.Event(), threading.Event()
@@ -200,20 +200,20 @@ def raising_async(error: BaseException) -> Any:
     [SystemExit(3), Panic("lost"), StopIteration("x"), asyncio.CancelledError("own"), GeneratorExit()],
     ids=repr,
 )
-async def test_what_would_end_more_than_the_call_arrives_as_an_error(make: Any, error: BaseException) -> None:
+async def test_base_exception_is_raised_as_runtime_error(make: Any, error: BaseException) -> None:
     with pytest.raises(RuntimeError):
         await call(make(error))
     assert await call(lambda: "goes on") == "goes on"
 
 
-async def test_an_ordinary_error_arrives_as_it_is() -> None:
+async def test_exception_is_raised_unchanged() -> None:
     with pytest.raises(KeyError, match="lost"):
         await call(raising(KeyError("lost")))
     with pytest.raises(KeyError, match="lost"):
         await call(raising_async(KeyError("lost")))
 
 
-async def test_a_real_cancellation_stays_one() -> None:
+async def test_cancellation_of_the_caller_propagates() -> None:
     started = asyncio.Event()
 
     async def forever() -> None:
@@ -229,7 +229,7 @@ async def test_a_real_cancellation_stays_one() -> None:
         assert task.cancelled()
 
 
-async def test_an_idle_thread_lets_go_of_its_last_arguments() -> None:
+async def test_idle_thread_releases_its_last_arguments() -> None:
     class Big:
         pass
 
@@ -264,7 +264,7 @@ def test_a_function_may_outlive_its_loop() -> None:
     assert asyncio.run(call(lambda: "still there")) == "still there"
 
 
-def test_a_hung_function_does_not_keep_the_process_from_ending() -> None:
+def test_hung_function_does_not_block_process_exit() -> None:
     program = """
 import asyncio, time
 from agentfly.threads import call
@@ -279,7 +279,7 @@ asyncio.run(main())
 
 
 @needs_torch
-def test_what_computes_leaves_no_helpers() -> None:
+def test_compute_releases_openmp_helpers() -> None:
     program = """
 import asyncio, os, torch
 from agentfly.threads import compute
@@ -295,7 +295,7 @@ asyncio.run(main())
 
 
 @needs_torch
-def test_a_fork_has_no_helpers_to_wait_for() -> None:
+def test_fork_does_not_wait_for_openmp_helpers() -> None:
     program = """
 import os, torch
 from agentfly.threads import release_helpers

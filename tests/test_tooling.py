@@ -26,9 +26,9 @@ from pydantic import Field
 
 from agentfly import Environment, Task, tool
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.outcome import CallStatus
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.tools import answer, calculate
+from agentfly.trajectory import CallStatus
 from agentfly.types import Image, ToolCall
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ async def watch(env: Counter, context: Any) -> str:
 # ── the decorated thing is still the function ──
 
 
-async def test_a_tool_is_the_function_it_was() -> None:
+async def test_tool_stays_callable() -> None:
     @tool
     def add(a: int, b: int = 2) -> str:
         """Add two integers."""
@@ -108,7 +108,7 @@ async def test_a_tool_is_the_function_it_was() -> None:
     assert json.loads(json.dumps(add.schema)) == add.schema
 
 
-async def test_a_call_says_what_came_of_it() -> None:
+async def test_tool_result_has_a_record() -> None:
     @tool
     def add(a: int, b: int) -> str:
         """Add."""
@@ -150,7 +150,7 @@ async def test_string_hints_find_local_types_of_every_kind() -> None:
     assert free.schema["function"]["parameters"]["properties"]["how"]["description"] == "How."
 
 
-def test_a_hint_that_names_nothing_is_refused_by_name() -> None:
+def test_unresolvable_hint_is_rejected_by_name() -> None:
     @tool
     def lost(where: Nothing) -> str:
         """Lost."""
@@ -242,7 +242,7 @@ def test_a_tool_for_an_environment_acts_in_the_subclass_that_is_used() -> None:
         Toolbox([Louder.shout, Softer.hush, watch])
 
 
-def test_a_tool_may_ask_for_whatever_environment_is_used() -> None:
+def test_tool_may_use_any_environment_in_use() -> None:
     @tool
     def any_world(env: Environment) -> str:
         """Look around."""
@@ -278,7 +278,7 @@ async def test_a_method_of_a_plain_object_is_bound_to_it() -> None:
         Toolbox([Notebook.note])
 
 
-def test_a_function_tool_lent_to_a_class_stays_what_it_was() -> None:
+def test_function_tool_assigned_to_a_class_stays_a_function_tool() -> None:
     class Holder(Environment):
         lent = calculate
 
@@ -332,18 +332,18 @@ async def generates_async() -> AsyncIterator[str]:
         (generates_async, "it yields"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused(given: Any, wrong: str) -> None:
+def test_non_function_is_rejected(given: Any, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         tool(given)
 
 
 @pytest.mark.parametrize("setting", [{"max_length": 0}, {"timeout": 0}, {"timeout": -1}])
-def test_settings_that_cannot_be_are_refused(setting: dict[str, Any]) -> None:
+def test_invalid_tool_settings_are_rejected(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="tool 'x': max_length and timeout must be above 0"):
         tool(name="x", **setting)(lambda: "")
 
 
-def test_a_setting_there_is_not_is_an_error() -> None:
+def test_unknown_tool_setting_is_rejected() -> None:
     with pytest.raises(TypeError, match="max_lenght"):
         tool(max_lenght=3)(lambda: "")  # type: ignore[call-overload]
 
@@ -365,7 +365,7 @@ async def test_environments_and_the_context_are_injected_and_hidden() -> None:
     assert "there is no argument 'env'; there is no argument 'context'" in refused.observation
 
 
-async def test_what_the_model_sends_never_stands_in_for_what_is_injected() -> None:
+async def test_model_cannot_override_injected_parameters() -> None:
     @tool
     def open_ended(context: Any, **more: Any) -> str:
         """Take anything."""
@@ -374,7 +374,7 @@ async def test_what_the_model_sends_never_stands_in_for_what_is_injected() -> No
     assert (await run(open_ended, context="forged", a=1)).observation == "2/1 ['a']"
 
 
-async def test_the_callers_arguments_are_left_alone() -> None:
+async def test_arguments_of_the_caller_are_not_modified() -> None:
     @tool
     def change(values: list[int], context: Any) -> str:
         """Change what was given."""
@@ -426,7 +426,7 @@ class Found:
     ],
     ids=repr,
 )
-async def test_whatever_is_returned_is_shown_as_text(returned: object, observation: str) -> None:
+async def test_returned_values_are_converted_to_text(returned: object, observation: str) -> None:
     @tool
     def give() -> Any:
         """Give."""
@@ -436,7 +436,7 @@ async def test_whatever_is_returned_is_shown_as_text(returned: object, observati
     assert (result.observation, result.status) == (observation, CallStatus.OK)
 
 
-async def test_what_comes_beside_the_observation_is_kept_as_info() -> None:
+async def test_other_keys_of_a_result_are_kept_as_info() -> None:
     odd = Odd()
 
     @tool
@@ -450,7 +450,7 @@ async def test_what_comes_beside_the_observation_is_kept_as_info() -> None:
     assert result.record.info is result.info
 
 
-async def test_a_tool_may_end_the_chain_always_or_this_once() -> None:
+async def test_tool_ends_the_chain_by_setting_or_by_result() -> None:
     @tool
     def move(won: bool) -> dict[str, Any]:
         """Move."""
@@ -461,7 +461,7 @@ async def test_a_tool_may_end_the_chain_always_or_this_once() -> None:
     assert (ended.ends_chain, went_on.ends_chain, dict(ended.info)) == (True, False, {})
 
 
-async def test_too_much_is_cut_with_a_visible_mark() -> None:
+async def test_long_observation_is_truncated_with_a_note() -> None:
     def long(kind: str) -> Any:
         """Say a lot."""
         if kind == "error":
@@ -481,7 +481,7 @@ async def test_too_much_is_cut_with_a_visible_mark() -> None:
     assert whole.observation == "é" * 500
 
 
-async def test_huge_output_is_cut() -> None:
+async def test_huge_output_is_truncated() -> None:
     @tool
     def flood() -> str:
         """Flood."""
@@ -497,7 +497,7 @@ def picture_bytes() -> bytes:
 
 
 @pytest.mark.parametrize("form", ["pillow", "bytes", "path", "uri", "image"])
-async def test_a_picture_is_shown_beside_the_observation(form: str, tmp_path: Path) -> None:
+async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture_bytes())
     given = {
         "pillow": Picture.new("RGB", (2, 2), "blue"),
@@ -520,7 +520,7 @@ async def test_a_picture_is_shown_beside_the_observation(form: str, tmp_path: Pa
     assert alone == (observation[1],)
 
 
-async def test_a_returned_image_is_a_picture_and_no_image_is_none() -> None:
+async def test_returned_image_is_an_observation() -> None:
     image = Image.of(picture_bytes())
     assert (await run(tool(name="a")(lambda: image))).observation == (image,)
     assert (await run(tool(name="b")(lambda: {"observation": "x", "image": None}))).observation == "x"
@@ -554,7 +554,7 @@ def forever() -> Iterator[int]:
     ],
     ids=["missing image", "no image", "generator", "async generator", "unprintable"],
 )
-async def test_what_cannot_be_shown_is_the_tools_error(returned: object) -> None:
+async def test_unprintable_result_is_a_tool_error(returned: object) -> None:
     result = await run(tool(name="give")(lambda: returned))
     assert result.status is CallStatus.ERROR
     assert str(result.observation).startswith("Error: tool 'give' failed: ")
@@ -582,7 +582,7 @@ class Panic(BaseException):
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_a_tool_that_raises_is_told_to_the_model(is_async: bool, error: BaseException, told: str) -> None:
+async def test_exception_in_a_tool_is_answered(is_async: bool, error: BaseException, told: str) -> None:
     def plain() -> str:
         raise error
 
@@ -595,7 +595,7 @@ async def test_a_tool_that_raises_is_told_to_the_model(is_async: bool, error: Ba
     assert told in str(result.observation)
 
 
-async def test_a_stop_iteration_is_an_error_like_any_other() -> None:
+async def test_stop_iteration_is_a_tool_error() -> None:
     @tool
     def first() -> Any:
         """Take the first of nothing."""
@@ -604,7 +604,7 @@ async def test_a_stop_iteration_is_an_error_like_any_other() -> None:
     assert (await run(first)).status is CallStatus.ERROR
 
 
-async def test_a_broken_validator_is_the_tools_error_and_a_failed_one_the_models() -> None:
+async def test_validator_that_raises_is_a_tool_error() -> None:
     class Even(pydantic.BaseModel):
         value: int
 
@@ -628,7 +628,7 @@ async def test_a_broken_validator_is_the_tools_error_and_a_failed_one_the_models
     assert "must be even" in refused.observation
 
 
-async def test_an_environment_fault_goes_through() -> None:
+async def test_environment_fault_is_raised() -> None:
     @tool
     def dead() -> str:
         """Die."""
@@ -638,7 +638,7 @@ async def test_an_environment_fault_goes_through() -> None:
         await run(dead)
 
 
-async def test_a_slow_tool_is_given_up_whether_it_blocks_or_waits() -> None:
+async def test_slow_tool_times_out() -> None:
     leave = threading.Event()
 
     @tool(timeout=0.05)
@@ -726,7 +726,7 @@ def test_retries_must_be_a_whole_number(retries: Any) -> None:
         tool(name="x", retries=retries)(lambda: "")
 
 
-async def test_an_environment_that_is_still_busy_is_a_fault() -> None:
+async def test_timeout_of_an_environment_is_a_fault() -> None:
     class Slow(Environment):
         @tool(timeout=0.05)
         async def wait(self) -> str:
@@ -738,7 +738,7 @@ async def test_an_environment_that_is_still_busy_is_a_fault() -> None:
         await run(Slow.wait, {Slow: Slow()})
 
 
-async def test_cancelling_the_caller_cancels_the_tool_and_is_no_error() -> None:
+async def test_cancelling_the_caller_cancels_the_tool() -> None:
     seen = asyncio.Event()
     stopped = asyncio.Event()
 
@@ -763,7 +763,7 @@ async def test_cancelling_the_caller_cancels_the_tool_and_is_no_error() -> None:
 # ── together ──
 
 
-async def test_plain_tools_do_not_stop_one_another_or_the_loop() -> None:
+async def test_plain_tools_do_not_block_each_other_or_the_loop() -> None:
     together, turns = threading.Barrier(6, timeout=10), 0
 
     @tool
@@ -808,7 +808,7 @@ def box() -> Toolbox:
     return Toolbox([calculate, answer])
 
 
-def test_an_unknown_tool_is_answered_with_its_name_and_what_there_is(box: Toolbox) -> None:
+def test_unknown_tool_is_answered_with_known_tools(box: Toolbox) -> None:
     result = box.find(ToolCall("claculate", {"expression": "1"}))
     assert isinstance(result, ToolResult)
     assert (result.status, result.name) == (CallStatus.UNKNOWN, "claculate")
@@ -821,7 +821,7 @@ def test_an_unknown_tool_is_answered_with_its_name_and_what_there_is(box: Toolbo
     assert "Tools there are: none." in none.observation
 
 
-def test_a_call_that_could_not_be_read_is_answered_with_what_was_wrong(box: Toolbox) -> None:
+def test_unreadable_call_is_answered_with_the_problem(box: Toolbox) -> None:
     bad = box.find(ToolCall.of({"name": "calculate", "arguments": '{"expression": '}))
     assert isinstance(bad, ToolResult)
     assert bad.status is CallStatus.INVALID
@@ -853,14 +853,14 @@ def plain(a: int) -> str:
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        (plain, "is no tool; decorate it with @tool"),
-        (7, "7 is no tool"),
+        (plain, "is not a tool; decorate it with @tool"),
+        (7, "7 is not a tool"),
         (Environment, "Environment has no @tool methods"),
         ("no_such_tool", "no tool is named 'no_such_tool'"),
         (Counter().press, r"Counter\.press is bound to one instance; pass it from the class"),
     ],
 )
-def test_what_is_no_tool_is_refused_by_the_toolbox(given: Any, wrong: str) -> None:
+def test_toolbox_rejects_what_is_not_a_tool(given: Any, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Toolbox([given])
 

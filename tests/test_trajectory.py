@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agentfly.errors import RecordError
-from agentfly.outcome import CallRecord, CallStatus, Failure, FailureKind, Score, StopReason, Treatment, Turn
-from agentfly.segment import Author, Segment, Span
-from agentfly.trajectory import COLOURS, Trajectory
-from agentfly.types import Completion, Finish, Image, Message, Task, ToolCall
+from agentfly.segment import AUTHOR_COLORS, Author, Segment, Span
+from agentfly.trajectory import (
+    CallRecord,
+    CallStatus,
+    Failure,
+    FailureKind,
+    Score,
+    StopReason,
+    TrainingTreatment,
+    Trajectory,
+    TurnRecord,
+)
+from agentfly.types import Completion, FinishReason, Image, Message, Task, ToolCall
 
 # ── random builds ──
 
@@ -49,7 +58,7 @@ messages = st.builds(
 def completions(draw: st.DrawFn) -> Completion:
     runs = draw(st.lists(st.tuples(st.integers(0, 9), st.lists(st.tuples(ids, logprob), max_size=4)), max_size=3))
     sampled = [(token, lp, version) for version, run in runs for token, lp in run]
-    finish = draw(st.sampled_from(Finish)) if sampled else Finish.ABORTED
+    finish = draw(st.sampled_from(FinishReason)) if sampled else FinishReason.ABORTED
     message = draw(st.none() | messages)
     return Completion([s[0] for s in sampled], [s[1] for s in sampled], [s[2] for s in sampled], finish, None, message)
 
@@ -63,9 +72,9 @@ def build(parts: list[Shown | Completion]) -> Segment:
     segment = Segment()
     for turn, part in enumerate(parts):
         if isinstance(part, Completion):
-            segment.sample(part, Message("assistant", "said"), turn=turn)
+            segment.append_sampled(part, Message("assistant", "said"), turn=turn)
         else:
-            segment.show(part[0], part[1], part[2], turn=turn)
+            segment.append(part[0], part[1], part[2], turn=turn)
     return segment
 
 
@@ -76,8 +85,8 @@ trajectories = st.builds(
     st.lists(segments, max_size=3).map(tuple),
     st.lists(
         st.builds(
-            Turn,
-            st.sampled_from(Finish),
+            TurnRecord,
+            st.sampled_from(FinishReason),
             st.lists(st.builds(CallRecord, text, st.sampled_from(CallStatus), number, columns), max_size=2).map(tuple),
             number,
             number,
@@ -89,7 +98,7 @@ trajectories = st.builds(
     count,
     count,
     st.none() | st.builds(Score, number, st.none() | st.lists(number, max_size=3).map(tuple), columns),
-    st.sampled_from(Treatment),
+    st.sampled_from(TrainingTreatment),
     st.lists(st.builds(Failure, st.sampled_from(FailureKind), text, count, count), max_size=2).map(tuple),
     number,
     count,
@@ -121,7 +130,7 @@ def test_the_mask_is_true_exactly_on_what_was_sampled(parts: list[Shown | Comple
         assert segment.mask.tolist() == mask
         assert segment.logprobs.tolist() == logprobs
         assert segment.weight_versions.tolist() == versions
-        assert segment.last == (tokens[-1] if tokens else None)
+        assert segment.last_id == (tokens[-1] if tokens else None)
         assert (segment.tokens.dtype, segment.mask.dtype, segment.logprobs.dtype) == (np.int32, np.bool_, np.float32)
 
 
@@ -141,9 +150,9 @@ def test_what_was_shown_stays_the_beginning_of_what_is_shown(stages: list[list[S
     for stage in stages:
         for part in stage:
             if isinstance(part, Completion):
-                segment.sample(part, Message("assistant"), turn=0)
+                segment.append_sampled(part, Message("assistant"), turn=0)
             else:
-                segment.show(part[0], part[1], turn=0)
+                segment.append(part[0], part[1], turn=0)
         now = segment.prompt.tolist()
         assert now[: len(before)] == before
         before = now
@@ -155,11 +164,13 @@ def test_what_was_shown_stays_the_beginning_of_what_is_shown(stages: list[list[S
 def two_turns() -> Segment:
     """`P0 + A0 + E0 + A1`, with new weights in the middle of A1."""
     segment = Segment()
-    segment.show(Author.TASK, [1, 2], [Message("user", "Q", ())], turn=0)
-    segment.sample(Completion([3, 4], [-0.5, -1.5], [0, 0], Finish.STOP), Message("assistant", "call"), turn=0)
-    segment.show(Author.TOOL, [5], [Message("tool", ("seen", Image("https://x/y.png")))], turn=1)
-    completion = Completion([6, 7, 8], [-0.1, -0.2, -0.3], [0, 1, 1], Finish.STOP)
-    segment.sample(completion, Message("assistant", "done"), turn=1)
+    segment.append(Author.TASK, [1, 2], [Message("user", "Q", ())], turn=0)
+    segment.append_sampled(
+        Completion([3, 4], [-0.5, -1.5], [0, 0], FinishReason.STOP), Message("assistant", "call"), turn=0
+    )
+    segment.append(Author.TOOL, [5], [Message("tool", ("seen", Image("https://x/y.png")))], turn=1)
+    completion = Completion([6, 7, 8], [-0.1, -0.2, -0.3], [0, 1, 1], FinishReason.STOP)
+    segment.append_sampled(completion, Message("assistant", "done"), turn=1)
     return segment
 
 
@@ -182,18 +193,18 @@ def test_a_sealed_segment_takes_nothing_more() -> None:
     segment = two_turns().seal()
     before = segment.to_json()
     with pytest.raises(RecordError, match="sealed"):
-        segment.show(Author.USER, [9], turn=2)
+        segment.append(Author.USER, [9], turn=2)
     with pytest.raises(RecordError, match="sealed"):
-        segment.sample(Completion([9], [-1.0], [0], Finish.STOP), Message("assistant"), turn=2)
+        segment.append_sampled(Completion([9], [-1.0], [0], FinishReason.STOP), Message("assistant"), turn=2)
     with pytest.raises(RecordError, match="sealed"):
-        segment.sample(Completion([], [], [], Finish.ABORTED), Message("assistant"), turn=2)
+        segment.append_sampled(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
     assert segment.to_json() == before
     assert segment.exact
 
 
 def test_nobody_can_show_what_only_the_model_writes() -> None:
     with pytest.raises(RecordError, match="sample"):
-        Segment().show(Author.MODEL, [1], turn=0)
+        Segment().append(Author.MODEL, [1], turn=0)
 
 
 def test_unequal_lengths_cannot_be_written() -> None:
@@ -233,7 +244,7 @@ def test_the_record_cannot_be_written_over() -> None:
 
 def test_the_ids_a_caller_passed_in_stay_the_callers() -> None:
     shown, segment = np.array([1, 2], np.int32), Segment()
-    segment.show(Author.TASK, shown, turn=0)  # type: ignore[arg-type]
+    segment.append(Author.TASK, shown, turn=0)  # type: ignore[arg-type]
     shown[0] = 99
     assert segment.tokens.tolist() == [1, 2]
 
@@ -241,7 +252,7 @@ def test_the_ids_a_caller_passed_in_stay_the_callers() -> None:
 def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
     told = Message("assistant", "hello")
     segment = Segment()
-    segment.sample(Completion([], [], [], Finish.STOP, message=told), told, turn=0)
+    segment.append_sampled(Completion([], [], [], FinishReason.STOP, message=told), told, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),), (), StopReason.ANSWER, "hello", group=3, chain=1)
     assert not segment.exact
     assert "chain 3/1" in (trajectory.untrainable or "")
@@ -250,7 +261,7 @@ def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
 
 def test_a_turn_that_was_aborted_before_its_first_token_loses_nothing() -> None:
     segment = two_turns()
-    segment.sample(Completion([], [], [], Finish.ABORTED), Message("assistant"), turn=2)
+    segment.append_sampled(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
     assert segment.exact
     assert segment.mask.sum() == 5
 
@@ -258,8 +269,10 @@ def test_a_turn_that_was_aborted_before_its_first_token_loses_nothing() -> None:
 def test_a_long_chain_is_compact_once_sealed() -> None:
     segment = Segment()
     for turn in range(16):
-        segment.sample(Completion([7] * 128, [-0.5] * 128, [0] * 128, Finish.STOP), Message("assistant"), turn=turn)
-        segment.show(Author.TOOL, [8] * 128, turn=turn)
+        segment.append_sampled(
+            Completion([7] * 128, [-0.5] * 128, [0] * 128, FinishReason.STOP), Message("assistant"), turn=turn
+        )
+        segment.append(Author.TOOL, [8] * 128, turn=turn)
     segment.seal()
     held = sum(s.ids.nbytes + (0 if s.logprobs is None else s.logprobs.nbytes) for s in segment.spans)
     assert len(segment) == 4096
@@ -287,15 +300,15 @@ def test_what_was_read_back_is_sealed() -> None:
     trajectory = Trajectory(Task.of("Q"), (two_turns().seal(),), (), StopReason.ANSWER, "done")
     segment = Trajectory.from_json(trajectory.to_json()).segments[0]
     with pytest.raises(RecordError, match="sealed"):
-        segment.show(Author.USER, [1], turn=2)
+        segment.append(Author.USER, [1], turn=2)
 
 
 def test_a_difference_anywhere_makes_two_records_unequal() -> None:
     def changed(**fields: Any) -> Segment:
         segment = Segment()
         given = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
-        completion = Completion(given["ids"], given["logprobs"], given["versions"], Finish.STOP)
-        segment.sample(completion, Message("assistant", given["said"]), turn=given["turn"])
+        completion = Completion(given["ids"], given["logprobs"], given["versions"], FinishReason.STOP)
+        segment.append_sampled(completion, Message("assistant", given["said"]), turn=given["turn"])
         return segment
 
     assert changed() == changed()
@@ -311,9 +324,9 @@ def test_a_difference_anywhere_makes_two_records_unequal() -> None:
 def test_a_value_json_cannot_keep_is_refused_by_name(value: object) -> None:
     task = Task.of("Q")
     said = Message("assistant", tool_calls=(ToolCall("add", {"odd": value}),))
-    info = Turn(Finish.STOP, (CallRecord("add", CallStatus.OK, 0.0, {"odd": value}),))
+    info = TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK, 0.0, {"odd": value}),))
     segment = Segment()
-    segment.show(Author.TASK, [1], [said], turn=0)
+    segment.append(Author.TASK, [1], [said], turn=0)
     ended: tuple[Any, ...] = (StopReason.ANSWER, "")
     for record, place in (
         (Trajectory(dataclasses.replace(task, columns={"odd": value}, id="t7"), (), (), *ended), "column of task 't7'"),
@@ -338,7 +351,7 @@ def test_a_score_is_finite(numbers: Any) -> None:
 
 
 def test_retries_of_a_call_are_kept_and_old_records_have_none() -> None:
-    turns = (Turn(Finish.STOP, (CallRecord("add", CallStatus.OK, 0.5, {}, 2),)),)
+    turns = (TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK, 0.5, {}, 2),)),)
     kept = Trajectory(Task.of("Q"), (), turns, StopReason.ANSWER, "").to_json()
     assert [call.retries for call in Trajectory.from_json(kept).calls] == [2]
     kept["turns"][0][1][0].pop()
@@ -355,7 +368,7 @@ def test_every_stop_reason_is_a_failure_of_a_kind_or_none() -> None:
 
 
 def test_a_trajectory_sums_itself_up() -> None:
-    turns = (Turn(Finish.STOP, (CallRecord("add", CallStatus.OK),)), Turn(Finish.STOP))
+    turns = (TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK),)), TurnRecord(FinishReason.STOP))
     record = Trajectory(Task.of("Q"), (two_turns().seal(),), turns, StopReason.ANSWER, "done", 2, 1, score=Score(0.5))
     assert repr(record) == "<Trajectory 2/1: answer after 2 turns, reward 0.5>"
     assert (record.id, record.reward, record.sampled_tokens, record.untrainable) == ("2/1", 0.5, 5, None)
@@ -376,18 +389,18 @@ def test_the_print_colours_every_token_by_its_author() -> None:
     rendered = trajectory.render(lambda tokens: "".join(f"<{token}>" for token in tokens))
     colours = {rendered.plain[span.start : span.end]: span.style for span in rendered.spans}
     assert rendered.plain.startswith("<1><2><3><4><5><6><7><8>\n── answer, reward 1")
-    assert colours["<1><2>"] == COLOURS[Author.TASK]
-    assert colours["<3><4>"] == colours["<6>"] == colours["<7><8>"] == COLOURS[Author.MODEL]
-    assert colours["<5>"] == COLOURS[Author.TOOL]
-    assert len(set(COLOURS.values())) == len(Author)
+    assert colours["<1><2>"] == AUTHOR_COLORS[Author.TASK]
+    assert colours["<3><4>"] == colours["<6>"] == colours["<7><8>"] == AUTHOR_COLORS[Author.MODEL]
+    assert colours["<5>"] == AUTHOR_COLORS[Author.TOOL]
+    assert len(set(AUTHOR_COLORS.values())) == len(Author)
     assert "\x1b[1;32m<3><4>" in shown_in_colour(trajectory, lambda ids: "".join(f"<{i}>" for i in ids))
 
 
 def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> None:
     segment = Segment()
-    segment.show(Author.TASK, [1], [Message("user", ("look [bold]", Image("https://x/y.png")))], turn=0)
+    segment.append(Author.TASK, [1], [Message("user", ("look [bold]", Image("https://x/y.png")))], turn=0)
     said = Message("assistant", "Hm.", (ToolCall("add", {"a": 1}), ToolCall("", problem="no name")), "let me think")
-    segment.sample(Completion([2], [-1.0], [0], Finish.STOP), said, turn=0)
+    segment.append_sampled(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
     plain = trajectory.render().plain
     told = 'user: look [bold]\n(picture)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image as Picture
 
 from agentfly.errors import BackendFault, ConfigError, DataError
-from agentfly.types import Completion, Finish, Image, Message, Sampling, Task, ToolCall
+from agentfly.types import Completion, FinishReason, Image, Message, Sampling, Task, ToolCall
 
 
 def png() -> bytes:
@@ -192,9 +192,9 @@ def test_one_stop_string_or_a_list_of_them_is_kept_as_a_tuple() -> None:
 )
 def test_a_completion_that_cannot_be_recorded_is_the_backends_fault(given: Any, wrong: str) -> None:
     with pytest.raises(BackendFault, match=wrong):
-        Completion(*given, Finish.STOP)
+        Completion(*given, FinishReason.STOP)
 
 
 def test_a_completion_may_be_empty_only_with_a_reason() -> None:
-    assert Completion([], [], [], Finish.ABORTED).message is None
-    assert Completion([], [], [], Finish.STOP, message=Message("assistant", "x")).message is not None
+    assert Completion([], [], [], FinishReason.ABORTED).message is None
+    assert Completion([], [], [], FinishReason.STOP, message=Message("assistant", "x")).message is not None

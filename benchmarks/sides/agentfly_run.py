@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from agentfly import reward, tool
 from agentfly.agents import HFAgent
-from agentfly.backend import Backend, Request
-from agentfly.types import Completion, Finish
+from agentfly.backends.base import Backend, Request
+from agentfly.types import Completion, FinishReason
 from benchmarks.sides.floor import renderer
 from benchmarks.sides.serve import TOKENIZER, Case, Outcome, serve
 from benchmarks.workload import FakeModel, expected, question
@@ -38,7 +38,7 @@ class FakeBackend(Backend):
     async def generate(self, request: Request) -> Completion:
         await asyncio.sleep(0)
         reply = self.model.reply(request.prompt)
-        return Completion(reply.ids, reply.logprobs, [0] * len(reply.ids), Finish.STOP)
+        return Completion(reply.ids, reply.logprobs, [0] * len(reply.ids), FinishReason.STOP)
 
 
 def fake_model(chains: int, turns: int) -> FakeModel:

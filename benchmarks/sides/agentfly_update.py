@@ -1,11 +1,11 @@
-"""AgentFly: `Learner.update`, of which the optimizer's step is a part."""
+"""AgentFly: `LocalLearner.update`, of which the optimizer's step is a part."""
 
 import numpy as np
 import torch
 
-from agentfly.algorithm import Piece
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.training.batch import Sample
-from agentfly.training.learner import Learner
+from agentfly.training.learner import LocalLearner
 from benchmarks.sides.update_work import LEARNING_RATE, Chain, Work, measure
 
 TOKENS = 2048
@@ -16,13 +16,15 @@ def sample_of(chain: Chain) -> Sample:
     tokens = np.array([*chain.prompt, *chain.completion], np.int32)
     mask = np.array([*[0] * len(chain.prompt), *chain.mask], bool)
     zeros = np.zeros(len(tokens), np.float32)
-    return Sample(Piece(tokens, mask, zeros, tokens * 0, tokens * 0), (mask * chain.advantage).astype(np.float32))
+    return Sample(
+        SegmentArrays(tokens, mask, zeros, tokens * 0, tokens * 0), (mask * chain.advantage).astype(np.float32)
+    )
 
 
 def main() -> None:
     torch.set_num_threads(1)
     work = Work.asked()
-    learner = Learner(
+    learner = LocalLearner(
         work.model(), learning_rate=LEARNING_RATE, micro_batch_tokens=round(TOKENS * work.scale), precision="float32"
     )
     samples = [sample_of(chain) for chain in work.trajectories()]

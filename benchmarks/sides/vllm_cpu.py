@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentfly.backend import Request
 from agentfly.backends import open_backend
+from agentfly.backends.base import Request
 from agentfly.models import resolve
-from agentfly.resources.sandbox.inside.tree import descendants
+from agentfly.sandbox.inside.process_tree import descendants
 from agentfly.types import Sampling
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -5,23 +5,79 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentfly.agents import ActionAgent, BaseAgent, CodeAgent, HFAgent, ReactAgent
+    from agentfly.data import read_tasks
     from agentfly.environment import Environment, Pool
+    from agentfly.errors import AgentFlyError, ConfigError, EnvironmentFault
+    from agentfly.evaluation.evaluator import evaluate
+    from agentfly.resources import ResourceManager
+    from agentfly.rollout import RunResult
+    from agentfly.runs import RunDirectory
     from agentfly.scoring import reward
-    from agentfly.tooling import tool
-    from agentfly.types import Task
+    from agentfly.templates import load_template
+    from agentfly.tooling import Context, tool
+    from agentfly.training import TrainConfig, train
+    from agentfly.trajectory import Trajectory
+    from agentfly.types import Image, Message, Sampling, Task, ToolCall
 
-__all__ = ["Environment", "Pool", "Task", "reward", "tool"]
+__version__ = "0.1.0"
 
-_HOMES = {"Environment": "environment", "Pool": "environment", "Task": "types", "reward": "scoring", "tool": "tooling"}
+__all__ = [
+    "ActionAgent",
+    "AgentFlyError",
+    "BaseAgent",
+    "CodeAgent",
+    "ConfigError",
+    "Context",
+    "Environment",
+    "EnvironmentFault",
+    "HFAgent",
+    "Image",
+    "Message",
+    "Pool",
+    "ReactAgent",
+    "ResourceManager",
+    "RunDirectory",
+    "RunResult",
+    "Sampling",
+    "Task",
+    "ToolCall",
+    "TrainConfig",
+    "Trajectory",
+    "evaluate",
+    "load_template",
+    "read_tasks",
+    "reward",
+    "tool",
+    "train",
+]
+
+_NAMES = {
+    "agents": ("ActionAgent", "BaseAgent", "CodeAgent", "HFAgent", "ReactAgent"),
+    "data": ("read_tasks",),
+    "environment": ("Environment", "Pool"),
+    "errors": ("AgentFlyError", "ConfigError", "EnvironmentFault"),
+    "evaluation.evaluator": ("evaluate",),
+    "resources": ("ResourceManager",),
+    "rollout": ("RunResult",),
+    "runs": ("RunDirectory",),
+    "scoring": ("reward",),
+    "templates": ("load_template",),
+    "tooling": ("Context", "tool"),
+    "training": ("TrainConfig", "train"),
+    "trajectory": ("Trajectory",),
+    "types": ("Image", "Message", "Sampling", "Task", "ToolCall"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+"""The module under `agentfly` that a public name is imported from, when the name is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the command line answers at once."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'agentfly' has no attribute {name!r}; it has {', '.join(__all__)}")
     import importlib
 
-    return getattr(importlib.import_module(f"agentfly.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"agentfly.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`BaseAgent`: how a model is prompted and read, and the doors to running it."""
+"""`BaseAgent`: binds a model to tools, a system prompt and loop control, and runs it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Any, TypeVar, Unpack
 
 import agentfly.environments
 import agentfly.rewards
-import agentfly.tools  # noqa: F401  (so that the prebuilt tools are found by name)
-from agentfly.backend import Backend, Request, Speaks
+import agentfly.tools  # noqa: F401  (registers the prebuilt tools by name)
 from agentfly.backends import open_backend
-from agentfly.encoding.tokenizer import BYTES, load_tokenizer
+from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
+from agentfly.rollout.config import RunOptions, parse_settings, parse_tasks
 from agentfly.rollout.events import Event
-from agentfly.rollout.folding import told_also
-from agentfly.rollout.options import RunOptions, settings_of, tasks_of
-from agentfly.rollout.policy import Control, Reaction, Then
+from agentfly.rollout.history import append_user_text
+from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
 from agentfly.scoring import RewardSpec, Scorer
-from agentfly.template import History, Template
 from agentfly.templates import load_template
+from agentfly.templates.template import History, Template
+from agentfly.templates.tokenizer import BYTES, load_tokenizer
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
 
 T = TypeVar("T")
-ReactionLike = Reaction | str | Mapping[str, Any]
+RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
 
 
 class BaseAgent:
-    """A model with its tools, its prompt and its manners.
+    """Binds a model to tools, a system prompt and loop-control settings.
 
-    A subclass says how the model is told of its tools and how it is read: it overrides `parse` and, where needed,
-    `generate_async`, `observe` or `describe_tools`. An agent may run any number of times, also at once.
+    A subclass defines how tools are presented and how replies are parsed: it overrides `parse` and, if needed,
+    `generate_async`, `observe` or `describe_tools`. An agent can run any number of times, also concurrently.
     """
 
     native_tools = True
-    """Whether the chat format itself carries the tools; else `{tools}` in the system prompt describes them."""
+    """Whether the chat template renders the tools; otherwise `{tools}` in the system prompt describes them."""
     default_system_prompt: str | None = None
-    """None: no system prompt unless one is given."""
-    default_on_no_call: ReactionLike = "end"
+    """None: no system prompt by default."""
+    default_on_no_call: RecoveryRuleLike = "end"
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class BaseAgent:
         template_config: Mapping[str, Any] | None = None,
         backend: str | Backend | None = None,
         backend_config: Mapping[str, Any] | None = None,
-        on_no_call: ReactionLike | None = None,
-        on_invalid_call: ReactionLike = "continue",
-        on_tool_error: ReactionLike = "continue",
+        on_no_call: RecoveryRuleLike | None = None,
+        on_invalid_call: RecoveryRuleLike = "continue",
+        on_tool_error: RecoveryRuleLike = "continue",
         manager: ResourceManager | None = None,
     ) -> None:
-        """Everything is checked here, before anything is sampled.
+        """Validate all settings before anything is sampled.
 
         `template`: a name, or None to follow the tokenizer. `template_config`: `history` ("append" or "template") and
         the template's own variables, such as `enable_thinking`. `backend`: a name or an object (or `backend_config`
@@ -74,56 +74,55 @@ class BaseAgent:
             raise ConfigError("reward= and reward_fn= are two names for one thing; give one")
         self.model_name_or_path = model_name_or_path
         self.toolbox = Toolbox(tools)
-        rewarded = reward if reward is not None else reward_fn
-        kinds = [kind for each in self.toolbox for kind in each.environments]
-        self.scorer = None if rewarded is None else Scorer(rewarded, kinds)
-        self.system_prompt = self._written(self.default_system_prompt if system_prompt is None else system_prompt)
-        self.control = Control(
-            Reaction.of(self.default_on_no_call if on_no_call is None else on_no_call),
-            Reaction.of(on_invalid_call),
-            Reaction.of(on_tool_error),
+        reward = reward if reward is not None else reward_fn
+        env_classes = [env_class for each in self.toolbox for env_class in each.environments]
+        self.scorer = None if reward is None else Scorer(reward, env_classes)
+        self.system_prompt = self._render_prompt(self.default_system_prompt if system_prompt is None else system_prompt)
+        self.control = LoopControl(
+            RecoveryRule.of(self.default_on_no_call if on_no_call is None else on_no_call),
+            RecoveryRule.of(on_invalid_call),
+            RecoveryRule.of(on_tool_error),
         )
         self._own_manager = manager is None
         self.manager = manager or ResourceManager()
-        self.backend = self._opened(backend, dict(backend_config or {}), template)
-        self.template = self._loaded(template, dict(template_config or {}))
-        self._refuse_what_the_template_cannot_say()
+        self.backend = self._build_backend(backend, dict(backend_config or {}), template)
+        self.template = self._build_template(template, dict(template_config or {}))
+        self._check_template()
         self.trajectories: tuple[Trajectory, ...] = ()
-        """Of the run that ended last."""
+        """The trajectories of the last finished run."""
 
-    # ── what a subclass may change ──
+    # ── methods that subclasses override ──
 
     async def generate_async(self, request: Request) -> Completion:
         """Sample one turn."""
         return await self.backend.generate(request)
 
     def parse(self, text: str) -> Reply:
-        """What the model said in one turn. What cannot be read is told in the reply; raising ends the chain.
+        """Parse the text of one turn. Report what cannot be parsed in the reply; an exception ends the chain.
 
-        Where the chat format carries the calls, the message's content is what was said beside them.
+        If the chat template renders calls, the content of the message is the text outside the calls.
         """
-        return Reply(Message("assistant", text)) if self.template is None else self.template.read(text)
+        return Reply(Message("assistant", text)) if self.template is None else self.template.parse_text(text)
 
-    def retell(self, said: Message) -> Message:
-        """How a turn of the model reads where the history is rendered anew."""
-        return said
+    def history_message(self, message: Message) -> Message:
+        """The assistant message to render if the history is rendered again."""
+        return message
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
-        """What the model is told of its calls."""
+        """Convert tool results to messages for the model."""
         return [
-            Message("tool", self.visible(result.observation), (), "", result.name or call.name, call.id)
+            Message("tool", self.visible(result.observation), name=result.name or call.name, tool_call_id=call.id)
             for call, result in zip(calls, results, strict=True)
         ]
 
     def visible(self, content: Content) -> Content:
-        """The content as this model can be shown it: where its chat format has no pictures, it is told of them."""
+        """The content as the template can render it: images become a note if it renders none."""
         if isinstance(content, str) or self.template is None or self.template.shows_images:
             return content
-        said = [part if isinstance(part, str) else "(a picture, which cannot be shown here)" for part in content]
-        return "\n".join(said)
+        return "\n".join(p if isinstance(p, str) else "(a picture, which cannot be shown here)" for p in content)
 
     def describe_tools(self) -> str:
-        """The tools in words, for `{tools}` in the system prompt."""
+        """A text description of the tools, for `{tools}` in the system prompt."""
         lines = []
         for each in self.toolbox:
             function = each.schema["function"]
@@ -135,7 +134,7 @@ class BaseAgent:
     async def run(
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]
     ) -> RunResult:
-        """Run `num_chains` chains of each task; they come back in the order of tasks and chains.
+        """Run `num_chains` chains per task. The result is ordered by task and chain.
 
         `messages`: a question, a conversation, a row `{"question" or "messages": …, column: …}`, or a list of these.
         """
@@ -146,12 +145,12 @@ class BaseAgent:
     def iterate(
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]
     ) -> AsyncIterator[Trajectory]:
-        """The same, yielding each trajectory as it is finished."""
+        """Like `run`, but yield each trajectory when it finishes."""
         return rollout(
             self,
-            tasks_of(messages),
+            parse_tasks(messages),
             num_chains=num_chains,
-            settings=settings_of(max_turns, options),
+            settings=parse_settings(max_turns, options),
             max_concurrent_chains=options.get("max_concurrent_chains"),
             manager=self.manager,
         )
@@ -159,17 +158,17 @@ class BaseAgent:
     async def stream(
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]
     ) -> AsyncIterator[Event]:
-        """The same, yielding everything that happens as it happens. Ends after the last chain has."""
+        """Like `run`, but yield every event when it happens. Ends after the last chain."""
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        also = options.get("observer")
+        user_observer = options.get("observer")
 
         def observe(event: Event) -> None:
             events.put_nowait(event)
-            if also is not None:
-                also(event)
+            if user_observer is not None:
+                user_observer(event)
 
-        watched: RunOptions = {**options, "observer": observe}
-        running = asyncio.create_task(self.run(messages, max_turns, num_chains, **watched))
+        observed: RunOptions = {**options, "observer": observe}
+        running = asyncio.create_task(self.run(messages, max_turns, num_chains, **observed))
         running.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -182,19 +181,19 @@ class BaseAgent:
     def run_sync(
         self, messages: Any, max_turns: int = 10, num_chains: int = 1, **options: Unpack[RunOptions]
     ) -> RunResult:
-        """`run` for scripts and notebooks, where no `await` can be written."""
+        """Blocking `run`, for scripts and notebooks."""
         return wait_for(self.run(messages, max_turns, num_chains, **options))
 
     async def close(self) -> None:
-        """Release the backend, and the environments unless the manager was given."""
+        """Close the backend, and the resource manager unless it was passed in."""
         await self.backend.close()
         if self._own_manager:
             await self.manager.close()
 
-    # ── what a chain asks of an agent ──
+    # ── used by the rollout ──
 
-    def opening(self, task: Task) -> Sequence[Message]:
-        """The conversation a chain starts with. The agent's system prompt goes before the task's own."""
+    def initial_messages(self, task: Task) -> Sequence[Message]:
+        """The initial messages of a chain. The agent's system prompt precedes the task's own."""
         if not self.system_prompt:
             return task.messages
         first, *rest = task.messages
@@ -204,47 +203,46 @@ class BaseAgent:
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools as the chat format carries them; empty where the system prompt describes them."""
+        """The tool schemas for the chat template; empty if the system prompt describes the tools."""
         return self.toolbox.schemas if self.native_tools else ()
 
     def read(self, request: Request, completion: Completion) -> Reply:
-        """What the model said, from its tokens or from what a server read out of them."""
-        said = completion.message
-        if said is not None:
-            own = type(self).parse is not BaseAgent.parse
-            return self.parse(said.text) if own and not said.tool_calls else Reply(said)
+        """Parse a completion: its tokens, or the message that a server already parsed."""
+        message = completion.message
+        if message is not None:
+            overridden = type(self).parse is not BaseAgent.parse
+            return self.parse(message.text) if overridden and not message.tool_calls else Reply(message)
         if self.template is None:
-            raise ConfigError("this backend returns tokens, and the agent has no template to read them with")
+            raise ConfigError("this backend returns tokens, and the agent has no template to parse them with")
         return self.parse(self.template.text(completion.token_ids, request.prompt))
 
     # ── construction ──
 
-    def _written(self, system_prompt: str | None) -> str:
+    def _render_prompt(self, system_prompt: str | None) -> str:
         if not isinstance(system_prompt, str | None):
             raise ConfigError(f"system_prompt is text, not {system_prompt!r:.80}")
         return (system_prompt or "").replace("{tools}", self.describe_tools())
 
-    def _opened(self, backend: str | Backend | None, settings: dict[str, Any], template: str | None) -> Backend:
+    def _build_backend(self, backend: str | Backend | None, settings: dict[str, Any], template: str | None) -> Backend:
         if isinstance(backend, Backend):
             if settings:
                 raise ConfigError("backend_config= goes with the name of a backend, not with a backend object")
             return backend
-        named = settings.pop("backend", backend)
-        named = named or "transformers"
-        if backend is not None and named != backend:
-            raise ConfigError(f"backend={backend!r} and backend_config['backend']={named!r} disagree; write one")
-        if named in ("transformers", "vllm", "async_vllm") and self.model_name_or_path == BYTES:
-            raise ConfigError("name a model (`agentfly models` lists what can be had offline), or a backend")
-        if named in ("client", "transformers", "vllm", "async_vllm"):
+        name = settings.pop("backend", backend) or "transformers"
+        if backend is not None and name != backend:
+            raise ConfigError(f"backend={backend!r} and backend_config['backend']={name!r} disagree; write one")
+        if name in ("transformers", "vllm", "async_vllm") and self.model_name_or_path == BYTES:
+            raise ConfigError("name a model (`agentfly models` lists those available offline), or a backend")
+        if name in ("client", "transformers", "vllm", "async_vllm"):
             settings.setdefault("model", self.model_name_or_path)
-        if named == "client":
-            settings.setdefault("speaks", Speaks.MESSAGES if template is None else Speaks.TOKENS)
-        return open_backend(named, **settings)
+        if name == "client":
+            settings.setdefault("prompt_format", PromptFormat.MESSAGES if template is None else PromptFormat.TOKENS)
+        return open_backend(name, **settings)
 
-    def _loaded(self, name: str | None, settings: dict[str, Any]) -> Template | None:
-        if self.backend.speaks is Speaks.MESSAGES:
+    def _build_template(self, name: str | None, settings: dict[str, Any]) -> Template | None:
+        if self.backend.prompt_format is PromptFormat.MESSAGES:
             if name is not None or settings:
-                raise ConfigError("this backend's server renders the prompt: template= and template_config= do nothing")
+                raise ConfigError("the server renders the prompt: template= and template_config= have no effect")
             return None
         history = settings.pop("history", History.APPEND)
         tokenizer = load_tokenizer(resolve(self.model_name_or_path))
@@ -254,44 +252,42 @@ class BaseAgent:
         self.backend.attach(template)
         return template
 
-    def _refuse_what_the_template_cannot_say(self) -> None:
-        """Find out now, not in the middle of a run, that the chat format has no way to carry answers or nudges."""
+    def _check_template(self) -> None:
+        """Raise now, not during a run, if the template cannot render tool results or nudges."""
         template = self.template
-        if template is None:
-            return
-        if template.history is History.TEMPLATE:
+        if template is None or template.history is History.TEMPLATE:
             return
         no_call = self.control.on_no_call
-        if no_call.then is Then.CONTINUE:
+        if no_call.then is NextStep.CONTINUE:
             template.extend([] if no_call.nudge is None else [Message("user", no_call.nudge)])
         if not self.native_tools:
             template.extend([Message("user", "u")])
             return
-        nudges = {reaction.nudge for reaction in (self.control.on_invalid_call, self.control.on_tool_error)}
+        nudges = {rule.nudge for rule in (self.control.on_invalid_call, self.control.on_tool_error)}
         for each in self.toolbox:
-            answer = Message("tool", "x", name=each.name, tool_call_id="call00001")
+            result = Message("tool", "x", name=each.name, tool_call_id="call00001")
             for nudge in {None, *nudges}:
-                template.extend(told_also([answer], [] if nudge is None else [nudge]))
+                template.extend(append_user_text([result], [] if nudge is None else [nudge]))
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where an event loop is running already, as in a notebook."""
+    """Run a coroutine to completion, also if an event loop is already running, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    outcome: list[T] = []
-    error: list[BaseException] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            outcome.append(asyncio.run(coroutine))
+            results.append(asyncio.run(coroutine))
         except BaseException as raised:
-            error.append(raised)
+            errors.append(raised)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
     thread.start()
     thread.join()
-    if error:
-        raise error[0]
-    return outcome[0]
+    if errors:
+        raise errors[0]
+    return results[0]

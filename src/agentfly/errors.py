@@ -1,29 +1,29 @@
-"""Every error AgentFly raises on purpose.
+"""The exceptions AgentFly raises.
 
     AgentFlyError
-    ├── ConfigError         what you wrote cannot work; the message says what was asked, what there is, what to do
+    ├── ConfigError         invalid user input; the message says what was asked, what there is, what to do
     │   └── DataError       a row, message or file cannot be read; names the place
-    ├── TemplateError       this chat template cannot do what the rollout needs, found before the first token
-    ├── ModelBroken         the model computes what is no number: training went wrong; names the layer, ends the run
-    ├── WeightsAdrift       what samples does not have the weights that were trained; ends the run
-    ├── RecordError         a trajectory would stop being true (a wrong append, a value JSON cannot keep)
-    └── Fault               something outside the model's words broke while a chain ran; the failure policy decides
-        ├── EnvironmentFault    the world died or hung: a fresh one may do
+    ├── TemplateError       the chat template cannot do what the rollout needs; raised before the first token
+    ├── NonFiniteError      non-finite logits or loss; names the layer or the samples, ends the run
+    ├── WeightSyncError     the backend does not have the learner's weights; ends the run
+    ├── RecordError         a trajectory would become inconsistent (a wrong append, a value JSON cannot keep)
+    └── Fault               a component failed while a chain ran; the failure policy decides
+        ├── EnvironmentFault    an environment died or hung; a new instance may work
         ├── BackendFault        the engine or server failed
-        └── RewardFault         a reward raised, or returned what is no reward
+        └── RewardFault         a reward raised, or returned something that is not a reward
 
-The model's mistakes (an unknown tool, bad JSON, a wrong argument) are no errors here: they are answered.
+Mistakes of the model (an unknown tool, bad JSON, a wrong argument) are answered as observations, not raised.
 """
 
 from __future__ import annotations
 
 
 class AgentFlyError(Exception):
-    """Something AgentFly itself found wrong."""
+    """Base class of all exceptions AgentFly raises."""
 
 
 class ConfigError(AgentFlyError):
-    """What the user wrote cannot work."""
+    """Invalid user input."""
 
 
 class DataError(ConfigError):
@@ -31,23 +31,23 @@ class DataError(ConfigError):
 
 
 class TemplateError(AgentFlyError):
-    """A chat template cannot do what is asked of it."""
+    """A chat template does not support what the rollout needs."""
 
 
 class RecordError(AgentFlyError):
-    """A record would stop being true."""
+    """A trajectory would become inconsistent."""
 
 
-class ModelBroken(AgentFlyError):
-    """The model computes what is no number."""
+class NonFiniteError(AgentFlyError):
+    """Non-finite logits or loss."""
 
 
-class WeightsAdrift(AgentFlyError):
-    """The backend does not sample from the weights that the learner has."""
+class WeightSyncError(AgentFlyError):
+    """The backend does not sample from the learner's weights."""
 
 
 class Fault(AgentFlyError):
-    """Something outside the model's words broke while a chain ran."""
+    """A component other than the model failed while a chain ran."""
 
 
 class EnvironmentFault(Fault):
@@ -59,13 +59,13 @@ class BackendFault(Fault):
 
 
 class RewardFault(Fault):
-    """A reward raised, or returned what is no reward."""
+    """A reward raised, or returned something that is not a reward."""
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for records and observations: its kind, and what it says if it says anything."""
+    """Format an exception as `Type: message`, for records and observations."""
     try:
-        said = str(error)
+        message = str(error)
     except Exception:
-        said = "(its own text cannot be read)"
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        message = "(its own text cannot be read)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,4 +1,4 @@
-"""Packages that only an extra brings, and what to say where they are missing."""
+"""The distribution on PyPI: its optional dependencies, and the unrelated package that shares its import name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,43 @@ from contextlib import contextmanager
 
 from agentfly.errors import ConfigError
 
+DISTRIBUTION = "agentfly-rl"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, as error messages show it."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 @contextmanager
-def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
-    """Around the imports of what an extra brings: `what` needs it. `instead` says how to do without, if one can."""
+def require_extra(feature: str, extra: str, alternative: str = "") -> Iterator[None]:
+    """Wrap imports of an optional dependency: a missing module becomes a ConfigError that says what to install.
+
+    feature: what needs the extra. alternative: how to do without it, if there is a way.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "a package").partition(".")[0]
-        advice = f", or {instead}" if instead else ""
+        advice = f", or {alternative}" if alternative else ""
         raise ConfigError(
-            f"{what} needs {package}, which is not installed: pip install 'agentfly[{extra}]'{advice}"
+            f"{feature} needs {package}, which is not installed: {install_command(extra)}{advice}"
         ) from error
+
+
+def find_package_conflict() -> str:
+    """Describe a conflict with the unrelated distribution `agentfly`; empty if it is not installed.
+
+    Both distributions install a package named `agentfly`, so whichever was installed last has overwritten files of the
+    other.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        other = version("agentfly")
+    except PackageNotFoundError:
+        return ""
+    return (
+        f"The distribution `agentfly` {other} is installed. It is unrelated to this one and overwrites its files: "
+        f"pip uninstall -y agentfly {DISTRIBUTION} && pip install {DISTRIBUTION}"
+    )

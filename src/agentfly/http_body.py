@@ -1,4 +1,4 @@
-"""Read what a remote server sends, within a limit.
+"""Read HTTP response bodies within a size limit.
 
 The limit holds for the bytes on the wire and for the decompressed bytes, and is enforced while the body arrives:
 neither an endless response nor a gzip bomb takes more memory than the limit allows. Clients send `HEADERS`, so that a
@@ -25,7 +25,7 @@ class BodyError(ValueError):
 
 
 class _Decoder:
-    """Decompresses a body chunk by chunk, and counts."""
+    """Decompresses a body chunk by chunk and enforces the limit."""
 
     def __init__(self, response: httpx.Response, max_bytes: int) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -98,7 +98,7 @@ def read_error_text_sync(response: httpx.Response) -> str:
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
-    """Parse JSON of a peer. Raises BodyError, also where it is nested deeper than 200 levels."""
+    """Parse JSON from a remote server. Raises BodyError, also for JSON nested deeper than 200 levels."""
     try:
         return from_json(data)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""A folder with a manifest: the size and the checksum of every file in it, so that damage is found before it harms.
+"""Folders with a manifest: size and SHA-256 of every file, so that damage is detected before the folder is used.
 
-A folder is made beside its place, sealed, and then renamed: it is there whole or not at all.
+A folder is written beside its final path, sealed, and then renamed: it exists completely or not at all.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 
-def seal(folder: Path, **told: str) -> None:
-    """Write the manifest, and everything to disk: a rename must not get there before what it names.
+def seal(folder: Path, **info: str) -> None:
+    """Write the manifest and fsync everything, so that a later rename never precedes the contents.
 
-    `told`: what else the manifest says, about the folder as a whole.
+    info: further entries of the manifest.
     """
     inside = sorted(folder.rglob("*"))
     files = {
         path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in inside if path.is_file()
     }
-    (folder / MANIFEST).write_text(json.dumps({**told, "files": files}, indent=2) + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps({**info, "files": files}, indent=2) + "\n", encoding="utf-8")
     for path in (*inside, folder / MANIFEST, folder):
-        to_disk(path)
+        fsync_path(path)
 
 
-def damage(folder: Path, *, thorough: bool = True) -> str:
-    """What is wrong with a sealed folder; empty: nothing. `thorough` compares checksums, else only sizes."""
+def find_damage(folder: Path, *, thorough: bool = True) -> str:
+    """Describe the damage of a sealed folder; empty if there is none. `thorough` compares checksums, else sizes."""
     try:
         named = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in named.items()}
@@ -47,13 +47,13 @@ def damage(folder: Path, *, thorough: bool = True) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def to_disk(path: Path) -> None:
-    """Have what was written to a file, or the names in a folder, survive a loss of power."""
+def fsync_path(path: Path) -> None:
+    """fsync a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

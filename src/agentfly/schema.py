@@ -1,4 +1,4 @@
-"""A function's parameters as JSON Schema, and the checking of what a model sends against them."""
+"""JSON Schema of a function's parameters, and validation of the arguments a model sends."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from typing import Any, NotRequired, Optional, get_type_hints
 import docstring_parser
 import pydantic
 import pydantic_core
-import typing_extensions  # pydantic wants its TypedDict before Python 3.12
+import typing_extensions  # pydantic requires its TypedDict before Python 3.12
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from agentfly.errors import ConfigError, describe
 
-_typed_dict: Any = typing_extensions.TypedDict  # made at run time, of fields that no type checker can know
+_typed_dict: Any = typing_extensions.TypedDict  # called at run time with fields that a type checker cannot know
 
 
-def names_in_sight(frame: FrameType, function: object) -> dict[str, Any]:
-    """The local names, where a function is decorated, that its type hints mention: a string hint may need them."""
+def caller_namespace(frame: FrameType, function: object) -> dict[str, Any]:
+    """The local names in the decorator's scope that the function's string type hints may refer to."""
     hints = getattr(function, "__annotations__", {})
     mentioned = {word for hint in hints.values() for word in re.findall(r"[^\W\d]\w*", str(hint))}
     found: dict[str, Any] = {}
     scope: FrameType | None = frame
     while scope is not None and scope.f_locals is not scope.f_globals:
         found = {name: scope.f_locals[name] for name in mentioned if name in scope.f_locals} | found
-        # A class body sees the function around it, and that is where it is run from.
+        # A class body can use the names of the enclosing function, which is the next frame.
         scope = None if scope.f_code.co_flags & inspect.CO_OPTIMIZED else scope.f_back
     return found
 
 
 def type_hints(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Every parameter in order, with its type: Any where none is written, the error where it cannot be read."""
-    seen = {**getattr(inspect.unwrap(function), "__globals__", {}), **names}
+    """Every parameter in order with its type: Any without a hint, the exception if the hint cannot be resolved."""
+    namespace = {**getattr(inspect.unwrap(function), "__globals__", {}), **names}
     hints: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         hints[name] = Any
         if parameter.annotation is not parameter.empty:
-            try:  # one by one: a hint that cannot be read need not be one that matters
-                written = SimpleNamespace(__annotations__={name: parameter.annotation})
-                hints[name] = get_type_hints(written, seen, include_extras=True)[name]
+            try:  # one by one: a hint that cannot be resolved may not be needed
+                holder = SimpleNamespace(__annotations__={name: parameter.annotation})
+                hints[name] = get_type_hints(holder, namespace, include_extras=True)[name]
             except Exception as error:
                 hints[name] = error
     return hints
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """What a tool takes."""
+class ToolArguments:
+    """The parameters of a tool."""
 
     tool: str
     description: str
@@ -61,8 +61,8 @@ class Arguments:
     adapter: pydantic.TypeAdapter[dict[str, Any]]
 
     @classmethod
-    def of(cls, tool: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> Arguments:
-        """Read a function. `hints` has the types of the parameters that the model fills."""
+    def of(cls, tool: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> ToolArguments:
+        """Build the schema of a function. `hints`: the types of the parameters that the model fills."""
         documented = docstring_parser.parse(inspect.getdoc(function) or "")
         parameters = inspect.signature(function).parameters
         config = pydantic.ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -72,13 +72,13 @@ class Arguments:
             if parameter.kind is parameter.VAR_KEYWORD:
                 config["extra"] = "allow"
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise ConfigError(f"tool {tool!r}: a model sends arguments by name, and {parameter} cannot be given so")
+                raise ConfigError(f"tool {tool!r}: a model passes arguments by name, but {parameter} has none")
             else:
                 fields[name] = _field(tool, parameter, hint)
         try:
-            taken = _typed_dict("Arguments", fields)
-            taken.__pydantic_config__ = config
-            adapter: pydantic.TypeAdapter[dict[str, Any]] = pydantic.TypeAdapter(taken)
+            typed_dict = _typed_dict("Arguments", fields)
+            typed_dict.__pydantic_config__ = config
+            adapter: pydantic.TypeAdapter[dict[str, Any]] = pydantic.TypeAdapter(typed_dict)
             schema = adapter.json_schema()
         except (PydanticUserError, PydanticUndefinedAnnotation, TypeError) as error:
             why = str(error).partition(". ")[0]  # what follows is advice about pydantic's own models
@@ -89,7 +89,7 @@ class Arguments:
         return cls(tool, description, _tidy(schema), adapter)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """The arguments, checked and coerced; or what is wrong with them, in words for the model.
+        """Return the validated and coerced arguments, or an error message for the model.
 
         Some formats (Qwen3-Coder, GLM) write every argument as text. A parameter that takes strings gets the text
         itself, even if it is JSON; for any other parameter the text is parsed as JSON.
@@ -103,33 +103,33 @@ class Arguments:
                 parsed = {name: _parse_text(given[name]) for name in wrongly_typed & given.keys()}
                 return dict(self.adapter.validate_python(given | parsed))
         except pydantic.ValidationError as error:
-            wrong = "; ".join(_problem(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False))
+            wrong = "; ".join(_format_error(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False))
             return f"Error: the arguments of {self.tool!r} do not fit: {wrong}. {self.usage}"
 
     @property
     def usage(self) -> str:
-        """How the tool is called, in one line."""
+        """The parameters in one line."""
         required = self.schema.get("required", [])
-        shown = [
+        parameters = [
             f"{name}: {_type_name(spec)}" + ("" if name in required else " (optional)")
             for name, spec in self.schema["properties"].items()
         ]
-        return f"It takes {', '.join(shown)}." if shown else "It takes no arguments."
+        return f"It takes {', '.join(parameters)}." if parameters else "It takes no arguments."
 
 
 def _parse_text(value: Any) -> Any:
-    """The value of JSON text; any other value, also text that is a quoted string, stays as it is."""
+    """Parse JSON text; other values, including JSON strings, are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
         parsed = pydantic_core.from_json(value, allow_inf_nan=False)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
         return value
     return value if isinstance(parsed, str) else parsed
 
 
 def to_text(value: Any) -> str:
-    """A returned value as the model reads it: JSON where it has a JSON form, else its str."""
+    """Convert a returned value to text: JSON if it has a JSON form, else its str."""
     try:
         return pydantic_core.to_json(value, inf_nan_mode="constants").decode()
     except ValueError:
@@ -151,21 +151,21 @@ def _field(tool: str, parameter: inspect.Parameter, hint: Any) -> Any:
 
 
 def _annotate(spec: dict[str, Any], documented: docstring_parser.Docstring, parameter: inspect.Parameter) -> None:
-    """Add what the docstring says of a parameter, and its default."""
-    said = next((p.description for p in documented.params if p.arg_name == parameter.name), None)
-    if said:
-        spec.setdefault("description", said)
+    """Add the parameter's description from the docstring, and its default."""
+    description = next((p.description for p in documented.params if p.arg_name == parameter.name), None)
+    if description:
+        spec.setdefault("description", description)
     if parameter.default is not parameter.empty:
         try:
             default = pydantic_core.to_jsonable_python(parameter.default)
             json.dumps(default, allow_nan=False)
         except ValueError:
-            return  # a default that JSON cannot write is still optional; the function fills it in
+            return  # not representable in JSON: the parameter is still optional, without a default in the schema
         spec.setdefault("default", default)
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without titles, and with definitions put in where they are used, unless they hold themselves."""
+    """Remove titles and inline definitions, except recursive ones."""
     definitions = schema.pop("$defs", {})
     recursive = {name for name in definitions if _reaches(name, definitions[name], definitions, set())}
 
@@ -174,7 +174,7 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
             return [walk(item) for item in node]
         if not isinstance(node, dict):
             return node
-        if inside_properties:  # its keys are the names of arguments, `title` and `default` among them
+        if inside_properties:  # the keys are argument names, which may be `title` or `default`
             return {name: walk(spec) for name, spec in node.items()}
         name = str(node.get("$ref", "")).rpartition("/")[2]
         if name in definitions and name not in recursive:
@@ -192,6 +192,7 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reaches(target: str, node: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
+    """Whether `node` refers to the definition `target`, directly or through other definitions."""
     if isinstance(node, list):
         return any(_reaches(target, item, definitions, seen) for item in node)
     if not isinstance(node, dict):
@@ -205,7 +206,7 @@ def _reaches(target: str, node: Any, definitions: Mapping[str, Any], seen: set[s
     return any(_reaches(target, value, definitions, seen) for value in node.values())
 
 
-def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
+def _format_error(location: tuple[int | str, ...], kind: str, message: str) -> str:
     where = f"{'.'.join(map(str, location)):.80}"
     if kind == "missing":
         return f"{where!r} is missing"

@@ -1,7 +1,7 @@
-"""The tokens of a chain: stretches of one author each, in a buffer that only grows.
+"""Tokens of a chain: spans of one author each, in segments that only grow.
 
-The loss mask is who wrote the tokens, so it is derived and cannot disagree with them. With `P` the prompt, `A` what the
-model sampled and `E` what an environment answered, a segment of two turns reads
+The loss mask follows from the author of each token, so it is derived and cannot disagree with the tokens. With `P` the
+prompt, `A` what the model sampled and `E` what an environment answered, a segment of two turns reads
 
     tokens   P0 + A0 + E0 + A1
     mask      0 +  1 +  0 +  1
@@ -10,6 +10,7 @@ model sampled and `E` what an environment answered, a segment of two turns reads
 from __future__ import annotations
 
 import enum
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentfly import recording
 from agentfly.errors import RecordError
-from agentfly.types import Completion, Image, Message
+from agentfly.types import Completion, Image, Message, ToolCall
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -35,18 +35,29 @@ class Author(enum.Enum):
     """The prompt of a chain: system text, tool descriptions, the question."""
     MODEL = "model"
     TOOL = "tool"
-    """A tool's answer, with the scaffolding the template puts around it."""
+    """An observation, with the text the template puts around it."""
     USER = "user"
-    """A message that came in later: a nudge, or a simulated user."""
+    """A later user message: a nudge, or a simulated user."""
     HISTORY = "history"
-    """The rewritten history that opens a later segment; what the model said in it was trained where it was sampled."""
+    """The rewritten history that opens a later segment; model text in it is trained where it was sampled."""
     TEMPLATE = "template"
-    """Scaffolding alone: the closing token of a turn that was cut off."""
+    """Template text alone: the closing token of a turn that was cut off."""
 
     @property
     def trained(self) -> bool:
-        """Only the model's own tokens carry loss."""
+        """Whether these tokens carry loss: only the model's own do."""
         return self is Author.MODEL
+
+
+AUTHOR_COLORS = {
+    Author.TASK: "cyan",
+    Author.MODEL: "bold green",
+    Author.TOOL: "yellow",
+    Author.USER: "magenta",
+    Author.HISTORY: "blue",
+    Author.TEMPLATE: "dim",
+}
+"""One color per author, wherever chains are shown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +68,11 @@ class Span:
     ids: Ids
     turn: int
     messages: tuple[Message, ...] = ()
-    """What the tokens say. A message without tokens was said, and never shown to the model."""
+    """The messages that the tokens encode. A message without tokens was never shown to the model."""
     logprobs: Floats | None = None
-    """One for each token that the model sampled; None exactly where there is none."""
+    """One per sampled token; None if nothing was sampled."""
     weight_version: int | None = None
-    """What the tokens were sampled with; None exactly where none were."""
+    """The weights that sampled the tokens; None if nothing was sampled."""
 
     def __post_init__(self) -> None:
         sampled = len(self.ids) if self.author.trained else 0
@@ -84,67 +95,74 @@ class Span:
             out["logprobs"] = self.logprobs.tolist()
             out["weight_version"] = self.weight_version
         if self.messages:
-            out["messages"] = [recording.message_to_json(m) for m in self.messages]
+            out["messages"] = [message_to_json(m) for m in self.messages]
         return out
 
 
-_Mark = tuple[Author, int, int, tuple[Message, ...], int | None]
-"""Where a span ends: its author, the end, the turn, its messages, and its weight version."""
+_SpanEnd = tuple[Author, int, int, tuple[Message, ...], int | None]
+"""A span as the segment stores it: author, end offset, turn, messages, weight version."""
 
 
 class Segment:
-    """What the model was shown, growing at its end only, until it is sealed.
+    """The tokens the model was shown and sampled. Grows at its end only, until it is sealed.
 
-    `show` and `sample` are the only ways in, and each adds tokens, author and log-probabilities at once, or nothing.
+    `append` and `append_sampled` are the only ways in; each adds tokens, author and log-probabilities together.
     """
 
-    __slots__ = ("_exact", "_ids", "_images", "_logprobs", "_marks", "_sealed")
+    __slots__ = ("_exact", "_ids", "_images", "_logprobs", "_sealed", "_spans")
 
     def __init__(self) -> None:
         self._ids = array("i")
         self._logprobs = array("f")
         """Of the sampled tokens only, in order."""
-        self._marks: list[_Mark] = []
+        self._spans: list[_SpanEnd] = []
         self._images: tuple[Image, ...] = ()
         self._exact = True
         self._sealed = False
 
-    def show(self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int) -> None:
-        """Add what the model is shown and did not write."""
+    def append(self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int) -> None:
+        """Add tokens that the model is shown and did not write."""
         if author.trained:
-            raise RecordError("what the model wrote enters by `sample`, with its log-probabilities")
-        self._add(array("i", ids))
-        self._marks.append((author, len(self._ids), turn, tuple(messages), None))
+            raise RecordError("what the model wrote enters by `append_sampled`, with its log-probabilities")
+        self._extend_ids(array("i", ids))
+        self._spans.append((author, len(self._ids), turn, tuple(messages), None))
         for message in messages:
             if not isinstance(message.content, str):
                 self._images += message.images
 
-    def sample(self, completion: Completion, message: Message, *, turn: int) -> None:
-        """Add what the model sampled: one span for each weight version it was sampled with."""
-        ids, logprobs = array("i", completion.token_ids), array("f", completion.logprobs)
-        if not len(ids) == len(logprobs) == len(completion.weight_versions):
+    def append_sampled(self, completion: Completion, message: Message, *, turn: int) -> None:
+        """Add tokens that the model sampled: one span per weight version."""
+        ids = array("i", completion.token_ids)
+        logprobs = array("f", completion.logprobs)
+        versions = completion.weight_versions
+        if not len(ids) == len(logprobs) == len(versions):
             raise RecordError(f"{len(ids)} tokens were sampled but {len(logprobs)} log-probabilities came")
         end = len(self._ids)
-        self._add(ids)
+        self._extend_ids(ids)
         self._logprobs += logprobs
         if not ids:
-            self._marks.append((Author.MODEL, end, turn, (message,), None))
+            self._spans.append((Author.MODEL, end, turn, (message,), None))
             self._exact = self._exact and completion.message is None  # a server's message has tokens we never saw
             return
-        for version, count in _runs(completion.weight_versions):
+        if versions.count(versions[0]) == len(versions):  # the usual case, without groupby
+            runs = [(versions[0], len(versions))]
+        else:
+            runs = [(version, len(list(run))) for version, run in groupby(versions)]
+        for version, count in runs:
             end += count
-            self._marks.append((Author.MODEL, end, turn, (message,) if end == len(self._ids) else (), version))
+            self._spans.append((Author.MODEL, end, turn, (message,) if end == len(self._ids) else (), version))
 
-    def _add(self, ids: array[int]) -> None:
+    def _extend_ids(self, ids: array[int]) -> None:
         if self._sealed:
             raise RecordError("this segment is sealed; a rewritten history begins a new one")
         self._ids += ids
 
     def seal(self) -> Segment:
-        """Close the segment for good. Its history is rewritten elsewhere, never here."""
+        """Close the segment. A rewritten history goes into a new segment, never into this one."""
         if not self._sealed:
             self._sealed = True
-            self._ids, self._logprobs = self._ids[:], self._logprobs[:]  # without the room to grow
+            self._ids = self._ids[:]  # a copy without spare capacity
+            self._logprobs = self._logprobs[:]
         return self
 
     @property
@@ -154,32 +172,33 @@ class Segment:
 
     @property
     def prompt(self) -> array[int]:
-        """The ids so far, as a backend is sent them: a copy, since the segment grows on."""
+        """The ids so far, as sent to a backend: a copy, since the segment keeps growing."""
         return self._ids[:]
 
     @property
-    def last(self) -> int | None:
-        """The id the segment ends with; None while it is empty."""
+    def last_id(self) -> int | None:
+        """The last id; None while the segment is empty."""
         return self._ids[-1] if self._ids else None
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The pictures in the prompt, in order."""
+        """The images in the prompt, in order."""
         return self._images
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The stretches in order. Their arrays are read-only."""
-        ids, logprobs = self.tokens, np.array(self._logprobs, np.float32)
+        """The spans in order. Their arrays are read-only."""
+        ids = self.tokens
+        logprobs = np.array(self._logprobs, np.float32)
         ids.setflags(write=False)
         logprobs.setflags(write=False)
         out: list[Span] = []
-        at = sampled = 0
-        for author, end, turn, messages, version in self._marks:
-            theirs = None if version is None else logprobs[sampled : sampled + end - at]
-            out.append(Span(author, ids[at:end], turn, messages, theirs, version))
-            sampled += 0 if theirs is None else len(theirs)
-            at = end
+        start = sampled = 0
+        for author, end, turn, messages, version in self._spans:
+            own = None if version is None else logprobs[sampled : sampled + end - start]
+            out.append(Span(author, ids[start:end], turn, messages, own, version))
+            sampled += 0 if own is None else len(own)
+            start = end
         return tuple(out)
 
     @property
@@ -188,44 +207,42 @@ class Segment:
 
     @property
     def mask(self) -> Mask:
-        """True exactly on the tokens the model sampled."""
-        return self._each_token(np.array([author.trained for author, *_ in self._marks], np.bool_))
+        """[tokens] True exactly on the tokens the model sampled."""
+        return self._per_token(np.array([author.trained for author, *_ in self._spans], np.bool_))
 
     @property
     def logprobs(self) -> Floats:
-        """One number a token: the log-probability where the model sampled, 0 elsewhere."""
+        """[tokens] The log-probability where the model sampled, 0 elsewhere."""
         out = np.zeros(len(self), np.float32)
         out[self.mask] = self._logprobs
         return out
 
     @property
     def weight_versions(self) -> Ids:
-        """One number a token: the version where the model sampled, -1 elsewhere."""
-        versions = [-1 if version is None else version for *_, version in self._marks]
-        return self._each_token(np.array(versions, np.int32))
+        """[tokens] The weight version where the model sampled, -1 elsewhere."""
+        versions = [-1 if version is None else version for *_, version in self._spans]
+        return self._per_token(np.array(versions, np.int32))
 
-    def _each_token(self, of_spans: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value a span, repeated for each of its tokens."""
-        return np.repeat(of_spans, np.diff([0, *(end for _, end, *_ in self._marks)]))
+    def _per_token(self, per_span: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.repeat(per_span, np.diff([0, *(end for _, end, *_ in self._spans)]))
 
     @property
-    def sampled(self) -> int:
-        """How many tokens the model wrote."""
+    def num_sampled(self) -> int:
+        """How many tokens the model sampled."""
         return len(self._logprobs)
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation, as messages."""
-        return tuple(message for _, _, _, messages, _ in self._marks for message in messages)
+        return tuple(message for _, _, _, messages, _ in self._spans for message in messages)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Segment) and self._facts() == other._facts()
-
-    def _facts(self) -> tuple[object, ...]:
-        return self._exact, self._ids, self._logprobs, self._marks
+        return isinstance(other, Segment) and (self._exact, self._ids, self._logprobs, self._spans) == (
+            other._exact, other._ids, other._logprobs, other._spans,
+        )  # fmt: skip
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -236,21 +253,66 @@ class Segment:
     def from_json(cls, value: Mapping[str, Any]) -> Segment:
         segment = cls()
         for span in value["spans"]:
-            messages = tuple(recording.message_from_json(m) for m in span.get("messages", ()))
-            author, version = Author(span["author"]), span.get("weight_version")
-            segment._add(array("i", span["ids"]))
+            messages = tuple(message_from_json(m) for m in span.get("messages", ()))
+            author = Author(span["author"])
+            segment._extend_ids(array("i", span["ids"]))
             segment._logprobs.extend(span.get("logprobs", ()))
-            segment._marks.append((author, len(segment), span["turn"], messages, version))
+            segment._spans.append((author, len(segment), span["turn"], messages, span.get("weight_version")))
             segment._images += () if author.trained else tuple(i for m in messages for i in m.images)
-        if segment.sampled != int(segment.mask.sum()):
+        if segment.num_sampled != int(segment.mask.sum()):
             raise RecordError("sampled tokens, and no others, have log-probabilities and a weight version")
         segment._exact = value["exact"]
         return segment.seal()
 
 
-def _runs(versions: Sequence[int]) -> list[tuple[int, int]]:
-    """The weight versions in order, each with how many tokens it sampled in a row."""
-    first = versions[0]
-    if versions.count(first) == len(versions):
-        return [(first, len(versions))]
-    return [(version, len(list(run))) for version, run in groupby(versions)]
+def message_to_json(message: Message) -> dict[str, Any]:
+    out = message.to_dict()
+    if not isinstance(message.content, str):
+        out["content"] = [part if isinstance(part, str) else {"image": part.url} for part in message.content]
+    if message.tool_calls:
+        out["tool_calls"] = []
+        for call in message.tool_calls:
+            arguments = require_json(call.arguments, f"arguments of a call of {call.name!r}")
+            out["tool_calls"].append([call.name, arguments, call.id, call.problem, call.raw])
+    return out
+
+
+def message_from_json(value: Mapping[str, Any]) -> Message:
+    content = value["content"]
+    if not isinstance(content, str):
+        content = tuple(part if isinstance(part, str) else Image(part["image"]) for part in content)
+    return Message(
+        role=value["role"],
+        content=content,
+        tool_calls=tuple(ToolCall(*call) for call in value.get("tool_calls", ())),
+        thinking=value.get("reasoning_content", ""),
+        name=value.get("name", ""),
+        tool_call_id=value.get("tool_call_id", ""),
+    )
+
+
+def to_plain(value: Any) -> Any:
+    """Convert arrays and NumPy scalars to lists and numbers, and tuples to lists, recursively.
+
+    Other values stay as they are, for the user to inspect; `require_json` rejects them by name.
+    """
+    if isinstance(value, Mapping):
+        return {name: to_plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def require_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the values if JSON reproduces them exactly; RecordError names the first one it would change."""
+    for name, value in values.items():
+        try:
+            same = isinstance(name, str) and json.loads(json.dumps(value, allow_nan=False)) == value
+        except (TypeError, ValueError, RecursionError):
+            same = False
+        if not same:
+            raise RecordError(
+                f"{what}: {name!r} holds a {type(value).__name__} that JSON cannot keep as it is; "
+                "use text, finite numbers, lists and dicts with text keys"
+            )
+    return dict(values)

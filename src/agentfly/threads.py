@@ -1,12 +1,11 @@
-"""Plain functions run in threads, coroutines in the loop, so that nobody's `time.sleep` stops the other chains.
+"""Runs plain functions in threads and coroutines in the event loop, so that a blocking tool does not stop other chains.
 
-The threads are daemons: a function that never returns is left behind when its caller gives up. It neither keeps the
-process from ending, which the standard library's executor would, nor takes up a place in the pool.
+The threads are daemons: a function that never returns is abandoned when its caller is cancelled. Unlike a thread of the
+standard library's executor, it neither blocks the exit of the process nor occupies a slot of the pool.
 
-What computes with torch (`compute`) runs in a thread of the standard library's executor. OpenMP gives every thread that
-multiplies matrices helpers of its own, which stay. As soon as a process has more of them than cores, all of them sleep
-between any two products instead of waiting ready, and two threads do hardly more than one: so whoever has computed lets
-its helpers go.
+Torch computations (`compute`) run in the standard library's executor. OpenMP starts helper threads for every thread
+that multiplies matrices, and keeps them. As soon as a process has more of them than cores, all of them sleep between
+two products instead of spinning, and two threads are hardly faster than one; so `compute` releases them afterwards.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from agentfly.errors import describe
 
 Result = TypeVar("Result")
 LIMIT = 512
-"""Most plain functions running at once; further ones wait their turn."""
-_SOFT = 1  # what was set stays set
+"""Maximum number of plain functions that run at once; others are queued."""
+_OMP_PAUSE_SOFT = 1  # keeps the settings of OpenMP
 _PROCESS = os.getpid()
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Await an async function; run a plain one in a thread.
 
-    What it raises arrives as an Exception, whatever it is: a SystemExit in a tool must not end the process, nor a
-    CancelledError of its own making pass for a cancellation of the caller. That, and Ctrl-C, come through as they are.
+    A BaseException of the function is raised as RuntimeError: a SystemExit in a tool must not end the process, nor its
+    own CancelledError look like a cancellation of the caller. KeyboardInterrupt and the caller's cancellation pass.
     """
     try:
         if inspect.iscoroutinefunction(function):
@@ -52,41 +51,44 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 
 async def compute(function: Callable[..., Result], /, *args: Any) -> Result:
-    """Run what computes in a thread, and let that thread's helpers go after it."""
+    """Run a torch computation in a thread, and release the thread's OpenMP helpers afterwards."""
 
-    def computed() -> Result:
+    def run() -> Result:
         try:
             return function(*args)
         finally:
             release_helpers()
 
-    return await asyncio.to_thread(computed)
+    return await asyncio.to_thread(run)
 
 
 def release_helpers() -> None:
-    """Let the calling thread's helpers of OpenMP go; the next product that wants some starts them in a moment."""
-    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # where an OpenMP is loaded that has it
-    if pause is not None and os.getpid() == _PROCESS:  # a fork has no helpers, and would wait for those of its parent
-        pause(_SOFT)
+    """Release the calling thread's OpenMP helpers; the next matrix product starts new ones quickly."""
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # None if no OpenMP is loaded, or an old one
+    if pause is not None and os.getpid() == _PROCESS:  # a forked child has no helpers, and would wait for its parent's
+        pause(_OMP_PAUSE_SOFT)
 
 
-class _Job:
+class _ThreadJob:
     __slots__ = ("abandoned", "args", "context", "function", "future", "kwargs", "loop", "running")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.function, self.args, self.kwargs = function, args, kwargs
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
         self.context = contextvars.copy_context()
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.running = self.abandoned = False
 
     def run(self) -> None:
-        result, error = None, None
+        result = None
+        error: BaseException | None = None
         try:
             result = self.context.run(self.function, *self.args, **self.kwargs)
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the result is no longer needed
             self.loop.call_soon_threadsafe(self._deliver, result, error)
 
     def _deliver(self, result: Any, error: BaseException | None) -> None:
@@ -96,20 +98,22 @@ class _Job:
             self.future.set_result(result)
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             self.future.set_exception(error)
-        else:  # what a future cannot carry, or the loop would take for its own
+        else:  # a future cannot hold StopIteration, and the loop would handle other BaseExceptions itself
             self.future.set_exception(RuntimeError(describe(error)))
 
 
-class _Pool:
-    """Daemon threads, started when no idle one is left, up to the limit."""
+class _ThreadPool:
+    """Daemon threads, started on demand up to the limit."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._threads, self._idle = limit, 0, 0
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._limit = limit
+        self._threads = 0
+        self._idle = 0
+        self._jobs: queue.SimpleQueue[_ThreadJob] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        job = _Job(function, args, kwargs)
+        job = _ThreadJob(function, args, kwargs)
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -119,17 +123,13 @@ class _Pool:
         try:
             return await job.future
         except asyncio.CancelledError:
-            self._give_up(job)
+            with self._lock:
+                if job.running:  # abandon the thread: it ends with its function and no longer counts
+                    job.abandoned = True
+                    self._threads -= 1
+                    if not self._jobs.empty():
+                        self._start_thread()
             raise
-
-    def _give_up(self, job: _Job) -> None:
-        """Let another thread take the place of one whose function nobody waits for."""
-        with self._lock:
-            if job.running:
-                job.abandoned = True
-                self._threads -= 1
-                if not self._jobs.empty():
-                    self._start_thread()
 
     def _start_thread(self) -> None:
         threading.Thread(target=self._work, name="agentfly", daemon=True).start()
@@ -150,4 +150,4 @@ class _Pool:
             del job  # an idle thread must not keep the last job's arguments alive
 
 
-_POOL = _Pool(LIMIT)
+_POOL = _ThreadPool(LIMIT)

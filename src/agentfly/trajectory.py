@@ -1,24 +1,190 @@
-"""The record of one finished chain.
+"""The record of one finished chain, and its JSON round trip.
 
-Trajectory            frozen, born complete
- └─ Segment           append-only; at every turn exactly what the model was shown
-     └─ Span          tokens of one author
+Trajectory            frozen, complete when it is created: task, segments, turns, stop reason, score, failures
+ └─ Segment           append-only; at every turn exactly the tokens the model was shown
+     └─ Span          tokens of one author, one turn and, where sampled, one weight version
 """
 
 from __future__ import annotations
 
+import enum
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from agentfly import recording
-from agentfly.outcome import CallRecord, Failure, Score, StopReason, Treatment, Turn
-from agentfly.segment import Author, Segment
-from agentfly.types import Message, Task
+from agentfly.errors import RecordError
+from agentfly.segment import AUTHOR_COLORS, Segment, message_from_json, message_to_json, require_json
+from agentfly.types import FinishReason, Message, Task
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+class FailureKind(enum.Enum):
+    """The component that failed."""
+
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    BACKEND = "backend"
+    AGENT = "agent"
+    REWARD = "reward"
+    TIMEOUT = "timeout"
+    TRUNCATION = "truncation"
+    PARSE = "parse"
+    CANCELLED = "cancelled"
+
+
+class StopReason(enum.Enum):
+    """Why a chain ended."""
+
+    ANSWER = "answer"
+    """The model gave its final answer."""
+    TOOL_END = "tool_end"
+    """A tool that ends the chain was called."""
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    """The chain's token budget is used up."""
+    CONTEXT_LIMIT = "context_limit"
+    """The next turn does not fit the context."""
+    TRUNCATED = "truncated"
+    """A turn was cut at its token limit before it contained a call or an answer."""
+    NO_CALL = "no_call"
+    """More replies without a tool call than the limit allows."""
+    INVALID_CALL = "invalid_call"
+    """More replies with invalid calls than the limit allows."""
+    TOOL_FAULT = "tool_fault"
+    ENVIRONMENT_FAULT = "environment_fault"
+    BACKEND_FAULT = "backend_fault"
+    AGENT_FAULT = "agent_fault"
+    """The agent's own code raised."""
+    TIMEOUT = "timeout"
+    """The chain's wall-clock limit passed."""
+    CANCELLED = "cancelled"
+
+    @property
+    def failure(self) -> FailureKind | None:
+        """The kind of failure; None for a regular end."""
+        return _FAILURES.get(self)
+
+
+_FAILURES = {
+    StopReason.TOOL_FAULT: FailureKind.TOOL,
+    StopReason.ENVIRONMENT_FAULT: FailureKind.ENVIRONMENT,
+    StopReason.BACKEND_FAULT: FailureKind.BACKEND,
+    StopReason.AGENT_FAULT: FailureKind.AGENT,
+    StopReason.TIMEOUT: FailureKind.TIMEOUT,
+    StopReason.CONTEXT_LIMIT: FailureKind.TRUNCATION,
+    StopReason.MAX_TOKENS: FailureKind.TRUNCATION,
+    StopReason.TRUNCATED: FailureKind.TRUNCATION,
+    StopReason.INVALID_CALL: FailureKind.PARSE,
+    StopReason.CANCELLED: FailureKind.CANCELLED,
+}
+
+
+class TrainingTreatment(enum.Enum):
+    """How training treats a chain; the failure policy decides when the chain ends."""
+
+    TRAIN = "train"
+    MASK = "mask"
+    """No loss, and excluded from the baseline."""
+    ZERO = "zero"
+    """Trained with reward 0."""
+    DROP_GROUP = "drop_group"
+    """The whole group is removed from the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure in a chain, whether or not the chain survived it."""
+
+    kind: FailureKind
+    message: str
+    turn: int
+    attempt: int = 0
+    """0 is the first attempt; a retried chain keeps the failures of its earlier attempts."""
+
+    def to_json(self) -> list[Any]:
+        return [self.kind.value, self.message, self.turn, self.attempt]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        kind, *rest = value
+        return cls(FailureKind(kind), *rest)
+
+
+class CallStatus(enum.Enum):
+    """The outcome of a tool call."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The tool's own code failed or timed out."""
+    INVALID = "invalid"
+    """The call could not be run: unreadable, or arguments that do not fit the schema."""
+    UNKNOWN = "unknown"
+    """There is no tool of this name."""
+    SKIPPED = "skipped"
+    """An earlier call of the same turn ended the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One tool call of a turn and its outcome; the observation is in the messages."""
+
+    name: str
+    status: CallStatus
+    seconds: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What the tool returned besides its observation."""
+    retries: int = 0
+    """Failed attempts before this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One reply of the model and the outcome of its calls."""
+
+    finish: FinishReason
+    calls: tuple[CallRecord, ...] = ()
+    generate_seconds: float = 0.0
+    tool_seconds: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        calls = [
+            [c.name, c.status.value, c.seconds, require_json(c.info, f"info of tool {c.name!r}"), c.retries]
+            for c in self.calls
+        ]
+        return [self.finish.value, calls, self.generate_seconds, self.tool_seconds]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        finish, calls, generate_seconds, tool_seconds = value
+        records = tuple(CallRecord(name, CallStatus(status), *rest) for name, status, *rest in calls)
+        return cls(FinishReason(finish), records, generate_seconds, tool_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of a chain."""
+
+    total: float
+    per_turn: tuple[float, ...] | None = None
+    """One number per turn if the reward returned them; None if only the total is known."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.total, *(self.per_turn or ())))):
+            raise RecordError(f"a score must be finite, not {self.total} of {self.per_turn}")
+
+    def to_json(self) -> list[Any]:
+        per_turn = None if self.per_turn is None else list(self.per_turn)
+        return [self.total, per_turn, require_json(self.metrics, "metrics of the reward")]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Self:
+        total, per_turn, metrics = value
+        return cls(total, None if per_turn is None else tuple(per_turn), metrics)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,17 +193,17 @@ class Trajectory:
 
     task: Task
     segments: tuple[Segment, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnRecord, ...]
     stop: StopReason
     prediction: str
-    """The final answer: what the model said last, or what the tool that ended the chain answered."""
+    """The final answer: the model's last reply, or the observation of the tool that ended the chain."""
     group: int = 0
-    """Which task of the run; the chains of one task form a group."""
+    """Index of the task in the run; the chains of one task form a group."""
     chain: int = 0
-    """Which chain of the group."""
+    """Index of the chain in its group."""
     score: Score | None = None
-    """None when no reward was given, or none could be had."""
-    treatment: Treatment = Treatment.TRAIN
+    """None if there is no reward, or scoring failed."""
+    treatment: TrainingTreatment = TrainingTreatment.TRAIN
     failures: tuple[Failure, ...] = ()
     seconds: float = 0.0
     attempts: int = 1
@@ -56,7 +222,7 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation as the model saw it last."""
+        """The conversation as the model last saw it."""
         return self.segments[-1].messages if self.segments else self.task.messages
 
     @property
@@ -65,54 +231,57 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(segment.sampled for segment in self.segments)
+        return sum(segment.num_sampled for segment in self.segments)
 
     @property
     def untrainable(self) -> str | None:
-        """Why training must refuse this chain; None when it may be trained."""
+        """Why training must reject this chain; None if it can be trained."""
         if all(segment.exact for segment in self.segments):
             return None
         return (
             f"chain {self.id} was sampled through a server that returned no token ids or log-probabilities; "
-            "use one that returns them (vLLM does), or a backend that speaks tokens"
+            "use one that returns them (vLLM does), or a backend that takes token ids"
         )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back to an equal trajectory."""
+        columns = require_json(self.task.columns, f"column of task {self.task.id!r}")
+        messages = [message_to_json(m) for m in self.task.messages]
         return {
-            "task": recording.task_to_json(self.task),
+            "task": {"messages": messages, "columns": columns, "id": self.task.id},
             "segments": [segment.to_json() for segment in self.segments],
-            "turns": [recording.turn_to_json(turn) for turn in self.turns],
+            "turns": [turn.to_json() for turn in self.turns],
             "stop": self.stop.value,
             "prediction": self.prediction,
             "group": self.group,
             "chain": self.chain,
-            "score": recording.score_to_json(self.score),
+            "score": None if self.score is None else self.score.to_json(),
             "treatment": self.treatment.value,
-            "failures": [recording.failure_to_json(failure) for failure in self.failures],
+            "failures": [failure.to_json() for failure in self.failures],
             "seconds": self.seconds,
             "attempts": self.attempts,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
+        task = value["task"]
         return cls(
-            task=recording.task_from_json(value["task"]),
+            task=Task(tuple(map(message_from_json, task["messages"])), task["columns"], task["id"]),
             segments=tuple(map(Segment.from_json, value["segments"])),
-            turns=tuple(map(recording.turn_from_json, value["turns"])),
+            turns=tuple(map(TurnRecord.from_json, value["turns"])),
             stop=StopReason(value["stop"]),
             prediction=value["prediction"],
             group=value["group"],
             chain=value["chain"],
-            score=recording.score_from_json(value["score"]),
-            treatment=Treatment(value["treatment"]),
-            failures=tuple(map(recording.failure_from_json, value["failures"])),
+            score=None if value["score"] is None else Score.from_json(value["score"]),
+            treatment=TrainingTreatment(value["treatment"]),
+            failures=tuple(map(Failure.from_json, value["failures"])),
             seconds=value["seconds"],
             attempts=value["attempts"],
         )
 
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> Text:
-        """Coloured text of who wrote what: the tokens where `decode` can read them, else the messages."""
+        """Text colored by author: decoded tokens with `decode`, else the messages."""
         from rich.text import Text
 
         out = Text()
@@ -121,9 +290,9 @@ class Trajectory:
                 out.append(f"── segment {number} ──\n", "dim")
             for span in segment.spans:
                 if decode is not None and len(span):
-                    out.append(decode(span.ids.tolist()), COLOURS[span.author])
+                    out.append(decode(span.ids.tolist()), AUTHOR_COLORS[span.author])
                 else:
-                    out.append("".join(map(_said, span.messages)), COLOURS[span.author])
+                    out.append("".join(map(_render_message, span.messages)), AUTHOR_COLORS[span.author])
             out.append("\n")
         out.append(f"── {self.stop.value}", "dim")
         out.append("" if self.score is None else f", reward {self.score.total:g}", "bold")
@@ -133,25 +302,14 @@ class Trajectory:
         return self.render()
 
 
-def _said(message: Message) -> str:
-    lines = [message.thinking, message.text, *("(picture)" for _ in message.images)]
-    for call in message.tool_calls:
-        unread = f" ({call.problem})" if call.problem else ""
-        lines.append(f"→ {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=str)}){unread}")
-    return f"{message.role}: " + "\n".join(line for line in lines if line) + "\n"
-
-
 def chain_id(group: int, chain: int) -> str:
-    """How a chain is named in a run: the task's number and the chain's."""
+    """The name of a chain in a run: `GROUP/CHAIN`."""
     return f"{group}/{chain}"
 
 
-COLOURS = {
-    Author.TASK: "cyan",
-    Author.MODEL: "bold green",
-    Author.TOOL: "yellow",
-    Author.USER: "magenta",
-    Author.HISTORY: "blue",
-    Author.TEMPLATE: "dim",
-}
-"""One colour an author, wherever chains are shown."""
+def _render_message(message: Message) -> str:
+    lines = [message.thinking, message.text, *("(picture)" for _ in message.images)]
+    for call in message.tool_calls:
+        problem = f" ({call.problem})" if call.problem else ""
+        lines.append(f"→ {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=str)}){problem}")
+    return f"{message.role}: " + "\n".join(line for line in lines if line) + "\n"

@@ -1,6 +1,6 @@
-"""The words every layer shares: messages, calls, tasks, sampling settings, completions.
+"""Types that every layer shares: messages, tool calls, tasks, sampling parameters, completions.
 
-Standard library only. Every type here is frozen: a stage that wants something else makes a new value.
+Standard library only. Every type is frozen.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_CALLS = 256
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture inside a message, kept as a URL so that a record of it survives JSON."""
+    """An image in a message, stored as a URL so that it survives JSON."""
 
     url: str
-    """A `data:` URI, or an address that the backend can fetch."""
+    """A `data:` URI, or a URL that the backend can fetch."""
 
     @classmethod
     def of(cls, source: object) -> Image:
-        """Take an Image, an address, a path, bytes, a Pillow image, or an OpenAI `image_url` part."""
+        """Convert an Image, a URL, a path, bytes, a Pillow image, or an OpenAI `image_url` part."""
         if isinstance(source, Image):
             return source
         if isinstance(source, Mapping) and "url" in source:
@@ -66,14 +66,14 @@ class Image:
 
 
 _SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
-"""How the files of an image format begin."""
+"""Magic bytes of image formats."""
 
 Content = str | tuple[str | Image, ...]
-"""What a message says: text, or stretches of text and pictures in order."""
+"""Message content: text, or text parts and images in order."""
 
 
-def content_of(value: object) -> Content:
-    """Read content in any form people write it: text, None, or a list of OpenAI parts."""
+def parse_content(value: object) -> Content:
+    """Convert text, None, or a list of OpenAI content parts."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -98,21 +98,21 @@ def _part_of(part: object) -> str | Image:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model asked for, as far as it could be read."""
+    """One tool call of the model, as far as it could be parsed."""
 
     name: str
-    """Empty when not even the name could be read."""
+    """Empty if not even the name could be parsed."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
-    """Pairs the call with its answer; empty until the chain numbers it."""
+    """Pairs the call with its observation; empty until the chain assigns one."""
     problem: str = ""
-    """What was wrong with the text of the call, in words for the model; empty when it read well."""
+    """Why the call could not be parsed, as the model is shown it; empty if it could."""
     raw: str = ""
-    """The text that could not be read; empty when it read well."""
+    """The text that could not be parsed; empty if it could."""
 
     @classmethod
     def of(cls, value: ToolCall | Mapping[str, Any]) -> ToolCall:
-        """Read an OpenAI tool call, `{"id", "type": "function", "function": {"name", "arguments"}}`."""
+        """Convert an OpenAI tool call, `{"id", "type": "function", "function": {"name", "arguments"}}`."""
         if isinstance(value, ToolCall):
             return value
         function = value.get("function", value) if isinstance(value, Mapping) else None
@@ -133,7 +133,7 @@ class ToolCall:
         return cls(name, dict(arguments), call_id)
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI form, with the arguments as an object: what chat templates read."""
+        """OpenAI form with the arguments as an object, as chat templates expect it."""
         out: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
         if self.id:
             out["id"] = self.id
@@ -148,15 +148,15 @@ class Message:
     content: Content = ""
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: str = ""
-    """The reasoning before the answer, where the model's format sets it apart."""
+    """Reasoning content, where the model's format separates it."""
     name: str = ""
-    """For a tool's answer: the tool."""
+    """Of a tool message: the tool."""
     tool_call_id: str = ""
-    """For a tool's answer: the call it answers."""
+    """Of a tool message: the id of the call it answers."""
 
     @classmethod
     def of(cls, value: Message | Mapping[str, Any]) -> Message:
-        """Read an OpenAI message."""
+        """Convert an OpenAI message."""
         if isinstance(value, Message):
             return value
         if not isinstance(value, Mapping):
@@ -166,8 +166,8 @@ class Message:
             raise DataError(f"a message has the role {role!r}; roles are {', '.join(ROLES)}")
         return cls(
             role=role,
-            content=content_of(value.get("content")),
-            tool_calls=tuple(ToolCall.of(call) for call in _listed(value.get("tool_calls"), "tool_calls")),
+            content=parse_content(value.get("content")),
+            tool_calls=tuple(ToolCall.of(call) for call in _require_list(value.get("tool_calls"), "tool_calls")),
             thinking=str(value.get("reasoning_content") or value.get("thinking") or ""),
             name=str(value.get("name") or ""),
             tool_call_id=str(value.get("tool_call_id") or ""),
@@ -175,7 +175,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The content without its pictures."""
+        """The content without images."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part for part in self.content if isinstance(part, str))
@@ -187,7 +187,7 @@ class Message:
         return tuple(part for part in self.content if isinstance(part, Image))
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI form: what chat templates, chat servers and files read."""
+        """OpenAI form, as chat templates, chat servers and files expect it."""
         content: Any = self.content
         if not isinstance(content, str):
             content = [
@@ -208,13 +208,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What was read out of one turn of the model."""
+    """One parsed turn of the model."""
 
     message: Message
     answer: str | None = None
-    """The final answer, where the format marks one; None when it does not."""
+    """The final answer, if the format marks one; else None."""
     problems: tuple[str, ...] = ()
-    """What could not be read, in words for the model; empty when all of it read well."""
+    """Parse errors, as the model is shown them; empty if everything was parsed."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -223,16 +223,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt, and the named columns that came with it."""
+    """A prompt and the named columns of its dataset row."""
 
     messages: tuple[Message, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Every column of the row but `messages`, offered to rewards and environments by name."""
+    """Every column of the row except `messages`; rewards and environments receive them by name."""
     id: str = ""
 
     @classmethod
     def of(cls, value: object, id: str = "") -> Task:
-        """Read a Task, a conversation, a question, or a row with `question` or `messages` and other columns."""
+        """Convert a conversation, a question, or a row with `question` or `messages` and other columns."""
         if isinstance(value, Task):
             return value
         if isinstance(value, str):
@@ -250,8 +250,8 @@ class Task:
         if row.get("messages") is not None:
             messages = _conversation(row["messages"])
         elif isinstance(row.get("question"), str) and row["question"].strip():
-            pictures = _listed(row.get("images"), "images") or list(filter(None, [row.get("image")]))
-            content = (*(Image.of(p) for p in pictures), row["question"]) if pictures else row["question"]
+            images = _require_list(row.get("images"), "images") or list(filter(None, [row.get("image")]))
+            content = (*(Image.of(each) for each in images), row["question"]) if images else row["question"]
             messages = (_encodable(Message("user", content)),)
         else:
             has = ", ".join(map(repr, row)) or "nothing"
@@ -278,7 +278,7 @@ def _encodable(message: Message) -> Message:
     return message
 
 
-def _listed(value: object, what: str) -> Sequence[Any]:
+def _require_list(value: object, what: str) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
@@ -288,21 +288,21 @@ def _listed(value: object, what: str) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Every field reaches the backend; one that a backend cannot honour is refused there."""
+    """Sampling parameters. Every field reaches the backend; a backend rejects those it does not support."""
 
     temperature: float = 1.0
-    """0 means greedy."""
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 means all."""
+    """0 disables the filter."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int | None = None
-    """Tokens of one turn; None means as many as the context has room for."""
+    """Maximum tokens per turn; None: as many as fit the context."""
     stop: tuple[str, ...] = ()
-    """Strings that end a turn; what was sampled up to and with them is kept."""
+    """Strings that end a turn; they stay in the output."""
     seed: int | None = None
-    """None draws anew each time."""
+    """None draws a new seed for every turn."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -325,33 +325,33 @@ _SAMPLING: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max_tokens": ("a whole number from 1, or None", lambda v: v is None or (v >= 1 and int(v) == v)),
     "stop": ("strings that are not empty", lambda v: all(isinstance(s, str) and s for s in v)),
 }
-"""What each field must be, in words and as a test."""
+"""Per field: the requirement in words, and its check."""
 
 
-class Finish(enum.Enum):
+class FinishReason(enum.Enum):
     """Why the backend stopped sampling."""
 
     STOP = "stop"
-    """The model closed its turn, or wrote a stop string."""
+    """The model closed its turn, or sampled a stop string."""
     LENGTH = "length"
-    """The token limit cut it off."""
+    """The token limit was reached."""
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled turn: the tokens, and with each the log-probability and weight version it was sampled with."""
+    """One sampled turn: token ids, each with the log-probability and weight version it was sampled with."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     weight_versions: Sequence[int]
-    finish: Finish
+    finish: FinishReason
     prompt_ids: Sequence[int] | None = None
-    """What the model was really shown, from servers that render the prompt; None: the request's own tokens."""
+    """The prompt ids, from servers that render the prompt; None: those of the request."""
     message: Message | None = None
-    """The reply as the server read it, from servers that speak messages; None: the template reads the tokens."""
+    """The parsed reply, from servers that return messages; None: the template parses the tokens."""
     raw_logprobs: Sequence[float] | None = None
-    """Log-probabilities under the model's own distribution, before temperature and filters; None: nobody told."""
+    """Log-probabilities before temperature and filters; None if the backend does not return them."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.weight_versions):
@@ -361,5 +361,5 @@ class Completion:
             )
         if not math.isfinite(sum(self.logprobs)):
             raise BackendFault("a completion has log-probabilities that are not finite")
-        if not len(self.token_ids) and self.message is None and self.finish is not Finish.ABORTED:
+        if not len(self.token_ids) and self.message is None and self.finish is not FinishReason.ABORTED:
             raise BackendFault("a completion needs sampled tokens, or the message of a server that returns none")

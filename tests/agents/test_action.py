@@ -5,7 +5,7 @@ import pytest
 from agentfly import Environment, Task, tool
 from agentfly.agents import ActionAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.outcome import CallStatus, StopReason
+from agentfly.trajectory import CallStatus, StopReason
 
 
 class Maze(Environment):

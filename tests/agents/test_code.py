@@ -6,7 +6,7 @@ from agentfly import tool
 from agentfly.agents import ActionAgent, CodeAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import ConfigError
-from agentfly.outcome import CallStatus, StopReason
+from agentfly.trajectory import CallStatus, StopReason
 
 
 @tool

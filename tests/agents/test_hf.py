@@ -4,7 +4,7 @@ import pytest
 
 from agentfly import tool
 from agentfly.agents import HFAgent
-from agentfly.outcome import CallStatus, StopReason
+from agentfly.trajectory import CallStatus, StopReason
 from tests.conftest import TOKENIZERS, load_family
 from tests.fakes import Recording, call, texts
 

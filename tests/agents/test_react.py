@@ -6,8 +6,8 @@ import pytest
 
 from agentfly import tool
 from agentfly.agents import ReactAgent
-from agentfly.outcome import CallStatus, StopReason
 from agentfly.segment import Author
+from agentfly.trajectory import CallStatus, StopReason
 from tests.fakes import Recording, Server, said, texts
 
 
@@ -66,6 +66,11 @@ def test_the_input_may_hold_words_that_look_like_the_form() -> None:
         ('Action: add\nInput: {"a": 1', "not a JSON object"),
         ("Action: add\nInput:", "not a JSON object"),
         ("Action: add\nInput: " + "[" * 100_000, "not a JSON object"),
+        # What a record cannot keep
+        ('Action: add\nInput: {"a": NaN}', "not a JSON object"),
+        ('Action: add\nInput: {"a": 1e999}', "not a JSON object"),
+        ('Action: add\nInput: {"a": "\\ud800"}', "not a JSON object"),
+        ("Action: add\nInput: " + '{"a": ' * 500 + "1" + "}" * 500, "not a JSON object"),
     ],
 )
 def test_a_bad_input_is_told(text: str, problem: str) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentfly.algorithm import Algorithm, Credit, Episode, Group, SegmentReward
-from agentfly.outcome import CallRecord, CallStatus, Score, StopReason, Turn
+from agentfly.algorithms.base import AdvantageEstimate, Algorithm, Episode, Group, SegmentReward
 from agentfly.segment import Author, Segment
-from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Finish, Message, Task
+from agentfly.trajectory import CallRecord, CallStatus, Score, StopReason, Trajectory, TurnRecord
+from agentfly.types import Completion, FinishReason, Message, Task
 
 Array = npt.NDArray[Any]
 
@@ -32,14 +31,15 @@ def trajectory(
     where = list(segments or [0] * len(lengths))
     built = [Segment() for _ in range(max(where, default=0) + 1)]
     for number, segment in enumerate(built):
-        segment.show(Author.HISTORY if number else Author.TASK, [1, 2, 3], turn=where.index(number) if where else 0)
+        segment.append(Author.HISTORY if number else Author.TASK, [1, 2, 3], turn=where.index(number) if where else 0)
     for turn, (length, at) in enumerate(zip(lengths, where, strict=True)):
-        finish = Finish.STOP if length else Finish.ABORTED
-        built[at].sample(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
-        built[at].show(Author.TOOL, (shown or {}).get(turn, [turn, 9]), turn=turn + 1)
+        finish = FinishReason.STOP if length else FinishReason.ABORTED
+        built[at].append_sampled(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
+        built[at].append(Author.TOOL, (shown or {}).get(turn, [turn, 9]), turn=turn + 1)
     info = {turn: {"state": state} for turn, state in (states or {}).items()}
     turns = tuple(
-        Turn(Finish.STOP, (CallRecord("look", CallStatus.OK, info=info.get(t, {})),)) for t in range(len(lengths))
+        TurnRecord(FinishReason.STOP, (CallRecord("look", CallStatus.OK, info=info.get(t, {})),))
+        for t in range(len(lengths))
     )
     score = Score(float(np.sum(reward)), None if isinstance(reward, float | int) else tuple(reward))
     kept = {"score": score, **fields}
@@ -59,25 +59,25 @@ def episode(
     **more: Any,
 ) -> Episode:
     """The same as an episode; values and penalties are given for the sampled tokens in a row."""
-    made = Episode.of(trajectory(lengths, reward, **more), rule)
+    made = Episode.from_trajectory(trajectory(lengths, reward, **more), rule)
     numbers = {"values": values, "penalties": penalties}
-    return replace(made, **{k: made.spread(np.array(v, float)) for k, v in numbers.items() if v is not None})
+    return replace(made, **{k: made.scatter_sampled(np.array(v, float)) for k, v in numbers.items() if v is not None})
 
 
 def advantages(algorithm: Algorithm, *groups: Sequence[Episode], greedy: Episode | None = None) -> list[list[Array]]:
     """The advantages of the sampled tokens of each episode, in a row; those of all others are 0, or it is an error."""
     given = [Group(tuple(group), greedy) for group in groups]
-    credits = algorithm.credit(given)
+    credits = algorithm.compute_advantages(given)
     return [
         [_checked(each, credit) for each, credit in zip(group.episodes, of_group, strict=True)]
         for group, of_group in zip(given, credits, strict=True)
     ]
 
 
-def _checked(each: Episode, credit: Credit) -> Array:
+def _checked(each: Episode, credit: AdvantageEstimate) -> Array:
     for numbers in (credit.advantages, credit.returns or ()):
-        for number, piece in zip(numbers, each.pieces, strict=False):
+        for number, piece in zip(numbers, each.segments, strict=False):
             assert number.dtype == np.float32
             assert not number[~piece.mask].any()
-    assert len(credit.advantages) == len(each.pieces)
-    return each.sampled(credit.advantages)
+    assert len(credit.advantages) == len(each.segments)
+    return each.gather_sampled(credit.advantages)

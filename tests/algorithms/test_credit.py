@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.algorithm import SEGMENT_DECAY, Algorithm, Episode, Group, Needs
 from agentfly.algorithms import (
     ALGORITHMS,
     GRPO,
@@ -22,8 +21,9 @@ from agentfly.algorithms import (
     ReinforcePP,
     ReinforcePPBaseline,
     ReMax,
-    algorithm_of,
+    build_algorithm,
 )
+from agentfly.algorithms.base import SEGMENT_DECAY, Algorithm, Episode, Group
 from agentfly.errors import ConfigError, RecordError
 from tests.algorithms.chains import advantages, episode
 
@@ -59,7 +59,7 @@ def slow_rewards(each: Episode) -> list[float]:
     """What each turn earned, its penalties paid, shared by the segment rule."""
     segment = slow_segments(each)
     out = [float(r) / (1 + segment[k] if each.segment_reward == "uniform" else 1) for k, r in enumerate(each.rewards)]
-    for number, piece in enumerate(each.pieces):
+    for number, piece in enumerate(each.segments):
         for at in range(len(piece.mask)):
             if piece.mask[at] and each.penalties is not None:
                 out[piece.turns[at]] -= float(each.penalties[number][at])
@@ -68,11 +68,11 @@ def slow_rewards(each: Episode) -> list[float]:
 
 def slow_segments(each: Episode) -> list[int]:
     """The segment of each turn, counting those with tokens."""
-    used = [number for number, piece in enumerate(each.pieces) if piece.mask.any()]
+    used = [number for number, piece in enumerate(each.segments) if piece.mask.any()]
     out, now = [], 0
     for turn in range(len(each.rewards)):
         for rank, number in enumerate(used):
-            if turn in each.pieces[number].turns[each.pieces[number].mask]:
+            if turn in each.segments[number].turns[each.segments[number].mask]:
                 now = rank
         out.append(now)
     return out
@@ -95,7 +95,7 @@ def slow_compared(group: Sequence[Episode], own: int, turn: int) -> tuple[float,
 
 def slow_advantages(name: str, group: Sequence[Episode], own: int) -> list[float]:
     out = []
-    for turn in group[own].turns.tolist():
+    for turn in group[own].turn_index.tolist():
         mine, returns = slow_compared(group, own, turn)
         if name == "dr_grpo":
             out.append(mine - mean(returns))
@@ -111,13 +111,13 @@ def slow_advantages(name: str, group: Sequence[Episode], own: int) -> list[float
 @given(group=groups)
 @settings(max_examples=60, deadline=None)
 def test_group_comparisons_by_hand(name: str, group: list[Episode]) -> None:
-    (ours,) = advantages(algorithm_of(name), group)
+    (ours,) = advantages(build_algorithm(name), group)
     for own, got in enumerate(ours):
         expected = slow_advantages(name, group, own)
         if name != "grpo":
             np.testing.assert_allclose(got, expected, **CLOSE)
         elif len(expected):  # a variance of nothing but rounding is divided by 1e-6: compare where there is one
-            spread = [np.ptp(slow_compared(group, own, t)[1]) for t in group[own].turns]
+            spread = [np.ptp(slow_compared(group, own, t)[1]) for t in group[own].turn_index]
             sure = [at for at, wide in enumerate(spread) if wide > 1e-3]
             np.testing.assert_allclose(got[sure], np.array(expected)[sure], rtol=1e-5, atol=1e-5)
 
@@ -130,10 +130,10 @@ def test_advantages_of_a_critic_by_hand(each: Episode, gamma: float, lam: float)
     n = len(values)
     surprise = [rewards[t] + (factors[t] * values[t + 1] if t + 1 < n else 0) - values[t] for t in range(n)]
     expected = [sum(surprise[s] * np.prod([lam * f for f in factors[t:s]]) for s in range(t, n)) for t in range(n)]
-    ((credit,),) = PPO(gamma, lam, whiten=False).credit([Group((each,))])
-    np.testing.assert_allclose(each.sampled(credit.advantages), expected, rtol=1e-4, atol=1e-5)
+    ((credit,),) = PPO(gamma, lam, whiten=False).compute_advantages([Group((each,))])
+    np.testing.assert_allclose(each.gather_sampled(credit.advantages), expected, rtol=1e-4, atol=1e-5)
     assert credit.returns is not None
-    np.testing.assert_allclose(each.sampled(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(each.gather_sampled(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5)
 
 
 def slow_tokens(each: Episode, gamma: float) -> tuple[list[float], list[float], list[float]]:
@@ -143,12 +143,12 @@ def slow_tokens(each: Episode, gamma: float) -> tuple[list[float], list[float], 
     segment = slow_segments(each)
     scale = [1 / (1 + s) if each.segment_reward == "uniform" else 1.0 for s in segment]
     through = {"last": 0.0, "geometric": SEGMENT_DECAY}.get(each.segment_reward, 1.0)
-    tokens = [(n, at) for n, piece in enumerate(each.pieces) for at in range(len(piece.mask)) if piece.mask[at]]
+    tokens = [(n, at) for n, piece in enumerate(each.segments) for at in range(len(piece.mask)) if piece.mask[at]]
     rewards, values, factors = [], [], []
     for index, (n, at) in enumerate(tokens):
-        turn = each.pieces[n].turns[at]
+        turn = each.segments[n].turns[at]
         following = tokens[index + 1] if index + 1 < len(tokens) else None
-        until = each.pieces[following[0]].turns[following[1]] if following else len(each.rewards)
+        until = each.segments[following[0]].turns[following[1]] if following else len(each.rewards)
         earned = sum(each.rewards[k] * scale[k] for k in range(turn, until))
         rewards.append(float(earned) - float(each.penalties[n][at]))
         values.append(float(each.values[n][at]))
@@ -251,10 +251,10 @@ def test_odd_chains(algorithm: Algorithm) -> None:
     empty, hollow = episode([], 1.0, values=[]), episode([0, 0], 1.0, values=[])
     gap = episode([1, 0, 2], [1.0, 5.0, 2.0], segments=[0, 1, 2], values=[0.0] * 3)
     greedy = episode([1], 0.0)
-    assert algorithm.credit([]) == []
+    assert algorithm.compute_advantages([]) == []
     for group in ([empty], [hollow], [gap], [empty, gap], [gap, hollow, gap]):
         for each, ours in zip(group, advantages(algorithm, group, greedy=greedy)[0], strict=True):
-            assert len(ours) == len(each.turns)
+            assert len(ours) == len(each.turn_index)
             assert np.isfinite(ours).all()
 
 
@@ -273,7 +273,7 @@ def test_credit_does_not_depend_on_what_others_wrote(algorithm: Algorithm) -> No
         for chain in chains:
             for numbers in (chain.values, chain.penalties):
                 assert numbers is not None
-                numbers[0][~chain.pieces[0].mask] = fill
+                numbers[0][~chain.segments[0].mask] = fill
         return chains
 
     for a, b in zip(credit_of(algorithm, group(0.0)), credit_of(algorithm, group(np.nan)), strict=True):
@@ -286,25 +286,26 @@ SHOWN = [(1.0, [4, 5]), (0.0, [4, 6]), (3.0, [4, 5])]
 def test_what_is_missing_is_said() -> None:
     chain = episode([1], 1.0)
     with pytest.raises(RecordError, match=r"PPO needs a critic's values, and chain 0/0"):
-        PPO().credit([Group((chain,))])
+        PPO().compute_advantages([Group((chain,))])
     with pytest.raises(RecordError, match="ReMax compares with a greedy chain"):
-        ReMax().credit([Group((chain,))])
+        ReMax().compute_advantages([Group((chain,))])
 
 
 # ── names ──
 
 
 def test_needs() -> None:
-    assert {name for name, kind in ALGORITHMS.items() if kind.needs is Needs.GROUPS} == {
+    assert {name for name, kind in ALGORITHMS.items() if kind.needs_groups} == {
         "grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "gigpo",
     }  # fmt: skip
-    assert (PPO.needs, ReMax.needs, ReinforcePP.needs) == (Needs.VALUES, Needs.GREEDY, Needs.NOTHING)
+    assert {name for name, kind in ALGORITHMS.items() if kind.needs_values} == {"ppo"}
+    assert {name for name, kind in ALGORITHMS.items() if kind.needs_greedy} == {"remax"}
 
 
 def test_an_algorithm_by_name_with_settings() -> None:
-    assert algorithm_of("ppo", lam=0.95) == PPO(lam=0.95)
-    assert algorithm_of(PPO(gamma=0.9), lam=0.5) == PPO(gamma=0.9, lam=0.5)
-    assert algorithm_of("reinforce_pp_baseline") == ReinforcePPBaseline()
+    assert build_algorithm("ppo", lam=0.95) == PPO(lam=0.95)
+    assert build_algorithm(PPO(gamma=0.9), lam=0.5) == PPO(gamma=0.9, lam=0.5)
+    assert build_algorithm("reinforce_pp_baseline") == ReinforcePPBaseline()
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_an_algorithm_by_name_with_settings() -> None:
 )
 def test_a_wrong_name_or_setting_is_refused(given: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        algorithm_of(given, **settings)
+        build_algorithm(given, **settings)
 
 
 def test_naming_an_algorithm_imports_no_torch() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from agentfly import reward, tool
-from agentfly.algorithm import Episode
 from agentfly.algorithms import GRPO, DrGRPO, GiGPO
-from agentfly.algorithms.gigpo import anchors
+from agentfly.algorithms.base import Episode
+from agentfly.algorithms.gigpo import anchor_states
 from agentfly.errors import RecordError
 from tests.algorithms.chains import advantages, episode
 from tests.fakes import byte_agent, call
@@ -48,32 +48,32 @@ def test_a_state_that_a_tool_returned_stands_for_what_was_shown() -> None:
     same = [episode([1, 1], 0.0, shown={0: [n]}, states={0: {"x": 1, "y": 2}}) for n in (4, 5)]
     turned = episode([1, 1], 0.0, states={0: {"y": 2, "x": 1}})
     other = episode([1, 1], 0.0, shown={0: [4]}, states={0: {"x": 2, "y": 2}})
-    assert anchors(same[0]) == anchors(same[1]) == anchors(turned)
-    assert anchors(other)[1] != anchors(same[0])[1]
+    assert anchor_states(same[0]) == anchor_states(same[1]) == anchor_states(turned)
+    assert anchor_states(other)[1] != anchor_states(same[0])[1]
 
 
 @pytest.mark.parametrize("state", [None, 0, "", [], False])
 def test_a_state_may_be_empty(state: Any) -> None:
     here, there = (episode([1, 1], 0.0, shown={0: [n]}, states={0: state}) for n in (4, 5))
-    assert anchors(here) == anchors(there)
+    assert anchor_states(here) == anchor_states(there)
 
 
 def test_all_chains_begin_with_the_task_and_empty_turns_are_alike_to_none() -> None:
     a, b = (episode([1, 0, 1], 0.0, shown={1: [4]}) for _ in range(2))
-    assert anchors(a)[0] == anchors(b)[0]
-    assert anchors(a)[1] != anchors(b)[1]
-    assert anchors(a)[2] == anchors(b)[2]
+    assert anchor_states(a)[0] == anchor_states(b)[0]
+    assert anchor_states(a)[1] != anchor_states(b)[1]
+    assert anchor_states(a)[2] == anchor_states(b)[2]
 
 
 def test_a_segment_of_its_own_shows_its_whole_history() -> None:
     """The turn that opens a rewritten segment is told apart by all it was shown."""
     one = episode([1, 1], 0.0, segments=[0, 1])
-    assert anchors(one) == ["task", np.array([1, 2, 3], np.int32).tobytes()]
+    assert anchor_states(one) == ["task", np.array([1, 2, 3], np.int32).tobytes()]
 
 
 def test_a_state_must_be_one_that_is_kept() -> None:
     with pytest.raises(RecordError, match="info of tool 'look': 'state' holds a dict that JSON cannot keep"):
-        anchors(episode([1, 1], 0.0, states={0: {(0, 1): "wall"}}))
+        anchor_states(episode([1, 1], 0.0, states={0: {(0, 1): "wall"}}))
 
 
 @tool
@@ -101,13 +101,13 @@ async def test_anchors_of_chains_as_they_are_run(strategy: Any) -> None:
         tools=[walk, look],
         reward=answered,
     )
-    chain, twin = map(Episode.of, await agent.run("Go.", 5, 2, strategy=strategy))
-    assert len(chain.pieces) == (4 if strategy == "step" else 1)
+    chain, twin = map(Episode.from_trajectory, await agent.run("Go.", 5, 2, strategy=strategy))
+    assert len(chain.segments) == (4 if strategy == "step" else 1)
     assert chain.rewards.tolist() == [0, 0, 0, 1]
-    assert anchors(chain) == anchors(twin)
-    task, lake, fish, again = anchors(chain)
+    assert anchor_states(chain) == anchor_states(twin)
+    task, lake, fish, again = anchor_states(chain)
     assert (task, lake) == ("task", '{"at": "lake"}')
     assert isinstance(fish, bytes)
     assert (fish == again) is (strategy == "chain")  # a step shows the history too, which is another by then
     (ours, same) = advantages(GiGPO(), [chain, twin])[0]
-    assert len(ours) == chain.turns.size == same.size
+    assert len(ours) == chain.turn_index.size == same.size

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from agentfly.algorithms.correction import Correction
-from agentfly.algorithms.divergence import KLController, divergence, penalty
-from agentfly.algorithms.loss import Aggregation, Loss, Tokens, aggregation_weights, combine_metrics
-from agentfly.algorithms.surrogates import Surrogate
+from agentfly.algorithms.kl import KLController, kl_divergence, kl_penalty
+from agentfly.algorithms.loss import Aggregation, Loss, Surrogate, TokenBatch, aggregation_weights, combine_metrics
 from agentfly.errors import ConfigError
 
 LENGTHS = (3, 1, 0, 5, 2)
@@ -21,7 +20,7 @@ CORRECTIONS: tuple[Any, ...] = get_args(Correction)
 AGGREGATIONS: tuple[Any, ...] = get_args(Aggregation)
 
 
-def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] = LENGTHS) -> Tokens:
+def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] = LENGTHS) -> TokenBatch:
     random = torch.Generator().manual_seed(seed)
     count = sum(lengths)
 
@@ -30,15 +29,15 @@ def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] 
 
     logprobs = -normal().abs()
     repeats = torch.tensor(lengths)
-    return Tokens(
+    return TokenBatch(
         logprobs=logprobs.clone().requires_grad_(),
-        old=logprobs + normal(0.3),
-        sampled=logprobs + normal(0.3),
+        old_logprobs=logprobs + normal(0.3),
+        sampler_logprobs=logprobs + normal(0.3),
         advantages=normal(),
         weights=torch.tensor(aggregation_weights(lengths, aggregation, 4)).repeat_interleave(repeats),
-        sequence=torch.arange(len(lengths)).repeat_interleave(repeats),
-        sequences=len(lengths),
-        reference=logprobs + normal(0.3),
+        sequence_ids=torch.arange(len(lengths)).repeat_interleave(repeats),
+        num_sequences=len(lengths),
+        reference_logprobs=logprobs + normal(0.3),
         entropies=normal().abs().requires_grad_(),
     )
 
@@ -46,25 +45,34 @@ def tokens_of(seed: int = 0, aggregation: Any = "token", lengths: Sequence[int] 
 # ── a slow reference ──
 
 
-def slow_loss(loss: Loss, tokens: Tokens) -> float:
+def slow_loss(loss: Loss, tokens: TokenBatch) -> float:
     rows = {
         name: getattr(tokens, name).tolist()
-        for name in ("logprobs", "old", "sampled", "advantages", "weights", "sequence", "reference", "entropies")
+        for name in (
+            "logprobs",
+            "old_logprobs",
+            "sampler_logprobs",
+            "advantages",
+            "weights",
+            "sequence_ids",
+            "reference_logprobs",
+            "entropies",
+        )
     }
     total = 0.0
     for t, share in enumerate(rows["weights"]):
-        same = [s for s in range(len(rows["weights"])) if rows["sequence"][s] == rows["sequence"][t]]
+        same = [s for s in range(len(rows["weights"])) if rows["sequence_ids"][s] == rows["sequence_ids"][t]]
         policy = slow_surrogate(loss, rows, t, same) * slow_correction(loss, rows, t, same)
-        d = rows["logprobs"][t] - rows["reference"][t]
+        d = rows["logprobs"][t] - rows["reference_logprobs"][t]
         strayed = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[loss.kl_estimator]
-        total += share * (policy + loss.kl * strayed - loss.entropy * rows["entropies"][t])
+        total += share * (policy + loss.kl_coef * strayed - loss.entropy_coef * rows["entropies"][t])
     return total
 
 
 def slow_surrogate(loss: Loss, rows: dict[str, list[float]], t: int, same: list[int]) -> float:
     advantage, logprob = rows["advantages"][t], rows["logprobs"][t]
     which = same if loss.surrogate == "gspo" else [t]
-    ratio = math.exp(sum(rows["logprobs"][s] - rows["old"][s] for s in which) / len(which))
+    ratio = math.exp(sum(rows["logprobs"][s] - rows["old_logprobs"][s] for s in which) / len(which))
     held = min(max(ratio, 1 - loss.clip[0]), 1 + loss.clip[1])
     if loss.surrogate == "plain":
         return -advantage * logprob
@@ -78,7 +86,7 @@ def slow_correction(loss: Loss, rows: dict[str, list[float]], t: int, same: list
     if loss.correction is None:
         return 1.0
     level, mode = loss.correction.split("-")
-    apart = [rows["old"][s] - rows["sampled"][s] for s in ([t] if level == "token" else same)]
+    apart = [rows["old_logprobs"][s] - rows["sampler_logprobs"][s] for s in ([t] if level == "token" else same)]
     ratio = math.exp(sum(apart) / (len(apart) if level == "geometric" else 1))
     if mode == "truncate":
         return min(ratio, loss.correction_cap)
@@ -103,7 +111,7 @@ def test_corrections_by_hand(correction: Any, cap: float) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_divergence_and_the_entropy_bonus_by_hand(estimator: Any) -> None:
-    tokens, loss = tokens_of(4), Loss("gspo", kl=0.3, kl_estimator=estimator, entropy=0.07)
+    tokens, loss = tokens_of(4), Loss("gspo", kl_coef=0.3, kl_estimator=estimator, entropy_coef=0.07)
     value, _ = loss(tokens)
     assert value.item() == pytest.approx(slow_loss(loss, tokens), rel=1e-5, abs=1e-6)
     value.backward()
@@ -132,7 +140,7 @@ def test_the_share_of_a_token(how: Any, expected: list[float]) -> None:
 @pytest.mark.parametrize("surrogate", SURROGATES)
 def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
     """However a mini-batch is cut between its sequences, the loss, its gradient and what is measured are the same."""
-    loss = Loss(surrogate, kl=0.1, entropy=0.01, correction="geometric-mask", correction_cap=1.1)
+    loss = Loss(surrogate, kl_coef=0.1, entropy_coef=0.01, correction="geometric-mask", correction_cap=1.1)
     whole = tokens_of(5, aggregation)
     value, measured = loss(whole)
     value.backward()
@@ -147,25 +155,25 @@ def test_micro_batches_add_up(surrogate: Any, aggregation: Any) -> None:
         assert combine_metrics(each for _, each in results) == pytest.approx(combine_metrics([measured]), rel=1e-4)
 
 
-def part_of(whole: Tokens, sequences: list[int]) -> tuple[Tokens, torch.Tensor]:
-    where = torch.cat([torch.nonzero(whole.sequence == n).flatten() for n in sequences])
-    index = torch.tensor([sequences.index(int(n)) for n in whole.sequence[where]], dtype=torch.int64)
-    names = ("logprobs", "old", "sampled", "advantages", "weights", "reference", "entropies")
+def part_of(whole: TokenBatch, sequences: list[int]) -> tuple[TokenBatch, torch.Tensor]:
+    where = torch.cat([torch.nonzero(whole.sequence_ids == n).flatten() for n in sequences])
+    index = torch.tensor([sequences.index(int(n)) for n in whole.sequence_ids[where]], dtype=torch.int64)
+    names = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "weights", "reference_logprobs", "entropies")
     rows = {name: getattr(whole, name).detach()[where] for name in names}
     rows["logprobs"].requires_grad_()
-    return Tokens(**rows, sequence=index, sequences=len(sequences)), where
+    return TokenBatch(**rows, sequence_ids=index, num_sequences=len(sequences)), where
 
 
 def test_what_is_measured() -> None:
     zero = torch.zeros(4)
-    tokens = Tokens(
+    tokens = TokenBatch(
         logprobs=torch.tensor([0.5, -0.5, 0.0, 1.0]).requires_grad_(),
-        old=zero,
-        sampled=torch.tensor([0.0, 0.0, 0.0, -1.0]),
+        old_logprobs=zero,
+        sampler_logprobs=torch.tensor([0.0, 0.0, 0.0, -1.0]),
         advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]),
         weights=torch.full((4,), 0.25),
-        sequence=torch.tensor([0, 0, 1, 1]),
-        sequences=2,
+        sequence_ids=torch.tensor([0, 0, 1, 1]),
+        num_sequences=2,
         entropies=torch.full((4,), 2.0),
     )
     measured = combine_metrics([Loss(clip=(0.2, 0.3, 2.0), correction="token-truncate")(tokens)[1]])
@@ -192,7 +200,7 @@ def test_combining_nothing_is_nothing() -> None:
 def test_no_tokens_no_loss(surrogate: Any) -> None:
     """A micro-batch of sequences in which nothing was sampled still has a loss to go backward from."""
     tokens = tokens_of(lengths=(0, 0))
-    value, measured = Loss(surrogate, kl=0.1, entropy=0.1, correction="sequence-mask")(tokens)
+    value, measured = Loss(surrogate, kl_coef=0.1, entropy_coef=0.1, correction="sequence-mask")(tokens)
     value.backward()
     assert value.item() == 0
     assert combine_metrics([measured])["tokens"] == 0
@@ -202,8 +210,8 @@ def test_no_tokens_no_loss(surrogate: Any) -> None:
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_wild_tokens_stay_finite(surrogate: Any, correction: Any) -> None:
     wild = torch.tensor([500.0, -500.0, 500.0])
-    tokens = replace(tokens_of(lengths=(2, 1)), old=wild, sampled=-wild, reference=wild)
-    value, measured = Loss(surrogate, kl=0.1, correction=correction)(tokens)
+    tokens = replace(tokens_of(lengths=(2, 1)), old_logprobs=wild, sampler_logprobs=-wild, reference_logprobs=wild)
+    value, measured = Loss(surrogate, kl_coef=0.1, correction=correction)(tokens)
     value.backward()
     assert value.isfinite()
     assert tokens.logprobs.grad is not None
@@ -216,7 +224,7 @@ def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> No
     gradients = []
     for surrogate in SURROGATES:
         tokens = tokens_of(6)
-        Loss(surrogate)(replace(tokens, old=tokens.logprobs.detach()))[0].backward()
+        Loss(surrogate)(replace(tokens, old_logprobs=tokens.logprobs.detach()))[0].backward()
         gradients.append(tokens.logprobs.grad)
     for gradient in gradients[1:]:
         np.testing.assert_allclose(gradient, gradients[0], rtol=1e-5)
@@ -224,7 +232,7 @@ def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> No
 
 def test_a_clipped_token_has_no_gradient_and_one_of_cispo_has() -> None:
     tokens = replace(tokens_of(lengths=(1,)), advantages=torch.tensor([1.0]))
-    far = replace(tokens, old=tokens.logprobs.detach() - 1)
+    far = replace(tokens, old_logprobs=tokens.logprobs.detach() - 1)
     for surrogate, has in (("clip", False), ("gspo", False), ("cispo", True)):
         (gradient,) = torch.autograd.grad(Loss(surrogate)(far)[0], tokens.logprobs)  # type: ignore[arg-type]
         assert bool(gradient) is has
@@ -232,7 +240,7 @@ def test_a_clipped_token_has_no_gradient_and_one_of_cispo_has() -> None:
 
 def test_no_gradient_reaches_what_was_sampled_before() -> None:
     tokens = tokens_of(7)
-    others = {name: getattr(tokens, name).clone().requires_grad_() for name in ("old", "sampled")}
+    others = {name: getattr(tokens, name).clone().requires_grad_() for name in ("old_logprobs", "sampler_logprobs")}
     _, measured = Loss(correction="token-truncate")(replace(tokens, **others))
     assert not any(each.requires_grad for each in measured.values())
 
@@ -247,7 +255,7 @@ def test_estimates_of_the_divergence_and_their_gradients() -> None:
     logprobs = logits.log_softmax(0)
     p = logprobs.exp().detach()
     true = (logprobs.exp() * (logprobs - reference)).sum()
-    means = {k: (p * divergence(logprobs, reference, k)).sum() for k in ("k1", "k2", "k3")}  # type: ignore[arg-type]
+    means = {k: (p * kl_divergence(logprobs, reference, k)).sum() for k in ("k1", "k2", "k3")}  # type: ignore[arg-type]
     assert means["k1"].item() == pytest.approx(true.item())
     assert means["k3"].item() == pytest.approx(true.item())
     gradient = {k: torch.autograd.grad(mean, logits, retain_graph=True)[0] for k, mean in means.items()}
@@ -259,22 +267,22 @@ def test_estimates_of_the_divergence_and_their_gradients() -> None:
 
 def test_what_tokens_pay_in_the_reward() -> None:
     logprobs, reference = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -1.0], np.float32)
-    np.testing.assert_allclose(penalty(logprobs, reference, "k1", 0.1), [0.05, -0.1], rtol=1e-6)
-    assert penalty(logprobs, reference, "k3", 0.1).dtype == np.float32
+    np.testing.assert_allclose(kl_penalty(logprobs, reference, "k1", 0.1), [0.05, -0.1], rtol=1e-6)
+    assert kl_penalty(logprobs, reference, "k3", 0.1).dtype == np.float32
 
 
 def test_the_controller_steers_and_is_resumed() -> None:
     controller = KLController(0.1, target=0.05, horizon=100)
     controller.update(1.0, chains=50)
-    assert controller.value == pytest.approx(0.1 * 1.1)
+    assert controller.coef == pytest.approx(0.1 * 1.1)
     controller.update(0.0, chains=50)
-    assert controller.value == pytest.approx(0.1 * 1.1 * 0.9)
+    assert controller.coef == pytest.approx(0.1 * 1.1 * 0.9)
     again = KLController(0.1, target=0.05, horizon=100)
     again.load_state_dict(controller.state_dict())
-    assert again.value == controller.value
+    assert again.coef == controller.coef
     fixed = KLController(0.1)
     fixed.update(5.0, chains=1000)
-    assert fixed.value == 0.1
+    assert fixed.coef == 0.1
 
 
 # ── refusals ──
@@ -287,11 +295,11 @@ def test_the_controller_steers_and_is_resumed() -> None:
             {"surrogate": "clipped"},
             "no loss is named 'clipped'; there are clip, gspo, cispo, plain; did you mean 'clip'",
         ),
-        ({"kl_estimator": "k4"}, "no estimator of the divergence is named 'k4'"),
+        ({"kl_estimator": "k4"}, "no KL estimator is named 'k4'"),
         ({"correction": "token-truncated"}, "did you mean 'token-truncate'"),
         ({"correction_cap": 1.0}, "a ratio above 1, not 1.0"),
         ({"correction_cap": float("nan")}, "a ratio above 1, not nan"),
-        ({"kl": -0.1}, "cannot be negative"),
+        ({"kl_coef": -0.1}, "cannot be negative"),
         ({"clip": (0.2,)}, r"a clip is \(low, high\)"),
         ({"clip": (1.5, 0.2)}, "low in 0..1"),
         ({"clip": (0.2, 0.2, 3.0, 4.0)}, r"a clip is \(low, high\)"),
@@ -304,7 +312,9 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: s
         Loss(**settings)
 
 
-@pytest.mark.parametrize(("loss", "missing"), [(Loss(kl=0.1), "reference"), (Loss(entropy=0.1), "entropies")])
+@pytest.mark.parametrize(
+    ("loss", "missing"), [(Loss(kl_coef=0.1), "reference_logprobs"), (Loss(entropy_coef=0.1), "entropies")]
+)
 def test_what_a_loss_needs_must_come_with_the_tokens(loss: Loss, missing: str) -> None:
     tokens = tokens_of()
     with pytest.raises(ConfigError, match=f"no `{missing}` came"):
@@ -317,9 +327,9 @@ def test_sizes_and_controls_that_cannot_work_are_refused() -> None:
     for constant in (None, 0):
         with pytest.raises(ConfigError, match=f"1 token or more, not by {constant}"):
             aggregation_weights([1], "constant", constant)
-    with pytest.raises(ConfigError, match="a weight of 0 stays 0"):
+    with pytest.raises(ConfigError, match="a KL coefficient of 0 stays 0"):
         KLController(0.0, target=0.1)
     with pytest.raises(ConfigError, match="give positive numbers"):
         KLController(0.1, target=0.0)
-    with pytest.raises(ConfigError, match="no estimator of the divergence is named 'k9'"):
-        divergence(torch.zeros(1), torch.zeros(1), "k9")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no KL estimator is named 'k9'"):
+        kl_divergence(torch.zeros(1), torch.zeros(1), "k9")  # type: ignore[arg-type]

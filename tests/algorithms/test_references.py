@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentfly.algorithm import Algorithm, Episode, Group
 from agentfly.algorithms import GRPO, PPO, RLOO, DrGRPO, ReinforcePP, ReinforcePPBaseline, ReMax
+from agentfly.algorithms.base import Algorithm, Episode, Group
 from agentfly.algorithms.correction import correction_weights
-from agentfly.algorithms.divergence import KLController, divergence
-from agentfly.algorithms.loss import Loss, Tokens, aggregation_weights, combine_metrics
+from agentfly.algorithms.kl import KLController, kl_divergence
+from agentfly.algorithms.loss import Loss, TokenBatch, aggregation_weights, combine_metrics
 from tests.algorithms import references
 from tests.algorithms.chains import Array, episode
 from tests.algorithms.fetch import is_there
@@ -59,10 +59,10 @@ def padded(rows: list[Array]) -> Array:
 def as_rows(groups: list[Group]) -> dict[str, Array]:
     """The batch as padded rows: everything after the prompt, the reward on the last token that the model sampled."""
     episodes = [each for group in groups for each in group.episodes]
-    masks = [each.pieces[0].mask.astype(np.float32) for each in episodes]
+    masks = [each.segments[0].mask.astype(np.float32) for each in episodes]
     rewards = [np.zeros_like(mask) for mask in masks]
     for reward, mask, each in zip(rewards, masks, episodes, strict=True):
-        reward[np.flatnonzero(mask)[-1]] = each.total
+        reward[np.flatnonzero(mask)[-1]] = each.total_reward
         reward -= 0 if each.penalties is None else each.penalties[0]
     return {
         "mask": padded(masks),
@@ -92,7 +92,7 @@ def test_advantages_are_verls(verl: Ask, name: str, algorithm: Algorithm, more: 
     rows = as_rows(groups)
     more = more | ({"values": rows["values"]} if name == "gae" else {})
     theirs, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)
-    credits = [credit for group in algorithm.credit(groups) for credit in group]
+    credits = [credit for group in algorithm.compute_advantages(groups) for credit in group]
     np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
     if name == "gae":
         ours = padded([each.returns[0] for each in credits if each.returns is not None])
@@ -103,11 +103,13 @@ def test_advantages_are_verls(verl: Ask, name: str, algorithm: Algorithm, more: 
 def test_remax_is_verls(verl: Ask, seed: int) -> None:
     groups = batch(seed)
     rows = as_rows(groups)
-    greedy = np.array([group.greedy.total for group in groups if group.greedy for _ in group.episodes], np.float32)
+    greedy = np.array(
+        [group.greedy.total_reward for group in groups if group.greedy for _ in group.episodes], np.float32
+    )
     theirs, _ = verl(
         references.verl_advantages, "remax", rows["rewards"], rows["mask"], rows["groups"], reward_baselines=greedy
     )
-    credits = [credit for group in ReMax().credit(groups) for credit in group]
+    credits = [credit for group in ReMax().compute_advantages(groups) for credit in group]
     np.testing.assert_allclose(padded([each.advantages[0] for each in credits]), theirs * rows["mask"], **CLOSE)
 
 
@@ -123,26 +125,28 @@ def tokens_of(seed: int, spread: float = 0.4) -> dict[str, Array]:
     return {name: row.astype(np.float32) for name, row in rows.items()}
 
 
-def as_tokens(rows: dict[str, Array], aggregation: Any, constant: int) -> Tokens:
+def as_tokens(rows: dict[str, Array], aggregation: Any, constant: int) -> TokenBatch:
     """The tokens that count, in a row."""
     mask = rows["mask"] > 0
     shares = aggregation_weights(mask.sum(1).tolist(), aggregation, constant)
     row = {name: torch.tensor(rows[name][mask]) for name in rows}
     sequence = np.nonzero(mask)[0]
-    return Tokens(
+    return TokenBatch(
         logprobs=row["logprobs"].requires_grad_(),
-        old=row["old"],
-        sampled=row["sampled"],
+        old_logprobs=row["old"],
+        sampler_logprobs=row["sampled"],
         advantages=row["advantages"],
         weights=torch.tensor(np.array(shares)[sequence], dtype=torch.float32),
-        sequence=torch.tensor(sequence),
-        sequences=len(mask),
-        reference=row["reference"],
+        sequence_ids=torch.tensor(sequence),
+        num_sequences=len(mask),
+        reference_logprobs=row["reference"],
         entropies=row["entropies"],
     )
 
 
-def assert_loss(loss: Loss, tokens: Tokens, rows: dict[str, Array], theirs: float, gradient: Array) -> dict[str, float]:
+def assert_loss(
+    loss: Loss, tokens: TokenBatch, rows: dict[str, Array], theirs: float, gradient: Array
+) -> dict[str, float]:
     value, measured = loss(tokens)
     (ours,) = torch.autograd.grad(value, tokens.logprobs)
     assert value.item() == pytest.approx(theirs, rel=1e-5, abs=1e-5)
@@ -180,7 +184,7 @@ def test_losses_are_verls(verl: Ask, surrogate: Any, clip: Any, aggregation: str
 @pytest.mark.parametrize(("ours", "theirs"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
 def test_divergences_are_verls(verl: Ask, ours: Any, theirs: str) -> None:
     rows = tokens_of(0)
-    estimate = divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), ours)
+    estimate = kl_divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), ours)
     expected = verl(references.verl_divergence, rows["logprobs"], rows["reference"], theirs)
     np.testing.assert_allclose(estimate.numpy(), expected, **CLOSE)
 
@@ -190,7 +194,7 @@ def test_adaptive_control_is_verls(verl: Ask) -> None:
     controller = KLController(0.05, target=0.1, horizon=500)
     for measured, chains in steps:
         controller.update(measured, chains)
-    assert controller.value == pytest.approx(verl(references.verl_controller, 0.05, 0.1, 500, steps))
+    assert controller.coef == pytest.approx(verl(references.verl_controller, 0.05, 0.1, 500, steps))
 
 
 @pytest.mark.parametrize("cap", [1.15, 1.3])
@@ -219,7 +223,14 @@ def test_the_geometric_mask_keeps_what_verls_rejection_keeps(verl: Ask) -> None:
 
 def corrected(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Array, Array]:
     tokens = as_tokens(rows, "token", 1)
-    weights, cut = correction_weights(tokens.old, tokens.sampled, tokens.sequence, tokens.sequences, correction, cap)
+    weights, cut = correction_weights(
+        tokens.old_logprobs,
+        tokens.sampler_logprobs,
+        tokens.sequence_ids,
+        num_sequences=tokens.num_sequences,
+        correction=correction,
+        cap=cap,
+    )
     return weights.numpy(), cut.numpy()
 
 
@@ -261,11 +272,11 @@ def test_losses_are_trls(trl: Ask, kind: str, level: str, surrogate: Any, aggreg
     correction[rows["mask"] > 0], _ = corrected(rows, how, 1.2)
     asked = rows | {"correction": correction}
     theirs, gradient = trl(references.trl_loss, kind, level, asked, theirs_clip, 0.04, 0.0, 11)
-    loss = Loss(surrogate, clip, kl=0.04, correction=how, correction_cap=1.2)
+    loss = Loss(surrogate, clip, kl_coef=0.04, correction=how, correction_cap=1.2)
     assert_loss(loss, tokens, rows, theirs, gradient)
 
 
 def test_the_entropy_bonus_is_trls(trl: Ask) -> None:
     rows = tokens_of(4)
     theirs, gradient = trl(references.trl_loss, "bnpo", "token", rows, (0.2, 0.2), 0.0, 0.05, 1)
-    assert_loss(Loss(entropy=0.05), as_tokens(rows, "token", 1), rows, theirs, gradient)
+    assert_loss(Loss(entropy_coef=0.05), as_tokens(rows, "token", 1), rows, theirs, gradient)

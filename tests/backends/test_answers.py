@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.backend import Request
+from agentfly.backends.base import Request
 from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.outcome import StopReason
+from agentfly.trajectory import StopReason
 from agentfly.types import Message, Sampling
 from tests.backends.openai_server import OpenAIServer, Reply, chat, completion, event, says, sends, streams
 
@@ -27,7 +27,7 @@ PICTURE = b"\x89PNG" + bytes(20)
 
 def client(server: OpenAIServer, speaks: str, **settings: Any) -> ClientBackend:
     given = {"backoff": 0.001, "context_length": 100, **settings}
-    return ClientBackend("tiny", server.url, speaks=speaks, **given)
+    return ClientBackend("tiny", server.url, prompt_format=speaks, **given)
 
 
 def ask(**fields: Any) -> Request:
@@ -118,6 +118,34 @@ async def test_malformed_event_ends_a_stream_even_with_its_finish_reason(
     backend = client(openai_server, "tokens", vocab_size=300)
     with pytest.raises(BackendFault, match="broke off after 1 tokens"):
         await backend.generate(ask(on_tokens=lambda ids: None))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"a":' * 500 + "1" + "}" * 500,
+        "[" * 900 + "]" * 900,
+    ],
+)
+async def test_call_arguments_that_no_record_can_keep_are_the_models_mistake(
+    openai_server: OpenAIServer, arguments: str
+) -> None:
+    openai_server.answers("/chat/completions", says(call({"name": "add", "arguments": arguments})))
+    message = (await client(openai_server, "messages").generate(ask())).message
+    assert message is not None
+    assert message.tool_calls[0].arguments == {}
+    assert message.tool_calls[0].problem.startswith("its arguments are not JSON")
+
+
+async def test_long_error_under_status_200_is_cut(openai_server: OpenAIServer) -> None:
+    openai_server.answers("/completions", says({"error": {"message": "x" * 1_000_000}}))
+    with pytest.raises(BackendFault) as caught:
+        await client(openai_server, "tokens").generate(ask())
+    assert len(str(caught.value)) < 1000
 
 
 async def test_streamed_call_arguments_must_be_text(openai_server: OpenAIServer) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.backend import Request, Speaks
+from agentfly.backends.base import PromptFormat, Request
 from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.rollout.events import Tokens
-from agentfly.types import Finish, Image, Message, Sampling, ToolCall
+from agentfly.rollout.events import TokensSampled
+from agentfly.types import FinishReason, Image, Message, Sampling, ToolCall
 from tests.backends.openai_server import (
     OpenAIServer,
     Reply,
@@ -41,7 +41,7 @@ def server(openai_server: OpenAIServer) -> OpenAIServer:
 
 
 def tokens(server: OpenAIServer, **settings: Any) -> ClientBackend:
-    return ClientBackend("tiny", server.url, speaks="tokens", **{"backoff": 0.001, **settings})
+    return ClientBackend("tiny", server.url, prompt_format="tokens", **{"backoff": 0.001, **settings})
 
 
 def messages(server: OpenAIServer, **settings: Any) -> ClientBackend:
@@ -63,7 +63,7 @@ async def test_tokens_in_tokens_out_exactly(server: OpenAIServer) -> None:
     assert list(done.token_ids) == [7, 8, 2]
     assert list(done.logprobs) == [-0.5, -0.25, -0.125]
     assert list(done.weight_versions) == [4, 4, 4]
-    assert (done.finish, done.prompt_ids, done.message) == (Finish.STOP, None, None)
+    assert (done.finish, done.prompt_ids, done.message) == (FinishReason.STOP, None, None)
     assert server.bodies("/completions") == [
         {
             "model": "tiny",
@@ -98,9 +98,9 @@ async def test_every_sampling_field_reaches_the_server(server: OpenAIServer) -> 
 
 @pytest.mark.parametrize(
     ("given", "finish"),
-    [("stop", Finish.STOP), ("length", Finish.LENGTH), ("abort", Finish.ABORTED)],
+    [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH), ("abort", FinishReason.ABORTED)],
 )
-async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: Finish) -> None:
+async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: FinishReason) -> None:
     server.answers("/completions", says(completion(finish=given)))
     assert (await tokens(server).generate(ask())).finish is finish
 
@@ -109,7 +109,7 @@ async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: Fini
     ("answer", "words"),
     [
         (completion(ids=None), "return_token_ids"),
-        (completion(logprobs=None), "speaks='messages' works without"),
+        (completion(logprobs=None), "prompt_format='messages' works without"),
         (completion(logprobs=[-0.5]), "log-probability for each"),
         (completion(logprobs=[-0.5, None]), "log-probability for each"),
         (completion(prompt_token_ids=[0, *PROMPT]), "another prompt, of 4 tokens, than the 3"),
@@ -157,7 +157,7 @@ async def test_a_server_that_hides_its_context_needs_a_limit_from_us(server: Ope
 
 
 async def test_pictures_cannot_go_as_tokens(server: OpenAIServer) -> None:
-    with pytest.raises(ConfigError, match="speaks='messages'"):
+    with pytest.raises(ConfigError, match="prompt_format='messages'"):
         await tokens(server).generate(ask(images=(Image("data:image/png;base64,AA=="),)))
 
 
@@ -181,7 +181,7 @@ async def test_a_stream_is_delivered_piece_by_piece(server: OpenAIServer) -> Non
     done = await tokens(server).generate(ask(on_tokens=lambda ids: heard.append(list(ids))))
     assert heard == [[7], [8, 9]]
     assert (list(done.token_ids), list(done.logprobs)) == ([7, 8, 9], [-0.5, -1.5, -2.5])
-    assert done.finish is Finish.LENGTH
+    assert done.finish is FinishReason.LENGTH
     assert server.bodies("/completions")[0]["stream"] is True
 
 
@@ -292,7 +292,7 @@ async def test_native_tool_calls_and_thinking_are_read(server: OpenAIServer) -> 
     assert (first.name, dict(first.arguments), first.id, first.problem) == ("add", {"a": 1, "b": 2}, "c1", "")
     assert second.raw == '{"a": 1'
     assert "not JSON" in second.problem
-    assert (done.message.thinking, done.message.content, done.finish) == ("Sum them.", "", Finish.STOP)
+    assert (done.message.thinking, done.message.content, done.finish) == ("Sum them.", "", FinishReason.STOP)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -579,7 +579,7 @@ async def test_the_key_is_sent(
     ("settings", "words"),
     [
         ({"base_url": "localhost:8000"}, "must start with http://"),
-        ({"speaks": "latin"}, "speaks='latin'; it may be 'tokens' or 'messages'"),
+        ({"prompt_format": "latin"}, "prompt_format='latin'; it may be 'tokens' or 'messages'"),
         ({"extra_body": {"n": 2, "stream": True}}, "extra_body may not set n, stream"),
         ({"max_response_bytes": 0}, "max_response_bytes=0 and vocab_size=None must be at least 1"),
         ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
@@ -597,8 +597,8 @@ def test_an_unknown_setting_is_a_type_error() -> None:
 
 
 async def test_what_it_is() -> None:
-    backend = ClientBackend("tiny", speaks=Speaks.TOKENS, context_length=12)
-    assert (backend.speaks, backend.context_length, backend.weight_version) == (Speaks.TOKENS, 12, 0)
+    backend = ClientBackend("tiny", prompt_format=PromptFormat.TOKENS, context_length=12)
+    assert (backend.prompt_format, backend.context_length, backend.weight_version) == (PromptFormat.TOKENS, 12, 0)
     backend.weight_version = 5
     assert backend.weight_version == 5
     await backend.update_weights([], 6)
@@ -633,7 +633,7 @@ async def test_chat_is_streamed_where_no_ids_are_asked_for(server: OpenAIServer)
     done = await messages(server, exact=False).generate(ask(on_text=heard.append))
     assert heard == ["Let ", "Let me."]
     assert done.message is not None
-    assert (done.message.text, done.message.thinking, done.finish) == ("Let me.", "Hm.", Finish.STOP)
+    assert (done.message.text, done.message.thinking, done.finish) == ("Let me.", "Hm.", FinishReason.STOP)
     assert [(c.name, c.arguments, c.id) for c in done.message.tool_calls] == [
         ("add", {"a": 1}, "c1"),
         ("stop", {}, "c2"),
@@ -672,7 +672,7 @@ async def test_a_stream_of_words_that_said_nothing_is_asked_for_again(server: Op
 async def test_a_chain_on_a_chat_server_is_seen_as_it_writes(server: OpenAIServer) -> None:
     server.answers("/chat/completions", streams(words(content="It is "), words(content="42."), words("stop")))
     agent = HFAgent("tiny", backend=messages(server, exact=False))
-    seen = [event.text async for event in agent.stream("What is 6 times 7?") if isinstance(event, Tokens)]
+    seen = [event.text async for event in agent.stream("What is 6 times 7?") if isinstance(event, TokensSampled)]
     assert seen == ["It is ", "It is 42."]
     assert agent.trajectories[0].prediction == "It is 42."
     assert "no token ids" in str(agent.trajectories[0].untrainable)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from agentfly.backend import Request
+from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn, _Queue
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.template import Template
 from agentfly.templates import load_template
-from agentfly.types import Finish, Message, Sampling
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import ByteTokenizer
+from agentfly.types import FinishReason, Message, Sampling
 
 TEMPLATE: Template = load_template("chatml", ByteTokenizer())
 PROMPT = TEMPLATE.start([Message("user", "Hi")])
@@ -34,7 +34,7 @@ async def test_words_become_real_ids_closed_by_the_end_of_turn() -> None:
     assert TEMPLATE.text(completion.token_ids) == "two"
     assert completion.token_ids[-1] == TEMPLATE.close_id
     assert set(completion.logprobs) == {-0.25}
-    assert completion.finish is Finish.STOP
+    assert completion.finish is FinishReason.STOP
 
 
 async def test_a_script_too_short_is_a_clear_fault() -> None:
@@ -70,15 +70,15 @@ async def test_a_seed_repeats_the_draws() -> None:
 async def test_the_token_limit_cuts_what_is_said_and_what_is_watched() -> None:
     watched: list[int] = []
     completion = await scripted("abcdef", chunk=2).generate(request(max_tokens=3, on_tokens=watched.extend))
-    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("abc", Finish.LENGTH)
+    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("abc", FinishReason.LENGTH)
     assert watched == list(completion.token_ids)
     exact = await scripted("abc").generate(request(max_tokens=4))
-    assert (len(exact.token_ids), exact.finish) == (4, Finish.STOP)
+    assert (len(exact.token_ids), exact.finish) == (4, FinishReason.STOP)
 
 
 async def test_a_stop_string_ends_the_turn_and_is_kept() -> None:
     completion = await scripted("one STOP two END three").generate(request(stop=("END", "STOP")))
-    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("one STOP", Finish.STOP)
+    assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("one STOP", FinishReason.STOP)
     assert completion.token_ids[-1] != TEMPLATE.close_id
 
 

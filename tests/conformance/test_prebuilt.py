@@ -1,4 +1,4 @@
-"""Every prebuilt world keeps the contract, as far as this machine can run it."""
+"""Every prebuilt environment that this machine can run keeps the contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from agentfly import environments
 from agentfly.conformance import check_environment
 from agentfly.environment import Environment
-from agentfly.environments import ModelServer, OpenEnvWorld, ScienceWorld
+from agentfly.environments import ModelServer, OpenEnvEnvironment, ScienceWorld
 from agentfly.errors import ConfigError
 from tests.backends.openai_server import OpenAIServer, says
 
@@ -19,11 +19,11 @@ TASKS: dict[str, list[dict[str, Any]]] = {
         {"question": "Count the words.", "files": {"words.txt": "one two"}},
     ],
 }
-"""For those that draw none of their own."""
+"""Tasks of environments that draw none."""
 
 
 class Findable(ScienceWorld):
-    """Tasks that are short and always go alike: in others, the simulator itself is left to chance."""
+    """Short deterministic tasks: in others, the simulator itself is random."""
 
     deterministic = True
 
@@ -35,17 +35,17 @@ class Findable(ScienceWorld):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", environments.__all__)
-def test_it_keeps_the_contract(name: str, openai_server: OpenAIServer) -> None:
-    kind: type[Environment] = getattr(environments, name)
+def test_prebuilt_environment_keeps_the_contract(name: str, openai_server: OpenAIServer) -> None:
+    env_class: type[Environment] = getattr(environments, name)
     openai_server.answers("/models", says({"data": [{"id": "tiny"}]}))
-    if issubclass(kind, ModelServer):
-        kind = type(name, (kind,), {"base_url": openai_server.url})
-    if issubclass(kind, ScienceWorld):
-        kind = Findable
-    if issubclass(kind, OpenEnvWorld):
-        pytest.skip("OpenEnvWorld is a client: its own tests run it against a server")
+    if issubclass(env_class, ModelServer):
+        env_class = type(name, (env_class,), {"base_url": openai_server.url})
+    if issubclass(env_class, ScienceWorld):
+        env_class = Findable
+    if issubclass(env_class, OpenEnvEnvironment):
+        pytest.skip("OpenEnvEnvironment is a client: its own tests run it against a server")
     try:
-        report = check_environment(kind, tasks=TASKS.get(name, ()), instances=2, seconds=120)
+        report = check_environment(env_class, tasks=TASKS.get(name, ()), instances=2, seconds=120)
     except ConfigError as missing:
         pytest.skip(str(missing))
     print(report)

@@ -360,12 +360,25 @@ TAMPERING = (
 )  # fmt: skip
 """Those that a mechanism of the sandbox has a part in stopping."""
 
+TURNS_ROUND = """
+import itertools, sys
+frame = sys._getframe()
+while "operations" not in dir(frame.f_locals.get("self")):
+    frame = frame.f_back
+values = itertools.cycle([(1e9,), (-1e9,)])
+frame.f_locals["self"].operations["plain"] = lambda value: next(values)
+def f():
+    return type("Number", (float,), {})()
+"""
+"""Says that one and the same number is now very large, now very small."""
 # What a test asks so that the solution could decide it alone, or see what is expected.
 TELLING: dict[str, tuple[str, str]] = {
     "minus": ("def f():\n    return Any()", "assert abs(f() - 5) < 1e-9"),
     "minus, from the right": ("def f():\n    return Any()", "assert abs(5 - f()) < 1e-9"),
     "in": ("def f():\n    return Any()", "assert 5 in f()"),
     "less": ("def f():\n    return Any()", "assert f() < 6 and f() > 4"),
+    "between": (TURNS_ROUND, "assert 4 < f() < 6"),
+    "between, one by one": (TURNS_ROUND, "result = f()\nassert result > 4 and result < 6"),
     "startswith": ("def f():\n    return Any()", "assert f().startswith('Hello')"),
     "difference": ("def f():\n    return Any()", "assert not f().symmetric_difference({1})"),
     "count": ("def f():\n    return Any()", "assert f().count(3) == 1"),

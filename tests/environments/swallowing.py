@@ -55,6 +55,9 @@ SWALLOWING: dict[str, tuple[str, str | list[str]]] = {
     "method cb": (SWALLOWS, ["class T:\n    def cb(self, x):\n        assert x == 9\nrun(T().cb, 1)"]),
     "partial cb": (SWALLOWS, ["import functools\ndef cb(a, x):\n    assert x == 9\nrun(functools.partial(cb, 1), 1)"]),
     "cancelled": ("import asyncio\nasync def f(x): raise asyncio.CancelledError", ["import asyncio\nasync def one():\n    assert await f(1) == 2\nasync def both():\n    async with asyncio.TaskGroup() as g:\n        g.create_task(one())\nasyncio.run(both())"]),
+    "coroutine cb": ("async def run(cb):\n    try: await cb(3)\n    except BaseException: pass", ["import asyncio\nasync def cb(x):\n    assert x == 9\nasyncio.run(run(cb))"]),
+    "generator cb": ("def run(cb):\n    try: list(cb(3))\n    except BaseException: pass", ["def cb(x):\n    yield x\n    assert x == 9\nrun(cb)"]),
+    "skiptest under another module": ("class SkipTest(Exception): pass\nSkipTest.__module__ = 'json'\ndef f(x): raise SkipTest('x')", ["import unittest, io, json\njson.SkipTest = unittest.SkipTest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(1), 2)\nr = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.TestLoader().loadTestsFromTestCase(T))\nassert r.wasSuccessful() and r.testsRun == 1"]),
     "late cb": ("kept=[]\ndef keep(cb): kept.append(cb)\ndef go():\n    try: kept[0](1)\n    except BaseException: pass", ["def cb(x):\n    assert x == 9\nkeep(cb)\ngo()"]),
 }  # fmt: skip
 

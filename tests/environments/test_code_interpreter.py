@@ -9,10 +9,10 @@ from agentfly import Task, reward
 from agentfly.agents import CodeAgent, HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeInterpreter
-from agentfly.outcome import StopReason
-from agentfly.resources.sandbox import Limits, SandboxUnavailable, open_sandbox
 from agentfly.rollout import RunResult
+from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
 from agentfly.tooling import Context
+from agentfly.trajectory import StopReason
 from agentfly.types import Message
 from tests.fakes import call
 

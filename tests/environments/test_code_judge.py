@@ -10,7 +10,7 @@ import pytest_asyncio
 from agentfly.environments import CodeJudge
 from agentfly.environments.judge_tests import UnitTests
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import Limits, SandboxUnavailable
+from agentfly.sandbox import Limits, SandboxUnavailable
 from tests.environments.judging import ADD, ANYTHING, DISHONEST, HANGING, HONEST, TAMPERING, TELLING
 from tests.environments.swallowing import CATCHING, SWALLOWING
 
@@ -189,6 +189,21 @@ async def test_tests_that_need_what_the_sandbox_lacks_are_our_mistake(judge: Cod
         await judge.unit_tests("def f():\n    import nowhere", ["import nowhere\nassert f() == 1"])
     verdict = await judge.unit_tests("def f():\n    import nowhere", ["assert f() == 1"])
     assert "ModuleNotFoundError" in verdict.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("solution", "test"),
+    [
+        ("def f():\n    return ImportError()", "raise f()"),
+        (
+            "import os, resource\ndef f():\n    resource.prlimit(os.getppid(), resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+            "f()\nimport sqlite3\nassert sqlite3",
+        ),
+    ],
+)
+async def test_a_solution_cannot_make_its_failure_our_mistake(judge: CodeJudge, solution: str, test: str) -> None:
+    verdict = await judge.unit_tests(solution, [test])
+    assert (verdict.passed, verdict.total) == (0, 1)
 
 
 async def test_objects_of_the_tests_are_refused_by_name(judge: CodeJudge) -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.manifest import MANIFEST
-from agentfly.models.cache import Prepared, fault, ready, root
+from agentfly.models.cache import PreparedModel, cache_root, ensure_prepared, find_fault
 
 CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
 PREPARATION = """
 import sys, time
 from pathlib import Path
-from agentfly.models.cache import Prepared, ready
+from agentfly.models.cache import PreparedModel, ensure_prepared
 
 def build(folder, scratch):
     (scratch / "download").write_bytes(b"x" * 100_000)
@@ -34,7 +34,7 @@ def build(folder, scratch):
     print("built", flush=True)
 
 print("started", flush=True)
-print(ready(Prepared("slow", "1", "a test", "none", 1, 1, build)), flush=True)
+print(ensure_prepared(PreparedModel("slow", "1", "a test", "none", 1, 1, build)), flush=True)
 """
 """Prepares a model slowly, in a process of its own."""
 
@@ -45,14 +45,14 @@ def build(folder: Path, scratch: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def model(build: Callable[[Path, Path], None] = build, name: str = "slow") -> Prepared:
-    return Prepared(name, "1", "a test", "none", 1, 1, build)
+def model(build: Callable[[Path, Path], None] = build, name: str = "slow") -> PreparedModel:
+    return PreparedModel(name, "1", "a test", "none", 1, 1, build)
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "cache"))
-    return root()
+    return cache_root()
 
 
 def preparation(pause: float) -> subprocess.Popen[str]:
@@ -67,18 +67,18 @@ def left_beside(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.name not in ("slow-1", ".slow-1.lock")]
 
 
-def test_it_is_prepared_once_and_nothing_is_left_beside_it(cache: Path) -> None:
-    folder = ready(model())
+def test_model_is_built_once_without_leftovers(cache: Path) -> None:
+    folder = ensure_prepared(model())
     assert held(folder) == CONTENTS
     assert not left_beside(cache)
 
     def never(folder: Path, scratch: Path) -> None:
         raise AssertionError("it is prepared already")
 
-    assert ready(model(never)) == ready(model(never), thorough=True) == folder
+    assert ensure_prepared(model(never)) == ensure_prepared(model(never), thorough=True) == folder
 
 
-def test_killed_at_any_moment_it_leaves_nothing_that_is_taken_for_a_model(cache: Path) -> None:
+def test_killed_build_leaves_no_model(cache: Path) -> None:
     chance = random.Random(1)
     half_made = 0
     for _ in range(6):
@@ -88,34 +88,34 @@ def test_killed_at_any_moment_it_leaves_nothing_that_is_taken_for_a_model(cache:
             time.sleep(chance.uniform(0, 1.0))
             process.kill()
         half_made += bool(left_beside(cache))
-        assert fault(model()) in ("", "it is not prepared")
-        if not fault(model()):
+        assert find_fault(model()) in ("", "it is not prepared")
+        if not find_fault(model()):
             assert held(model().folder) == CONTENTS
     assert half_made  # else nothing was interrupted, and nothing shown
-    assert held(ready(model())) == CONTENTS
+    assert held(ensure_prepared(model())) == CONTENTS
     assert not left_beside(cache)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_killed_halfway_it_is_prepared_by_the_next(cache: Path, how: signal.Signals) -> None:
+def test_next_process_builds_after_a_kill(cache: Path, how: signal.Signals) -> None:
     with preparation(0.05) as process:
         while not list(cache.glob(".slow-1.part-*/model/model.safetensors")):
             time.sleep(0.01)
         process.send_signal(how)
     assert bool(left_beside(cache)) == (how is signal.SIGKILL)
-    assert fault(model()) == "it is not prepared"
-    assert held(ready(model())) == CONTENTS
+    assert find_fault(model()) == "it is not prepared"
+    assert held(ensure_prepared(model())) == CONTENTS
     assert not left_beside(cache)
 
 
-def test_two_processes_prepare_it_once() -> None:
+def test_two_processes_build_once() -> None:
     with preparation(0.001) as one, preparation(0.001) as other:
         told = [process.communicate()[0].splitlines() for process in (one, other)]
     assert [lines[-1] for lines in told] == [str(model().folder)] * 2
     assert sum("built" in lines for lines in told) == 1
 
 
-def test_two_threads_prepare_it_once() -> None:
+def test_threads_build_once() -> None:
     builds: list[Path] = []
 
     def slow(folder: Path, scratch: Path) -> None:
@@ -123,7 +123,7 @@ def test_two_threads_prepare_it_once() -> None:
         time.sleep(0.1)
         build(folder, scratch)
 
-    threads = [threading.Thread(target=ready, args=(model(slow),)) for _ in range(4)]
+    threads = [threading.Thread(target=ensure_prepared, args=(model(slow),)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,16 +132,16 @@ def test_two_threads_prepare_it_once() -> None:
     assert held(model().folder) == CONTENTS
 
 
-def test_a_failed_preparation_is_told_and_leaves_nothing(cache: Path) -> None:
+def test_failed_build_raises_and_leaves_nothing(cache: Path) -> None:
     def failing(folder: Path, scratch: Path) -> None:
         build(folder, scratch)
         raise ConfigError("no network")
 
     with pytest.raises(ConfigError, match="no network"):
-        ready(model(failing))
+        ensure_prepared(model(failing))
     assert not left_beside(cache)
-    assert fault(model()) == "it is not prepared"
-    assert held(ready(model())) == CONTENTS
+    assert find_fault(model()) == "it is not prepared"
+    assert held(ensure_prepared(model())) == CONTENTS
 
 
 def cut_short(folder: Path) -> None:
@@ -165,38 +165,38 @@ def half_a_manifest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_short, removed, no_manifest, odd_manifest, half_a_manifest])
-def test_a_broken_model_is_told_and_prepared_again(
+def test_damaged_model_is_reported_and_rebuilt(
     damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damage(ready(model()))
-    wrong = fault(model())
+    damage(ensure_prepared(model()))
+    wrong = find_fault(model())
     assert wrong
     caplog.clear()
-    assert held(ready(model())) == CONTENTS
+    assert held(ensure_prepared(model())) == CONTENTS
     assert wrong in caplog.text
-    assert not fault(model(), thorough=True)
+    assert not find_fault(model(), thorough=True)
     assert not left_beside(cache)
 
 
-def test_a_changed_byte_is_found_when_every_byte_is_read() -> None:
-    weights = ready(model()) / "model.safetensors"
+def test_thorough_check_finds_a_changed_byte() -> None:
+    weights = ensure_prepared(model()) / "model.safetensors"
     weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
-    assert not fault(model())
-    assert "model.safetensors" in fault(model(), thorough=True)
-    assert held(ready(model(), thorough=True)) == CONTENTS
+    assert not find_fault(model())
+    assert "model.safetensors" in find_fault(model(), thorough=True)
+    assert held(ensure_prepared(model(), thorough=True)) == CONTENTS
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"slow cannot be prepared in .*AGENTFLY_CACHE"):
-        ready(model())
+        ensure_prepared(model())
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AGENTFLY_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert root() == tmp_path / "agentfly" / "models"
+    assert cache_root() == tmp_path / "agentfly" / "models"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert root() == Path("/home/somebody/.cache/agentfly/models")
+    assert cache_root() == Path("/home/somebody/.cache/agentfly/models")

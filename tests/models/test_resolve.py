@@ -1,4 +1,4 @@
-"""What a name of a model means, with the hub and without."""
+"""Resolution of model names, with and without the hub."""
 
 import http.server
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from agentfly import models
 from agentfly.errors import ConfigError
-from agentfly.models import cache, hub
+from agentfly.models import cache, huggingface
 
 
 def build(folder: Path, scratch: Path) -> None:
@@ -23,18 +23,18 @@ def build(folder: Path, scratch: Path) -> None:
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    hub._reach.cache_clear()
+    huggingface._connect.cache_clear()
 
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's address is one where nobody listens."""
+    """A hub address where no server listens."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.fixture
 def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Somebody who answers at the hub's address, and keeps what was asked."""
+    """A server at the hub's address that records the requested paths."""
     asked: list[str] = []
 
     class Answers(http.server.BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             self.send_error(404)
 
         def log_message(self, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -54,38 +54,38 @@ def a_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         thread.join()
 
 
-def test_a_prepared_model_is_its_folder(monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
-    monkeypatch.setitem(models.PREPARED, "tiny", cache.Prepared("tiny", "1", "a test", "none", 1, 1, build))
+def test_prepared_model_resolves_to_its_folder(monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
+    monkeypatch.setitem(models.PREPARED, "tiny", cache.PreparedModel("tiny", "1", "a test", "none", 1, 1, build))
     folder = models.resolve("tiny")
     assert (Path(folder) / "config.json").is_file()
     assert Path(folder) == models.PREPARED["tiny"].folder
 
 
-def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
+def test_folder_resolves_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()
     assert models.resolve(str(tmp_path / "mine")) == models.resolve("~/mine") == str(tmp_path / "mine")
 
 
-def test_bytes_need_nothing(no_hub: None) -> None:
+def test_bytes_tokenizer_needs_no_model(no_hub: None) -> None:
     assert models.resolve("bytes") == "bytes"
 
 
-def test_a_hub_name_goes_to_a_hub_that_answers(a_hub: list[str]) -> None:
+def test_hub_name_is_returned_if_the_hub_answers(a_hub: list[str]) -> None:
     assert models.resolve("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
     assert models.resolve("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     assert len(a_hub) == 1  # it is asked once
 
 
-def test_without_the_hub_the_user_is_told_what_there_is(no_hub: None) -> None:
+def test_unreachable_hub_error_names_alternatives(no_hub: None) -> None:
     with pytest.raises(ConfigError) as raised:
         models.resolve("Qwen/Qwen2.5-0.5B")
     for part in ("'Qwen/Qwen2.5-0.5B'", "out of reach", "refused", "`agentfly models`", "folder"):
         assert part in str(raised.value)
 
 
-def test_offline_mode_counts_as_out_of_reach(tmp_path: Path) -> None:
-    """The setting is read when its client is imported."""
+def test_offline_mode_counts_as_unreachable(tmp_path: Path) -> None:
+    """huggingface_hub reads the setting at import, hence the new process."""
     told = subprocess.run(
         [sys.executable, "-c", "from agentfly.models import resolve; resolve('Qwen/Qwen2.5-0.5B')"],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}, capture_output=True, text=True,
@@ -95,13 +95,13 @@ def test_offline_mode_counts_as_out_of_reach(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("written", "meant"), [("smollm2", "smollm2-135m"), ("tinny", "tiny")])
-def test_a_near_miss_is_named(written: str, meant: str, no_hub: None) -> None:
+def test_close_match_is_suggested(written: str, meant: str, no_hub: None) -> None:
     with pytest.raises(ConfigError, match=f"Did you mean '{meant}'"):
         models.resolve(written)
 
 
-def test_without_the_hub_its_cache_is_used(tmp_path: Path, no_hub: None) -> None:
-    """The layout in which the hub's client keeps what it downloaded."""
+def test_unreachable_hub_falls_back_to_its_cache(tmp_path: Path, no_hub: None) -> None:
+    """Uses the folder layout of the hub client's cache."""
     kept = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B"
     snapshot = kept / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -111,5 +111,5 @@ def test_without_the_hub_its_cache_is_used(tmp_path: Path, no_hub: None) -> None
     assert models.resolve("Qwen/Qwen2.5-0.5B") == str(snapshot)
 
 
-def test_what_can_only_be_a_folder_is_left_to_whoever_loads_it(no_hub: None) -> None:
+def test_path_that_is_no_hub_name_is_returned_unchanged(no_hub: None) -> None:
     assert models.resolve("./no/such/folder") == "./no/such/folder"

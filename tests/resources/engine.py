@@ -45,7 +45,7 @@ class Podman:
             if not shutil.which(program):
                 raise NoEngine(f"no {program} on PATH: apt-get install podman runc")
         if not find_spec("docker"):
-            raise NoEngine("no docker package: pip install 'agentfly[container]'")
+            raise NoEngine("no docker package: pip install 'agentfly-rl[container]'")
         self.folder = folder
         folder.mkdir(exist_ok=True)
         (folder / "containers.conf").write_text(SETTINGS)

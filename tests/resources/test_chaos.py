@@ -9,9 +9,8 @@ from typing import ClassVar
 from agentfly import Environment, Pool, Task, reward, tool
 from agentfly.agent import BaseAgent
 from agentfly.errors import EnvironmentFault
-from agentfly.outcome import StopReason
 from agentfly.resources import ResourceManager
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import StopReason, Trajectory
 from tests.fakes import byte_agent, call
 
 INSTANCES = 64
@@ -76,7 +75,7 @@ def judged(env: Wild, task: Task) -> float:
     return float(env.owner is task)
 
 
-async def test_every_chain_ends_typed_and_nothing_is_lent_twice_or_left() -> None:
+async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> None:
     manager = ResourceManager()
     agents = [
         byte_agent([call("act"), call("act"), "done"], tools=[Wild], reward=judged, manager=manager) for _ in range(8)
@@ -95,11 +94,11 @@ async def test_every_chain_ends_typed_and_nothing_is_lent_twice_or_left() -> Non
     assert all(chain.failures for chain in chains if chain.stop is StopReason.ENVIRONMENT_FAULT)
     assert {chain.reward for chain in chains if chain.stop is StopReason.ANSWER} == {1.0}
     assert Wild.lent_twice == []
-    (figures,) = manager.figures()
-    assert (figures.lent, figures.waiting) == (0, 0)
-    assert figures.buried > 20
+    (figures,) = manager.pool_metrics()
+    assert (figures.leased, figures.waiting) == (0, 0)
+    assert figures.evicted > 20
     await manager.close()
-    assert (manager.live, Wild.alive, asyncio.all_tasks()) == (0, set(), {asyncio.current_task()})
+    assert (manager.num_instances, Wild.alive, asyncio.all_tasks()) == (0, set(), {asyncio.current_task()})
     assert Wild.most <= INSTANCES
 
 
@@ -111,7 +110,7 @@ class Even(Environment):
     pool = Pool(max_instances=INSTANCES)
 
 
-async def test_nobody_waits_past_three_times_the_median_under_even_load() -> None:
+async def test_longest_wait_is_below_three_times_the_median() -> None:
     """A wait is counted in lends between the asking and the getting, which no busy machine can stretch."""
     manager, waits, lends = ResourceManager(), [], 0
 

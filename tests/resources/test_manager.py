@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from agentfly import Environment, Pool, Task
-from agentfly.environment import Housed
+from agentfly.environment import InstanceHandle
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.resources import Figures, QueueTimeout, ResourceManager, exchange, stock
+from agentfly.resources import PoolMetrics, QueueTimeout, ResourceManager, allocator
+from agentfly.resources import pool as pool_module
 
 TASK = Task.of("Q")
 QUICK = Pool(start_timeout=0.05, reset_timeout=0.05)
@@ -59,9 +60,9 @@ async def _clean(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     World.log.clear()
     World.breaks.clear()
     World.hangs.clear()
-    monkeypatch.setattr(stock, "BACK_OFF", 0.001)
+    monkeypatch.setattr(pool_module, "BACKOFF", 0.001)
     yield
-    assert [task for task in asyncio.all_tasks() if "exchange.py" in repr(task)] == []
+    assert [task for task in asyncio.all_tasks() if "allocator.py" in repr(task)] == []
 
 
 @pytest.fixture
@@ -69,15 +70,15 @@ async def manager() -> AsyncIterator[ResourceManager]:
     manager = ResourceManager()
     yield manager
     await manager.close()
-    assert manager.live == 0
+    assert manager.num_instances == 0
 
 
 def pooled(kind: type[Environment], **pool: Any) -> ResourceManager:
     return ResourceManager({kind: replace(kind.pool, **pool)})
 
 
-def only(manager: ResourceManager) -> Figures:
-    (figures,) = manager.figures()
+def only(manager: ResourceManager) -> PoolMetrics:
+    (figures,) = manager.pool_metrics()
     return figures
 
 
@@ -90,7 +91,7 @@ async def until(condition: Any) -> None:
 # ── leases ──
 
 
-async def test_a_chain_has_one_instance_of_a_kind_and_two_chains_have_two(manager: ResourceManager) -> None:
+async def test_each_chain_has_its_own_instance(manager: ResourceManager) -> None:
     plan = [World, Second]
     async with manager.leases(TASK, plan) as leases, manager.leases(TASK, plan) as others:
         first, again, also = await asyncio.gather(leases.get(World), leases.get(World), leases.get(World))
@@ -98,24 +99,24 @@ async def test_a_chain_has_one_instance_of_a_kind_and_two_chains_have_two(manage
         assert first.task is TASK
         assert await others.get(World) is not first
         assert await leases.get(Second) is not first
-        assert manager.live == 4
-    assert [each.warm for each in manager.figures()] == [2, 2]
+        assert manager.num_instances == 4
+    assert [each.warm for each in manager.pool_metrics()] == [2, 2]
 
 
-async def test_nothing_is_made_that_nobody_asks_for(manager: ResourceManager) -> None:
+async def test_no_instance_without_a_request(manager: ResourceManager) -> None:
     async with manager.leases(TASK, [World]):
         pass
-    assert (World.log, manager.live) == ([], 0)
+    assert (World.log, manager.num_instances) == ([], 0)
 
 
-async def test_an_environment_outside_the_plan_is_refused(manager: ResourceManager) -> None:
+async def test_environment_outside_the_plan_is_rejected(manager: ResourceManager) -> None:
     async with manager.leases(TASK, [World]) as leases:
         with pytest.raises(ConfigError, match="this chain has World; Second would have to be in the plan"):
             await leases.get(Second)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, EnvironmentFault, asyncio.CancelledError])
-async def test_however_a_chain_ends_its_instance_goes_back(
+async def test_instance_is_released_however_the_chain_ends(
     manager: ResourceManager, error: type[BaseException]
 ) -> None:
     async def chain() -> None:
@@ -125,10 +126,10 @@ async def test_however_a_chain_ends_its_instance_goes_back(
 
     with pytest.raises(error):
         await chain()
-    assert (only(manager).lent, only(manager).warm) == (0, 1)
+    assert (only(manager).leased, only(manager).warm) == (0, 1)
 
 
-async def test_an_instance_that_came_back_is_reset_and_lent_again(manager: ResourceManager) -> None:
+async def test_released_instance_is_reset_and_reused(manager: ResourceManager) -> None:
     seen = []
     for question in ("one", "two"):
         async with manager.leases(Task.of(question), [World]) as leases:
@@ -139,9 +140,7 @@ async def test_an_instance_that_came_back_is_reset_and_lent_again(manager: Resou
 
 
 @pytest.mark.parametrize("error", [EnvironmentFault("dead"), asyncio.CancelledError()])
-async def test_an_instance_that_failed_or_was_left_in_the_middle_is_not_lent_again(
-    manager: ResourceManager, error: BaseException
-) -> None:
+async def test_instance_is_evicted_after_fault_or_cancellation(manager: ResourceManager, error: BaseException) -> None:
     async def fail(_: Any) -> None:
         raise error
 
@@ -151,7 +150,7 @@ async def test_an_instance_that_failed_or_was_left_in_the_middle_is_not_lent_aga
         first = await leases.get(World)
     async with manager.leases(TASK, [World]) as leases:
         assert await leases.get(World) is not first
-    assert (only(manager).buried, only(manager).started) == (1, 2)
+    assert (only(manager).evicted, only(manager).started) == (1, 2)
 
 
 async def test_plain_methods_run_in_threads(manager: ResourceManager) -> None:
@@ -177,24 +176,24 @@ async def test_plain_methods_run_in_threads(manager: ResourceManager) -> None:
 # ── what breaks ──
 
 
-async def test_a_reset_that_fails_is_a_fault_and_everything_goes_back(manager: ResourceManager) -> None:
+async def test_failed_reset_is_a_fault_and_releases_everything(manager: ResourceManager) -> None:
     World.breaks.add("reset")
     async with manager.leases(TASK, [Second, World]) as leases:
         with pytest.raises(EnvironmentFault, match=r"Second\.reset failed: OSError: reset broke"):
             await leases.get(World)
         World.breaks.clear()
         assert isinstance(await leases.get(World), World)
-    assert {each.environment: each.buried for each in manager.figures()} == {"World": 0, "Second": 1}
+    assert {each.environment: each.evicted for each in manager.pool_metrics()} == {"World": 0, "Second": 1}
 
 
-async def test_a_reset_that_hangs_is_a_fault(manager: ResourceManager) -> None:
+async def test_reset_timeout_is_a_fault(manager: ResourceManager) -> None:
     World.hangs.add("reset")
     async with manager.leases(TASK, [World]) as leases:
         with pytest.raises(EnvironmentFault, match=r"World\.reset took longer than 0\.05 s"):
             await leases.get(World)
 
 
-async def test_a_start_that_fails_now_and_then_is_tried_again(manager: ResourceManager) -> None:
+async def test_failed_start_is_retried(manager: ResourceManager) -> None:
     World.breaks.add("start")
     async with manager.leases(TASK, [World]) as leases:
         getting = asyncio.create_task(leases.get(World))
@@ -208,7 +207,7 @@ async def test_a_start_that_fails_now_and_then_is_tried_again(manager: ResourceM
     ("how", "reason"),
     [("breaks", r"World\.start failed: OSError: start broke"), ("hangs", r"World\.start took longer than 0\.05 s")],
 )
-async def test_what_can_never_start_fails_its_chains_soon_with_the_reason(
+async def test_repeated_start_failures_fail_the_chains_with_the_reason(
     manager: ResourceManager, how: str, reason: str
 ) -> None:
     getattr(World, how).add("start")
@@ -227,10 +226,10 @@ async def test_what_can_never_start_fails_its_chains_soon_with_the_reason(
     assert "no World can be started" in only(manager).broken
 
 
-async def test_after_a_while_a_broken_environment_is_tried_again(
+async def test_broken_environment_is_retried_after_cool_down(
     manager: ResourceManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stock, "COOL_DOWN", 0.02)
+    monkeypatch.setattr(pool_module, "COOL_DOWN", 0.02)
     World.breaks.add("start")
     async with manager.leases(TASK, [World]) as leases:
         with pytest.raises(EnvironmentFault):
@@ -241,7 +240,7 @@ async def test_after_a_while_a_broken_environment_is_tried_again(
     assert only(manager).broken == ""
 
 
-async def test_what_the_user_must_mend_is_not_tried_again(manager: ResourceManager) -> None:
+async def test_config_error_is_not_retried(manager: ResourceManager) -> None:
     class Needy(Environment):
         async def start(self) -> None:
             World.log.append("start")
@@ -253,7 +252,7 @@ async def test_what_the_user_must_mend_is_not_tried_again(manager: ResourceManag
     assert World.log == ["start"]
 
 
-async def test_a_constructor_that_fails_is_a_fault(manager: ResourceManager) -> None:
+async def test_constructor_error_is_an_environment_fault(manager: ResourceManager) -> None:
     class Odd(Environment):
         def __init__(self) -> None:
             raise ValueError("odd")
@@ -261,23 +260,23 @@ async def test_a_constructor_that_fails_is_a_fault(manager: ResourceManager) -> 
     async with manager.leases(TASK, [Odd]) as leases:
         with pytest.raises(EnvironmentFault, match=r"Odd\(\) failed: ValueError: odd"):
             await leases.get(Odd)
-    assert manager.live == 0
+    assert manager.num_instances == 0
 
 
 @pytest.mark.parametrize("how", ["breaks", "hangs"])
-async def test_a_close_that_fails_is_told_of_and_given_up(
+async def test_failed_close_is_logged_and_abandoned(
     manager: ResourceManager, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     getattr(World, how).add("close")
     async with manager.leases(TASK, [World]) as leases:
         await leases.get(World)
-    figures = manager.figures
+    figures = manager.pool_metrics
     await manager.close()
     assert "World.close" in caplog.text
-    assert (manager.live, figures()) == (0, [])
+    assert (manager.num_instances, figures()) == (0, [])
 
 
-async def test_a_time_out_of_the_environments_own_is_told_as_it_is(manager: ResourceManager) -> None:
+async def test_timeout_error_of_the_environment_is_reported_unchanged(manager: ResourceManager) -> None:
     class Remote(Environment):
         async def reset(self, task: Task) -> None:
             raise TimeoutError("no answer from port 7")
@@ -287,10 +286,8 @@ async def test_a_time_out_of_the_environments_own_is_told_as_it_is(manager: Reso
             await leases.get(Remote)
 
 
-async def test_an_idle_instance_that_is_unwell_is_replaced_before_a_chain_sees_it(
-    manager: ResourceManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "CHECK_AFTER", -1.0)
+async def test_unhealthy_idle_instance_is_replaced(manager: ResourceManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "CHECK_AFTER", -1.0)
     async with manager.leases(TASK, [World]) as leases:
         first = await leases.get(World)
 
@@ -301,10 +298,10 @@ async def test_an_idle_instance_that_is_unwell_is_replaced_before_a_chain_sees_i
     monkeypatch.setattr(World, "breaks", Fickle())
     async with manager.leases(TASK, [World]) as leases:
         assert await leases.get(World) is not first
-    assert (World.log.count("check"), only(manager).buried) == (3, 1)
+    assert (World.log.count("check"), only(manager).evicted) == (3, 1)
 
 
-async def test_starts_that_fail_side_by_side_are_one_failure(manager: ResourceManager) -> None:
+async def test_concurrent_failed_starts_count_once(manager: ResourceManager) -> None:
     class Hasty(World):
         async def start(self) -> None:
             await super().start()
@@ -320,29 +317,29 @@ async def test_starts_that_fail_side_by_side_are_one_failure(manager: ResourceMa
 # ── pools ──
 
 
-async def test_warm_instances_are_there_before_anybody_asks_and_are_refilled() -> None:
+async def test_min_warm_instances_are_started_and_refilled() -> None:
     manager = pooled(World, min_warm=2, max_instances=4)
     await manager.warm_up([World])
     await until(lambda: only(manager).warm == 2)
     async with manager.leases(TASK, [World]) as leases:
         await leases.get(World)
         await until(lambda: only(manager).warm == 2)
-        assert (only(manager).lent, manager.live) == (1, 3)
+        assert (only(manager).leased, manager.num_instances) == (1, 3)
     await manager.close()
 
 
-async def test_idle_instances_are_closed_after_a_while_but_for_the_warm_ones() -> None:
+async def test_idle_instances_beyond_min_warm_are_closed() -> None:
     manager = pooled(World, min_warm=1, idle_seconds=0.03)
     async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
         await one.get(World)
         await two.get(World)
-    await until(lambda: only(manager).warm == 1 and manager.live == 1)
+    await until(lambda: only(manager).warm == 1 and manager.num_instances == 1)
     await asyncio.sleep(0.1)
     assert only(manager).warm == 1
     await manager.close()
 
 
-async def test_an_instance_is_replaced_after_so_many_uses() -> None:
+async def test_max_uses() -> None:
     manager, seen = pooled(World, max_uses=2), []
     for _ in range(5):
         async with manager.leases(TASK, [World]) as leases:
@@ -356,18 +353,18 @@ async def test_an_instance_is_replaced_after_so_many_uses() -> None:
     await manager.close()
 
 
-async def test_an_environment_may_be_replaced_after_every_chain() -> None:
+async def test_recycle_replace() -> None:
     manager, seen = pooled(World, recycle="replace"), []
     for _ in range(3):
         async with manager.leases(TASK, [World]) as leases:
             seen.append(await leases.get(World))
     assert len(set(map(id, seen))) == 3
-    assert only(manager).buried == 0  # nothing was wrong with them
+    assert only(manager).evicted == 0  # nothing was wrong with them
     await manager.close()
     assert World.log.count("close") == 3
 
 
-async def test_a_slow_start_does_not_hold_up_the_lending_of_what_came_back() -> None:
+async def test_slow_start_does_not_block_released_instances() -> None:
     never = asyncio.Event()
 
     class Slow(World):
@@ -393,27 +390,27 @@ async def test_a_slow_start_does_not_hold_up_the_lending_of_what_came_back() -> 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"min_warm": -1}, "min_warm must be a whole number of at least 0"),
-        ({"max_instances": 0}, "max_instances must be a whole number of at least 1"),
-        ({"max_uses": 1.5}, "max_uses must be"),
-        ({"wait_timeout": "long"}, "wait_timeout must be a number of seconds"),
-        ({"recycle": "burn"}, "recycle is one of reset, replace, not 'burn'"),
-        ({"scope": "world"}, "scope is one of chain, group, global"),
+        ({"min_warm": -1}, "min_warm must be a whole number of at least 0, not -1"),
+        ({"max_instances": 0}, "max_instances must be a whole number of at least 1, not 0"),
+        ({"max_uses": 1.5}, "max_uses must be a whole number of at least 1, not 1.5"),
+        ({"wait_timeout": "long"}, "wait_timeout must be a number of seconds, not 'long'"),
+        ({"recycle": "burn"}, "recycle must be 'reset' or 'replace', not 'burn'"),
+        ({"scope": "world"}, "scope must be 'chain' or 'group' or 'global', not 'world'"),
         ({"min_warm": 3, "max_instances": 2}, "cannot keep 3 warm with max_instances=2"),
         ({"concurrent": True}, "scope='group' or 'global' too"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_pool_settings_are_rejected(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Pool(**wrong)
 
 
-async def test_a_place_that_there_is_not_is_refused(manager: ResourceManager) -> None:
+async def test_unknown_runtime_is_rejected(manager: ResourceManager) -> None:
     class Lost(Environment):
-        pool = Pool(place="moon")
+        pool = Pool(runtime="moon")
 
     async with manager.leases(TASK, [Lost]) as leases:
-        with pytest.raises(ConfigError, match="there is no place 'moon'; there are here, process,"):
+        with pytest.raises(ConfigError, match="there is no runtime 'moon'; use one of in_process, process,"):
             await leases.get(Lost)
 
 
@@ -435,7 +432,7 @@ async def test_requests_wait_in_order() -> None:
     await manager.close()
 
 
-async def test_one_who_waited_too_long_is_told_how_many_wait_and_who_has_what() -> None:
+async def test_queue_timeout_names_queue_length_and_holders() -> None:
     manager = pooled(World, max_instances=1, wait_timeout=0.02)
     async with manager.leases(Task.of("Long one", id="t7"), [World], chain="3/1") as holder:
         await holder.get(World)
@@ -443,12 +440,12 @@ async def test_one_who_waited_too_long_is_told_how_many_wait_and_who_has_what() 
             told = await asyncio.gather(one.get(World), two.get(World), return_exceptions=True)
     assert [type(each) for each in told] == [QueueTimeout, QueueTimeout]
     assert "no World was free within 0.02 s: 2 chains were waiting" in str(told[0])
-    assert "1 of at most 1 are lent: to chain 3/1 (t7) for 0.0 s" in str(told[0])
+    assert "1 of at most 1 are leased: to chain 3/1 (t7) for 0.0 s" in str(told[0])
     assert only(manager).timeouts == 2
     await manager.close()
 
 
-async def test_one_who_is_cancelled_while_waiting_loses_nothing() -> None:
+async def test_cancellation_while_waiting_leaks_nothing() -> None:
     manager = pooled(World, max_instances=1)
     for late in (False, True):
         first, second = manager.leases(TASK, [World]), manager.leases(TASK, [World])
@@ -461,7 +458,7 @@ async def test_one_who_is_cancelled_while_waiting_loses_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await first.release()
-        assert (only(manager).lent, only(manager).waiting, only(manager).warm) == (0, 0, 1)
+        assert (only(manager).leased, only(manager).waiting, only(manager).warm) == (0, 0, 1)
     await manager.close()
 
 
@@ -497,7 +494,7 @@ BUDGETS = st.sampled_from([{}, {"instances": 4}, {"memory": 1000}, {"instances":
     budget={"instances": 5, "memory": 1100},
     seed=448,
 )  # fmt: skip
-def test_nobody_waits_for_ever_whatever_chains_need(
+def test_no_deadlock_for_any_plan(
     plans: list[set[int]], pools: tuple[dict[str, Any], ...], budget: dict[str, int], seed: int
 ) -> None:
     """Chains that need several kinds of any scope, and die or are cancelled, under pools and budgets that are small."""
@@ -539,9 +536,9 @@ def test_nobody_waits_for_ever_whatever_chains_need(
         async with asyncio.timeout(10):
             came = await asyncio.gather(*chains, return_exceptions=True)
         assert {type(each) for each in came} <= {str, EnvironmentFault, asyncio.CancelledError}
-        assert [(each.lent, each.waiting) for each in manager.figures() if each.lent or each.waiting] == []
+        assert [(each.leased, each.waiting) for each in manager.pool_metrics() if each.leased or each.waiting] == []
         await manager.close()
-        assert manager.live == 0
+        assert manager.num_instances == 0
 
     asyncio.run(run())
 
@@ -549,7 +546,7 @@ def test_nobody_waits_for_ever_whatever_chains_need(
 # ── the budget ──
 
 
-async def test_a_chain_that_could_never_fit_the_budget_is_refused() -> None:
+async def test_request_beyond_the_budget_is_rejected() -> None:
     manager = ResourceManager(instances=1)
     async with manager.leases(TASK, [World, Second]) as leases:
         with pytest.raises(ConfigError, match="a chain needs World and Second; a budget of 1 instances has no room"):
@@ -557,20 +554,20 @@ async def test_a_chain_that_could_never_fit_the_budget_is_refused() -> None:
     await manager.close()
 
 
-async def test_a_budget_of_memory_counts_what_the_pools_declare() -> None:
+async def test_memory_budget_uses_declared_memory() -> None:
     manager = ResourceManager({World: Pool(memory=400), Second: Pool(memory=500)}, memory=1000)
     async with manager.leases(TASK, [World, Second]) as leases:
         await leases.get(World)
         async with manager.leases(TASK, [World]) as other:
             waiting = asyncio.create_task(other.get(World))
             await asyncio.sleep(0.02)
-            assert (waiting.done(), manager.live) == (False, 2)
+            assert (waiting.done(), manager.num_instances) == (False, 2)
             await leases.release()
             assert isinstance(await waiting, World)
     await manager.close()
 
 
-async def test_an_idle_instance_makes_room_for_another_environment() -> None:
+async def test_idle_instance_is_closed_for_another_environment() -> None:
     manager = ResourceManager(instances=1)
     for kind in (World, Second, World):
         async with manager.leases(TASK, [kind]) as leases:
@@ -593,7 +590,7 @@ async def test_one_environment_cannot_starve_another() -> None:
     await manager.close()
 
 
-async def test_a_large_environment_is_not_starved_by_small_ones() -> None:
+async def test_large_environment_is_not_starved() -> None:
     """Room for ten small ones or a single large one: the large one need not wait until nobody asks for small ones."""
     pools = {World: Pool(memory=100, min_warm=1), Second: Pool(memory=950)}
     manager, ended = ResourceManager(pools, memory=1000), []
@@ -628,7 +625,7 @@ class Board(World):
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-async def test_a_global_instance_is_everybodys_and_is_acted_in_by_turns_unless_it_says_otherwise(
+async def test_global_instance_is_shared_and_serialized_unless_concurrent(
     concurrent: bool,
 ) -> None:
     manager, seen = pooled(Board, scope="global", concurrent=concurrent), set()
@@ -643,10 +640,10 @@ async def test_a_global_instance_is_everybodys_and_is_acted_in_by_turns_unless_i
     assert (board.actions, board.most > 1) == (20, concurrent)
     assert World.log.count("reset") == 20  # of the worlds: what is everybody's is never reset
     await manager.close()
-    assert manager.live == 0
+    assert manager.num_instances == 0
 
 
-async def test_one_chain_that_goes_away_is_nothing_to_the_others_of_a_concurrent_instance() -> None:
+async def test_cancelled_chain_does_not_evict_a_concurrent_instance() -> None:
     manager = pooled(Board, scope="global", concurrent=True)
 
     async def hang(_: Any) -> None:
@@ -661,11 +658,11 @@ async def test_one_chain_that_goes_away_is_nothing_to_the_others_of_a_concurrent
             await given_up
         async with manager.leases(TASK, [Board]) as three:
             assert await three.get(Board) is board
-    assert (only(manager).buried, only(manager).started) == (0, 1)
+    assert (only(manager).evicted, only(manager).started) == (0, 1)
     await manager.close()
 
 
-async def test_a_global_instance_that_died_is_replaced_while_others_still_have_it() -> None:
+async def test_dead_global_instance_is_replaced_while_still_leased() -> None:
     manager = pooled(Board, scope="global")
 
     async def die(_: Any) -> None:
@@ -679,12 +676,12 @@ async def test_a_global_instance_that_died_is_replaced_while_others_still_have_i
         await one.release()
         async with manager.leases(TASK, [Board]) as three:
             assert await three.get(Board) is not first
-        assert only(manager).buried == 0
-    assert only(manager).buried == 1
+        assert only(manager).evicted == 0
+    assert only(manager).evicted == 1
     await manager.close()
 
 
-async def test_the_chains_of_a_group_share_and_other_groups_have_their_own() -> None:
+async def test_group_scope_is_shared_within_a_group_only() -> None:
     manager = pooled(Board, scope="group")
     groups, seen = [manager.group(), manager.group()], []
 
@@ -697,14 +694,14 @@ async def test_the_chains_of_a_group_share_and_other_groups_have_their_own() -> 
     first, second = ({board for number, board in seen if number == group} for group in (0, 1))
     assert len(first) == len(second) == 1
     assert first != second
-    assert {each.environment: each.lent for each in manager.figures()} == {"World": 0, "Board": 2}
+    assert {each.environment: each.leased for each in manager.pool_metrics()} == {"World": 0, "Board": 2}
     for group in groups:
         group.close()
-    assert {each.environment: each.warm for each in manager.figures()}["Board"] == 2
+    assert {each.environment: each.warm for each in manager.pool_metrics()}["Board"] == 2
     await manager.close()
 
 
-async def test_a_group_whose_instance_died_gets_another_when_the_last_who_had_it_has_ended() -> None:
+async def test_dead_group_instance_is_replaced_after_last_user() -> None:
     manager = pooled(Board, scope="group")
     group = manager.group()
 
@@ -726,7 +723,7 @@ async def test_a_group_whose_instance_died_gets_another_when_the_last_who_had_it
     await manager.close()
 
 
-async def test_a_group_scope_without_a_group_is_refused(manager: ResourceManager) -> None:
+async def test_group_scope_without_group_is_rejected(manager: ResourceManager) -> None:
     class Shared(Environment):
         pool = Pool(scope="group")  # type: ignore[arg-type]
 
@@ -735,7 +732,7 @@ async def test_a_group_scope_without_a_group_is_refused(manager: ResourceManager
             await leases.get(Shared)
 
 
-async def test_a_global_instance_that_died_is_replaced_for_one_who_waits_for_something_else_too() -> None:
+async def test_dead_global_instance_is_replaced_for_multi_pool_request() -> None:
     manager = ResourceManager({Board: Pool(scope="global"), World: Pool(max_instances=1)})  # type: ignore[arg-type]
 
     async def die(_: Any) -> None:
@@ -746,17 +743,17 @@ async def test_a_global_instance_that_died_is_replaced_for_one_who_waits_for_som
         await busy.get(World)
         async with manager.leases(TASK, [World, Board]) as leases:
             waiting = asyncio.create_task(leases.get(World))
-            await until(lambda: [each.waiting for each in manager.figures()] == [1, 1])
+            await until(lambda: [each.waiting for each in manager.pool_metrics()] == [1, 1])
             async with manager.leases(TASK, [Board]) as unlucky:
                 with pytest.raises(EnvironmentFault):
                     await unlucky.act([Board], die)
-            assert {each.environment: each.starting for each in manager.figures()} == {"Board": 1, "World": 0}
+            assert {each.environment: each.starting for each in manager.pool_metrics()} == {"Board": 1, "World": 0}
             await busy.release()
             await waiting
     await manager.close()
 
 
-async def test_the_chains_of_a_group_get_their_own_instances_side_by_side() -> None:
+async def test_chains_of_a_group_acquire_their_own_instances_concurrently() -> None:
     manager, together = pooled(Board, scope="group"), asyncio.Barrier(3)
     group = manager.group()
 
@@ -776,7 +773,7 @@ async def test_the_chains_of_a_group_get_their_own_instances_side_by_side() -> N
     await manager.close()
 
 
-async def test_who_waits_for_the_others_of_his_group_has_a_deadline_too() -> None:
+async def test_waiting_for_the_group_has_a_timeout() -> None:
     manager = pooled(Board, scope="group", wait_timeout=0.5, reset_timeout=60.0)
     group = manager.group()
     World.hangs.add("reset")
@@ -790,7 +787,7 @@ async def test_who_waits_for_the_others_of_his_group_has_a_deadline_too() -> Non
     await manager.close()
 
 
-async def test_chains_of_one_group_that_share_different_things_are_refused() -> None:
+async def test_chains_of_a_group_must_share_the_same_environments() -> None:
     shared = Pool(scope="group")  # type: ignore[arg-type]
     manager = ResourceManager({World: shared, Second: shared})
     group = manager.group()
@@ -805,7 +802,7 @@ async def test_chains_of_one_group_that_share_different_things_are_refused() -> 
 # ── the end ──
 
 
-def test_what_is_idle_lent_or_starting_is_closed_when_the_event_loop_ends() -> None:
+def test_loop_shutdown_closes_idle_leased_and_starting_instances() -> None:
     manager, started = ResourceManager(), asyncio.Event()
 
     class Slow(Second):
@@ -821,14 +818,14 @@ def test_what_is_idle_lent_or_starting_is_closed_when_the_event_loop_ends() -> N
         await manager.leases(TASK, [Second]).get(Second)
         slow = asyncio.create_task(manager.leases(TASK, [Slow]).get(Slow))
         await started.wait()
-        assert (manager.live, slow.done()) == (3, False)
+        assert (manager.num_instances, slow.done()) == (3, False)
 
     asyncio.run(run())
     assert World.log.count("close") == 3
-    assert manager.live == 0
+    assert manager.num_instances == 0
 
 
-def test_a_close_that_the_ending_loop_cut_short_is_done_again() -> None:
+def test_close_interrupted_by_loop_shutdown_is_repeated() -> None:
     manager, closing, closed = pooled(World, recycle="replace", reset_timeout=5.0), asyncio.Event(), []
 
     class Slow(Environment):
@@ -845,10 +842,10 @@ def test_a_close_that_the_ending_loop_cut_short_is_done_again() -> None:
         await closing.wait()
 
     asyncio.run(run())
-    assert (len(closed), manager.live) == (1, 0)
+    assert (len(closed), manager.num_instances) == (1, 0)
 
 
-async def test_whoever_waits_when_the_manager_is_closed_is_told(manager: ResourceManager) -> None:
+async def test_close_fails_waiting_requests(manager: ResourceManager) -> None:
     World.hangs.add("start")
     async with manager.leases(TASK, [World]) as leases:
         getting = asyncio.create_task(leases.get(World))
@@ -858,7 +855,7 @@ async def test_whoever_waits_when_the_manager_is_closed_is_told(manager: Resourc
             await getting
 
 
-async def test_whoever_waits_behind_others_when_the_manager_is_closed_is_told_too() -> None:
+async def test_close_fails_requests_behind_others() -> None:
     """The head of the queue wants something else besides, and what those behind him want is ready."""
     manager = ResourceManager({World: Pool(max_instances=1), Second: Pool(max_instances=1)})
     holder = manager.leases(TASK, [Second])
@@ -866,14 +863,14 @@ async def test_whoever_waits_behind_others_when_the_manager_is_closed_is_told_to
     async with manager.leases(TASK, [World]) as leases:
         await leases.get(World)
     waiting = [asyncio.create_task(manager.leases(TASK, plan).get(World)) for plan in ([World, Second], [World])]
-    await until(lambda: sum(each.waiting for each in manager.figures()) == 3)
+    await until(lambda: sum(each.waiting for each in manager.pool_metrics()) == 3)
     await manager.close()
     told = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(each) for each in told] == ["this manager is closed"] * 2
 
 
-async def test_whoever_is_at_the_check_when_the_manager_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "CHECK_AFTER", -1.0)
+async def test_close_during_health_check_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "CHECK_AFTER", -1.0)
     manager, checking, closed = ResourceManager(), asyncio.Event(), asyncio.Event()
 
     class Checked(Environment):
@@ -892,7 +889,7 @@ async def test_whoever_is_at_the_check_when_the_manager_is_closed_is_told(monkey
         await getting
 
 
-def test_a_closing_that_is_cancelled_is_finished_when_the_loop_ends() -> None:
+def test_cancelled_close_finishes_at_loop_shutdown() -> None:
     manager = ResourceManager()
 
     async def run() -> None:
@@ -902,15 +899,15 @@ def test_a_closing_that_is_cancelled_is_finished_when_the_loop_ends() -> None:
             await asyncio.sleep(0)
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        assert manager.live == 1
+        assert manager.num_instances == 1
         World.hangs.clear()
 
     World.hangs.add("close")
     asyncio.run(run())
-    assert (World.log.count("close"), manager.live) == (2, 0)
+    assert (World.log.count("close"), manager.num_instances) == (2, 0)
 
 
-def test_a_start_that_is_cancelled_before_it_began_is_not_counted() -> None:
+def test_start_cancelled_before_first_step_is_not_counted() -> None:
     manager, warming = ResourceManager(), []
 
     class Warm(Environment):
@@ -920,10 +917,10 @@ def test_a_start_that_is_cancelled_before_it_began_is_not_counted() -> None:
         warming.append(asyncio.create_task(manager.warm_up([Warm])))
 
     asyncio.run(run())
-    assert manager.live == 0
+    assert manager.num_instances == 0
 
 
-async def test_a_manager_can_be_used_again_after_it_was_closed(manager: ResourceManager) -> None:
+async def test_manager_is_reusable_after_close(manager: ResourceManager) -> None:
     for _ in range(2):
         async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
@@ -931,15 +928,15 @@ async def test_a_manager_can_be_used_again_after_it_was_closed(manager: Resource
     assert World.log.count("close") == 2
 
 
-async def test_figures_are_metrics_too() -> None:
+async def test_pool_metrics_as_scalars() -> None:
     manager = pooled(World, max_instances=1)
     async with manager.leases(TASK, [World]) as leases, manager.leases(TASK, [World]) as others:
         await leases.act([World], lambda lent: lent[World]._do("act"))  # type: ignore[attr-defined]
         waiting = asyncio.create_task(others.get(World))
         await until(lambda: only(manager).waiting == 1)
         metrics = manager.metrics()
-        assert {name: metrics[f"World/{name}"] for name in ("lent", "waiting", "warm", "starting", "buried")} == {
-            "lent": 1, "waiting": 1, "warm": 0, "starting": 0, "buried": 0,
+        assert {name: metrics[f"World/{name}"] for name in ("leased", "waiting", "warm", "starting", "evicted")} == {
+            "leased": 1, "waiting": 1, "warm": 0, "starting": 0, "evicted": 0,
         }  # fmt: skip
         assert all(metrics[f"World/{name}_max"] > 0 for name in ("start", "reset", "step"))
         await leases.release()
@@ -951,7 +948,7 @@ async def test_figures_are_metrics_too() -> None:
 # ── places ──
 
 
-class Bed(Housed):
+class Bed(InstanceHandle):
     log: ClassVar[list[str]] = []
     dead = ""
 
@@ -978,34 +975,34 @@ class Hotel:
     def __init__(self) -> None:
         self.beds: list[Bed] = []
 
-    async def house(self, kind: type[Environment]) -> Housed:
+    async def create(self, kind: type[Environment]) -> InstanceHandle:
         self.beds.append(Bed(kind()))
         return self.beds[-1]
 
 
-async def test_an_idle_instance_rests_is_woken_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+async def test_idle_instance_is_paused_resumed_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     Bed.log.clear()
-    manager = pooled(World, place=Hotel())
+    manager = pooled(World, runtime=Hotel())
     for _ in range(2):
         async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
         resting = Bed.log.count("rest") + 1
         await until(lambda resting=resting: Bed.log.count("rest") == resting)
-    assert (only(manager).max_instances, only(manager).memory, only(manager).place) == (3, 1000, "hotel")
+    assert (only(manager).max_instances, only(manager).memory, only(manager).runtime) == (3, 1000, "hotel")
     await manager.close()
     assert Bed.log == ["rest", "wake", "rest", "end"]
 
 
-async def test_an_instance_that_died_while_idle_is_never_lent() -> None:
+async def test_instance_that_died_while_idle_is_evicted() -> None:
     hotel = Hotel()
-    manager = pooled(World, place=hotel)
+    manager = pooled(World, runtime=hotel)
     async with manager.leases(TASK, [World]) as leases:
         first = await leases.get(World)
     hotel.beds[0].dead = "killed by signal 9"
     async with manager.leases(TASK, [World]) as leases:
         assert await leases.get(World) is not first
-    assert only(manager).buried == 1
+    assert only(manager).evicted == 1
     await manager.close()
 
 
@@ -1027,7 +1024,7 @@ class Sleeper(Bed):
 
 
 class Hostel(Hotel):
-    async def house(self, kind: type[Environment]) -> Housed:
+    async def create(self, kind: type[Environment]) -> InstanceHandle:
         self.beds.append(Sleeper(kind()))
         return self.beds[-1]
 
@@ -1044,31 +1041,31 @@ async def rested(manager: ResourceManager, hostel: Hostel, broken: str) -> Envir
 
 
 @pytest.mark.parametrize("broken", ["rest", "wake"])
-async def test_an_instance_that_cannot_rest_or_wake_is_never_lent(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
-    manager = pooled(World, place=hostel, reset_timeout=0.05, idle_seconds=60.0)
+    manager = pooled(World, runtime=hostel, reset_timeout=0.05, idle_seconds=60.0)
     first = await rested(manager, hostel, broken)
-    monkeypatch.setattr(exchange, "REST_AFTER", 60.0)
+    monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
     async with manager.leases(TASK, [World]) as leases, asyncio.timeout(20):
         assert await leases.get(World) is not first
-    assert only(manager).buried == 1
+    assert only(manager).evicted == 1
     await manager.close()
 
 
 @pytest.mark.parametrize("broken", ["", "wake"])
-async def test_of_several_who_share_an_instance_one_wakes_it(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    monkeypatch.setattr(exchange, "REST_AFTER", 0.01)
+async def test_shared_instance_is_resumed_once(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
-    manager = pooled(World, place=hostel, scope="global", concurrent=True, idle_seconds=60.0)
+    manager = pooled(World, runtime=hostel, scope="global", concurrent=True, idle_seconds=60.0)
     first = await rested(manager, hostel, broken)
-    monkeypatch.setattr(exchange, "REST_AFTER", 60.0)
+    monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
 
     async def chain(name: str) -> bool:
         async with manager.leases(TASK, [World], chain=name) as leases:
             return await leases.get(World) is first
 
     assert await asyncio.gather(*map(chain, "abc")) == [not broken] * 3
-    assert (only(manager).lent, only(manager).warm, only(manager).buried) == (0, 1, bool(broken))
+    assert (only(manager).leased, only(manager).warm, only(manager).evicted) == (0, 1, bool(broken))
     assert Bed.log.count("wake") == (not broken)
     await manager.close()

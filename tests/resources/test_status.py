@@ -23,7 +23,7 @@ from agentfly import Environment
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources import ResourceManager, status
-from agentfly.resources.owner import process_name
+from agentfly.sandbox.owner import process_name
 from agentfly.types import Task
 
 TASK = Task.of("Make it show 7.", "seven")
@@ -84,37 +84,42 @@ def _other(how: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-async def told(count: int) -> list[status.Report]:
+async def told(count: int) -> list[status.ManagerStatus]:
     """The reports, once so many managers listen."""
     async with asyncio.timeout(20):
-        while len(found := await status.reports()) != count:
+        while len(found := await status.read_statuses()) != count:
             await asyncio.sleep(0.01)
     return found
 
 
-async def test_a_manager_tells_its_figures_and_whose_its_instances_are() -> None:
+async def test_status_has_metrics_and_lease_holders() -> None:
     manager = ResourceManager()
     async with manager.leases(TASK, [Counter], chain="0/1") as leases:
         await leases.get(Counter)
         [report] = await told(1)
-        [figures] = report.figures
+        [figures] = report.pools
         [lease] = figures.leases
-        assert (report.pid, report.silence) == (os.getpid(), "")
-        assert (figures.environment, figures.place, figures.lent, figures.max_instances) == ("Counter", "here", 1, 2)
+        assert (report.pid, report.error) == (os.getpid(), "")
+        assert (figures.environment, figures.runtime, figures.leased, figures.max_instances) == (
+            "Counter",
+            "in_process",
+            1,
+            2,
+        )
         assert (lease.holders[0].chain, lease.holders[0].task) == ("0/1", "seven")
         assert lease.seconds > 0
         assert figures.seconds["start"]["count"] == 1
-        assert json.loads(json.dumps(report.to_json()))["figures"][0]["environment"] == "Counter"
+        assert json.loads(json.dumps(report.to_json()))["pools"][0]["environment"] == "Counter"
     await manager.close()
 
 
-async def test_why_nothing_can_be_started_is_told() -> None:
+async def test_status_reports_why_starts_fail() -> None:
     manager = ResourceManager()
     async with manager.leases(TASK, [Broken]) as leases:
         with pytest.raises(EnvironmentFault):
             await leases.get(Broken)
     [report] = await told(1)
-    assert "no such disk" in report.figures[0].broken
+    assert "no such disk" in report.pools[0].broken
     await manager.close()
 
 
@@ -143,7 +148,7 @@ async def test_several_managers_and_loops_of_one_process() -> None:
     assert await told(0) == []
 
 
-async def test_nothing_is_left_when_a_loop_ends_without_anybody_closing(runtime: Path) -> None:
+async def test_loop_shutdown_closes_everything(runtime: Path) -> None:
     async def forgetful() -> None:
         await ResourceManager().warm_up([Counter])
         await asyncio.sleep(0.01)
@@ -152,11 +157,11 @@ async def test_nothing_is_left_when_a_loop_ends_without_anybody_closing(runtime:
     assert list((runtime / "agentfly").iterdir()) == []
 
 
-async def test_who_may_be_asked_is_not_kept_alive() -> None:
+async def test_status_server_does_not_keep_the_manager_alive() -> None:
     manager = ResourceManager()
     await manager.warm_up([Counter])
     await told(1)
-    gone = weakref.ref(manager._exchange)
+    gone = weakref.ref(manager._allocator)
     del manager
     async with asyncio.timeout(20):
         while gone() is not None:
@@ -165,47 +170,49 @@ async def test_who_may_be_asked_is_not_kept_alive() -> None:
     assert await told(0) == []
 
 
-async def test_another_process_tells_its_figures_and_dies(other: subprocess.Popen[str], runtime: Path) -> None:
+async def test_status_of_another_process(other: subprocess.Popen[str], runtime: Path) -> None:
     [report] = await told(1)
     assert report.pid == other.pid
-    assert str(report.figures[0].leases[0]).startswith("chain 3/1 (theirs) for ")
+    assert str(report.pools[0].leases[0]).startswith("chain 3/1 (theirs) for ")
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert len(list((runtime / "agentfly").iterdir())) == 1
-    assert await status.reports() == []
+    assert await status.read_statuses() == []
     assert list((runtime / "agentfly").iterdir()) == []
 
 
-async def test_a_process_whose_loop_is_blocked(blocked: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "PATIENCE", 0.3)
-    [report] = await status.reports()
+async def test_status_of_process_with_blocked_loop(
+    blocked: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "TIMEOUT", 0.3)
+    [report] = await status.read_statuses()
     assert report.pid == blocked.pid
-    assert "does not answer" in report.silence
+    assert "does not answer" in report.error
 
 
-async def test_a_socket_that_refuses_is_removed(runtime: Path) -> None:
+async def test_refusing_socket_is_removed(runtime: Path) -> None:
     folder = runtime / "agentfly"
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / f"{process_name(os.getpid())}-99"))
-    assert await status.reports() == []
+    assert await status.read_statuses() == []
     assert list(folder.iterdir()) == []
 
 
-async def test_an_answer_of_another_version_is_no_reason_to_fail(runtime: Path) -> None:
+async def test_status_of_another_version_is_reported(runtime: Path) -> None:
     folder = runtime / "agentfly"
     folder.mkdir(mode=0o700)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'{"command": "x", "figures": [{"leases": [], "colour": "red"}]}')
+        writer.write(b'{"command": "x", "pools": [{"leases": [], "colour": "red"}]}')
         writer.close()
 
     async with await asyncio.start_unix_server(answer, folder / f"{process_name(os.getpid())}-99"):
-        [report] = await status.reports()
-    assert "another version" in report.silence
+        [report] = await status.read_statuses()
+    assert "another version" in report.error
 
 
-async def test_a_folder_that_others_can_open_is_not_used(
+async def test_directory_open_to_others_is_not_used(
     runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(runtime / "nowhere"))
@@ -215,11 +222,11 @@ async def test_a_folder_that_others_can_open_is_not_used(
         await _works()
     assert "only this user can open" in caplog.text
     with pytest.raises(ConfigError, match="set XDG_RUNTIME_DIR"):
-        await status.reports()
+        await status.read_statuses()
 
 
 @pytest.mark.parametrize("runtime_folder", ["nowhere", "x" * 120, "file/below"])
-async def test_a_run_goes_on_where_nobody_can_be_answered(
+async def test_run_continues_without_status_socket(
     runtime: Path, runtime_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (runtime / "file").touch()
@@ -228,12 +235,10 @@ async def test_a_run_goes_on_where_nobody_can_be_answered(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / runtime_folder))
     monkeypatch.setattr(tempfile, "tempdir", str(runtime / runtime_folder))
     await _works()
-    assert await status.reports() == []
+    assert await status.read_statuses() == []
 
 
-async def test_the_second_folder_is_taken_where_the_first_cannot_be(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_second_directory_is_used_if_the_first_fails(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "nowhere"))
     manager = ResourceManager()
     await manager.warm_up([Counter])
@@ -250,19 +255,17 @@ async def _works() -> None:
     await manager.close()
 
 
-def test_sockets_of_processes_that_were_killed_are_removed_by_the_next_manager(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sockets_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    left = status.folders()[0] / f"{process_name(killed.pid)}-1"
+    left = status.socket_directories()[0] / f"{process_name(killed.pid)}-1"
     left.parent.mkdir(mode=0o700)
     left.touch()
     alive = left.with_name(f"{process_name(os.getpid())}-99")
     alive.touch()
     killed.kill()
     killed.communicate()
-    door, path = status._bound()
+    door, path = status.bind_socket()
     door.close()
     path.unlink()
     assert list(left.parent.iterdir()) == [alive]

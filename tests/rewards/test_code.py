@@ -10,9 +10,9 @@ from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeJudge
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import SandboxUnavailable
 from agentfly.rewards import output_match, unit_tests
 from agentfly.rewards.code import code_in
+from agentfly.sandbox import SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TESTS = ["assert double(2) == 4", "assert double('a') == 'aa'", "assert double(5) == 25"]

@@ -7,14 +7,14 @@ import pytest
 from agentfly import tool
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError
-from agentfly.outcome import CallStatus, FailureKind, StopReason
-from agentfly.rollout.policy import Limits
-from agentfly.templates.readers import READERS
-from agentfly.types import MAX_CALLS, Completion, Finish, Message, ToolCall
+from agentfly.rollout.limits import ChainLimits
+from agentfly.templates.parsers import PARSERS
+from agentfly.trajectory import CallStatus, FailureKind, StopReason
+from agentfly.types import MAX_CALLS, Completion, FinishReason, Message, ToolCall
 from tests.fakes import Server, byte_agent, call, said
 
 MANY = 4000
-LIMIT = Limits().max_calls_per_turn
+LIMIT = ChainLimits().max_calls_per_turn
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def count(ran: list[int]) -> Any:
     return count
 
 
-async def test_calls_above_the_limit_are_not_run_and_the_model_is_told(count: Any, ran: list[int]) -> None:
+async def test_calls_above_the_limit_are_answered_and_not_run(count: Any, ran: list[int]) -> None:
     replies = ["".join(call("count", a=number) for number in range(MANY)), "done"]
     result = await byte_agent(replies, tools=[count]).run("Go.")
     (trajectory,) = result
@@ -51,7 +51,7 @@ async def test_calls_above_the_limit_are_not_run_and_the_model_is_told(count: An
 
 async def test_every_call_of_the_history_has_one_answer(count: Any) -> None:
     calls = tuple(ToolCall("count", {"a": number}, f"id{number}") for number in range(MANY))
-    many = Completion((), (), (), Finish.STOP, message=Message("assistant", "", calls))
+    many = Completion((), (), (), FinishReason.STOP, message=Message("assistant", "", calls))
     backend = Server(said(many, "done"))
     await HFAgent("m", tools=[count], backend=backend).run("Go.", max_calls_per_turn=2)
     assistant, *answers = backend.requests[1].messages[1:]
@@ -85,19 +85,19 @@ async def test_a_chain_that_ends_skips_the_call_above_the_limit() -> None:
 @pytest.mark.parametrize("value", [0, None, MAX_CALLS + 1, 2.0, True])
 def test_call_limit_outside_its_range_is_rejected(value: Any) -> None:
     with pytest.raises(ConfigError, match="max_calls_per_turn"):
-        Limits(max_calls_per_turn=value)
+        ChainLimits(max_calls_per_turn=value)
 
 
 @pytest.mark.parametrize(
-    ("reader", "one"),
+    ("parser", "one"),
     [
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
         ("harmony", "<|start|>assistant<|channel|>commentary to=functions.f <|message|>{}<|call|>"),
     ],
 )
-def test_readers_stop_after_the_most_calls_and_keep_the_rest_as_text(reader: str, one: str) -> None:
-    reply = READERS[reader](one * MANY)
+def test_parsers_stop_after_the_most_calls_and_keep_the_rest_as_text(parser: str, one: str) -> None:
+    reply = PARSERS[parser](one * MANY)
     assert len(reply.calls) == MAX_CALLS + 1
     assert reply.message.text.count(one) == MANY - MAX_CALLS - 1
     assert reply.problems == (f"there are more than {MAX_CALLS} calls; what follows them was not read",)
-    assert not READERS[reader](one * MAX_CALLS).problems
+    assert not PARSERS[parser](one * MAX_CALLS).problems

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from agentfly import Environment, Task, reward, tool
 from agentfly.agents import HFAgent
-from agentfly.backend import Request
+from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
-from agentfly.outcome import CallStatus, FailureKind, StopReason, Treatment
-from agentfly.rollout.policy import Reaction
+from agentfly.rollout.limits import RecoveryRule
 from agentfly.segment import Author
-from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Finish, Message
+from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment, Trajectory
+from agentfly.types import Completion, FinishReason, Message
 from tests.conftest import TOKENIZERS, load_family
 from tests.fakes import Computed, Recording, Server, byte_agent, call, said, sampled, texts
 
-GO_ON = Reaction(nudge="go on", limit=None)
+GO_ON = RecoveryRule(nudge="go on", limit=None)
 
 
 @tool
@@ -92,7 +91,7 @@ class RandomModel:
             ids.append(self._close)
         logprobs = [-rng.random() * 30 for _ in ids]
         versions = sorted(rng.randrange(3) for _ in ids)
-        return Completion(ids, logprobs, versions, Finish.STOP)
+        return Completion(ids, logprobs, versions, FinishReason.STOP)
 
 
 def random_agent(name: str, template: str) -> tuple[HFAgent, RandomModel, Computed]:
@@ -110,12 +109,12 @@ BYTES = random_agent("bytes", "chatml")
 
 @given(seed=st.integers(0, 2**32), turns=st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_sampled_is_shown_recorded_and_trained_byte_for_byte(seed: int, turns: int) -> None:
+def test_sampled_bytes_are_recorded_and_trained_exactly(seed: int, turns: int) -> None:
     _hold(*BYTES, seed, turns)
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", "qwen3")])
-def test_whatever_a_real_vocabulary_yields_is_kept_byte_for_byte(family: str, template: str) -> None:
+def test_sampled_tokens_of_a_real_vocabulary_are_kept_exactly(family: str, template: str) -> None:
     load_family(family)
     parts = random_agent(str(TOKENIZERS / family), template)
     for seed in range(25):
@@ -132,7 +131,7 @@ def _hold(agent: HFAgent, model: RandomModel, backend: Computed, seed: int, turn
     exact(trajectory, backend.requests, backend.completions, agent.template.stop_ids)
 
 
-async def test_the_sampled_end_of_turn_is_trained_and_the_scaffolding_is_not() -> None:
+async def test_sampled_end_of_turn_is_trained_and_template_text_is_not() -> None:
     agent = byte_agent([call("add", a=1, b=2), "It is 3."], tools=[add])
     (trajectory,) = await agent.run("1+2?")
     assert texts(agent, trajectory)[1:] == [
@@ -144,7 +143,7 @@ async def test_the_sampled_end_of_turn_is_trained_and_the_scaffolding_is_not() -
     assert trajectory.prediction == "It is 3."
 
 
-async def test_a_turn_that_was_cut_is_closed_by_the_template_and_not_trained_on_it() -> None:
+async def test_template_closes_a_truncated_turn_without_training_it() -> None:
     script = [call("add", a=1, b=2) + " and then some more words", "done"]
     agent = byte_agent(script, tools=[add])
     limit = len(call("add", a=1, b=2)) + 3
@@ -152,7 +151,7 @@ async def test_a_turn_that_was_cut_is_closed_by_the_template_and_not_trained_on_
     authors = [span.author for span in trajectory.segments[0].spans]
     assert authors == [Author.TASK, Author.MODEL, Author.TEMPLATE, Author.TOOL, Author.MODEL]
     assert texts(agent, trajectory)[2] == ("template", "<|im_end|>")
-    assert trajectory.turns[0].finish is Finish.LENGTH
+    assert trajectory.turns[0].finish is FinishReason.LENGTH
 
 
 async def test_text_of_a_tool_that_spells_control_tokens_stays_text() -> None:
@@ -181,7 +180,7 @@ def qwen3(history: str, script: list[str], **options: Any) -> tuple[HFAgent, Rec
 
 
 async def test_append_keeps_one_segment_where_the_template_would_drop_thinking() -> None:
-    agent, backend = qwen3("append", [THOUGHT + "well", THOUGHT + "4"], on_no_call=Reaction(nudge="And?", limit=1))
+    agent, backend = qwen3("append", [THOUGHT + "well", THOUGHT + "4"], on_no_call=RecoveryRule(nudge="And?", limit=1))
     (trajectory,) = await agent.run("2+2?")
     (segment,) = trajectory.segments
     assert segment.mask.sum() == trajectory.sampled_tokens
@@ -189,7 +188,9 @@ async def test_append_keeps_one_segment_where_the_template_would_drop_thinking()
 
 
 async def test_template_history_seals_the_segment_where_thinking_is_dropped_and_both_train() -> None:
-    agent, backend = qwen3("template", [THOUGHT + "well", THOUGHT + "4"], on_no_call=Reaction(nudge="And?", limit=1))
+    agent, backend = qwen3(
+        "template", [THOUGHT + "well", THOUGHT + "4"], on_no_call=RecoveryRule(nudge="And?", limit=1)
+    )
     (trajectory,) = await agent.run("2+2?")
     first, second = trajectory.segments
     assert texts(agent, trajectory)[-1] == ("model", THOUGHT + "well<|im_end|>")
@@ -222,7 +223,7 @@ def native(name: str, **arguments: Any) -> Message:
 
 
 async def test_a_server_without_ids_runs_but_says_why_it_cannot_be_trained() -> None:
-    server = Server(said(Completion((), (), (), Finish.STOP, message=native("add", a=1, b=2)), "3"))
+    server = Server(said(Completion((), (), (), FinishReason.STOP, message=native("add", a=1, b=2)), "3"))
     agent = HFAgent("some-model", tools=[add], backend=server)
     (trajectory,) = await agent.run("1+2?")
     assert trajectory.prediction == "3"
@@ -264,13 +265,13 @@ async def test_sampled_ids_without_the_ids_of_their_prompt_cannot_be_trained() -
 
 
 @pytest.mark.parametrize("limit", ["max_chain_tokens", "context_length"])
-async def test_a_token_limit_that_nobody_can_count_is_refused(limit: str) -> None:
+async def test_token_limit_without_token_ids_is_rejected(limit: str) -> None:
     options: Any = {limit: 5}
-    with pytest.raises(ConfigError, match=f"{limit} cannot be kept"):
+    with pytest.raises(ConfigError, match=f"{limit} cannot be enforced"):
         await HFAgent("m", backend=Server(said("hi"))).run("Hello", **options)
 
 
-async def test_the_servers_own_trouble_leaves_the_prompt_in_the_record() -> None:
+async def test_server_error_keeps_the_prompt_in_the_record() -> None:
     def broken(request: Request) -> Completion:
         raise BackendFault("down")
 
@@ -303,7 +304,7 @@ async def test_a_reply_without_a_call_is_the_answer_by_default() -> None:
         ("on_tool_error", call("fail"), StopReason.TOOL_FAULT, FailureKind.TOOL),
     ],
 )
-async def test_each_slip_has_its_reaction_and_limit(
+async def test_each_recovery_rule_has_its_own_limit(
     kind: str, slip: str, stop: StopReason, failure: FailureKind | None
 ) -> None:
     good, end = call("add", a=1, b=2), call("finish", answer="done")
@@ -311,28 +312,28 @@ async def test_each_slip_has_its_reaction_and_limit(
     assert len(at_once.turns) == 1
     assert at_once.stop is (StopReason.ANSWER if kind == "on_no_call" else stop)
 
-    limited = await run([slip] * 9, **{kind: Reaction(limit=2)})
+    limited = await run([slip] * 9, **{kind: RecoveryRule(limit=2)})
     assert (limited.stop, len(limited.turns)) == (stop, 3)
     assert limited.stop.failure is failure
 
-    between = await run([slip, slip, good, slip, slip, good, end], **{kind: Reaction(limit=2)})
+    between = await run([slip, slip, good, slip, slip, good, end], **{kind: RecoveryRule(limit=2)})
     assert between.stop is StopReason.TOOL_END
 
     nudged = await run([slip, end], **{kind: {"nudge": "Mind the form.", "limit": 1}})
     assert nudged.stop is StopReason.TOOL_END
     assert "Mind the form." in "".join(m.text for m in nudged.messages if m.role == "user")
 
-    unlimited = await run([slip] * 8 + [end], **{kind: Reaction(limit=None)})
+    unlimited = await run([slip] * 8 + [end], **{kind: RecoveryRule(limit=None)})
     assert unlimited.stop is StopReason.TOOL_END
 
 
-async def test_slips_of_different_kinds_do_not_wash_each_other_out() -> None:
+async def test_failed_turns_of_different_kinds_are_counted_separately() -> None:
     script = ["hm", call("sub"), "hm", call("sub"), "hm", call("sub")]
-    trajectory = await run(script, on_no_call=Reaction(limit=2), on_invalid_call=Reaction(limit=2))
+    trajectory = await run(script, on_no_call=RecoveryRule(limit=2), on_invalid_call=RecoveryRule(limit=2))
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.NO_CALL, 5)
 
 
-async def test_an_unknown_tool_is_answered_with_what_there_is_and_counted() -> None:
+async def test_unknown_tool_is_answered_with_known_tools_and_counted() -> None:
     agent = byte_agent([call("sub", a=1) + "\n" + call("add", a=1, b=1), "2"], tools=[add])
     result = await agent.run("Go.")
     unknown, good = result[0].turns[0].calls
@@ -342,24 +343,24 @@ async def test_an_unknown_tool_is_answered_with_what_there_is_and_counted() -> N
     assert result.metrics["calls/unknown_rate"] == 0.5
 
 
-async def test_a_tool_error_is_told_and_recorded_and_the_chain_survives() -> None:
+async def test_tool_error_is_answered_and_recorded() -> None:
     trajectory = await run([call("fail", why="out of paper"), "sorry"])
     assert trajectory.stop is StopReason.ANSWER
-    assert trajectory.treatment is Treatment.TRAIN
+    assert trajectory.treatment is TrainingTreatment.TRAIN
     (failure,) = trajectory.failures
     assert failure.kind is FailureKind.TOOL
     assert "out of paper" in failure.message
     assert "out of paper" in trajectory.messages[2].text
 
 
-async def test_a_call_that_was_cut_off_ends_the_chain_as_truncated() -> None:
+async def test_truncated_call_ends_the_chain() -> None:
     trajectory = await run([call("add", a=1, b=2)], sampling={"max_tokens": 20})
     assert trajectory.stop is StopReason.TRUNCATED
     assert all(each.status is not CallStatus.OK for each in trajectory.calls)
     assert trajectory.stop.failure is FailureKind.TRUNCATION
 
 
-async def test_a_tool_error_in_a_turn_that_was_cut_is_still_recorded() -> None:
+async def test_tool_error_in_a_truncated_turn_is_recorded() -> None:
     script = [call("fail") + " and a tail that is far too long for the limit"]
     trajectory = await run(script, sampling={"max_tokens": len(call("fail")) + 5})
     assert trajectory.stop is StopReason.TRUNCATED
@@ -393,7 +394,7 @@ async def test_a_tool_that_ends_the_chain_does_not_when_its_call_is_invalid() ->
     assert trajectory.prediction == "8"
 
 
-async def test_a_tool_may_decide_to_end_the_chain_as_it_runs() -> None:
+async def test_tool_can_end_the_chain_by_its_return_value() -> None:
     class Door(Environment):
         opened = 0
 
@@ -422,7 +423,7 @@ async def test_max_turns_is_the_number_of_replies_and_the_last_calls_are_run() -
 # ── limits ──
 
 
-async def test_the_tokens_of_a_chain_are_limited_and_the_last_turn_is_cut_to_what_is_left() -> None:
+async def test_max_chain_tokens_limits_the_last_turn() -> None:
     one = len(call("add", a=1, b=1)) + 1
     backend = Recording([call("add", a=1, b=1)] * 5)
     (trajectory,) = await byte_agent(backend, tools=[add]).run("Go.", max_chain_tokens=one + 10)
@@ -433,7 +434,7 @@ async def test_the_tokens_of_a_chain_are_limited_and_the_last_turn_is_cut_to_wha
     assert (spent.stop, len(spent.turns)) == (StopReason.MAX_TOKENS, 1)
 
 
-async def test_the_context_limit_cuts_the_room_and_refuses_a_turn_before_sampling() -> None:
+async def test_context_limit_reduces_max_tokens_and_stops_before_sampling() -> None:
     backend = Recording(["x" * 500])
     agent = byte_agent(backend)
     assert agent.template is not None
@@ -447,7 +448,7 @@ async def test_the_context_limit_cuts_the_room_and_refuses_a_turn_before_samplin
 
 
 @pytest.mark.parametrize("given", [None, 300])
-async def test_the_backends_own_context_limit_holds_too(given: int | None) -> None:
+async def test_context_limit_of_the_backend_applies(given: int | None) -> None:
     (trajectory,) = await byte_agent(Recording(["x" * 500], context_length=100)).run("Go.", context_length=given)
     assert trajectory.stop is StopReason.CONTEXT_LIMIT
     assert len(trajectory.segments[0]) == 100
@@ -456,42 +457,42 @@ async def test_the_backends_own_context_limit_holds_too(given: int | None) -> No
 # ── ends of other kinds ──
 
 
-async def test_a_turn_that_the_backend_gives_up_ends_the_chain_as_cancelled() -> None:
+async def test_aborted_turn_ends_the_chain_as_cancelled() -> None:
     def complete(request: Request) -> Completion:
         text = call("add", a=1, b=1).encode() if request.turn == 0 else b"half a"
         assert agent.template is not None
         ids = agent.template.codec.encode(text.decode())
-        return sampled(ids, Finish.STOP if request.turn == 0 else Finish.ABORTED)
+        return sampled(ids, FinishReason.STOP if request.turn == 0 else FinishReason.ABORTED)
 
     agent = byte_agent(Computed(complete), tools=[add])
     (trajectory,) = await agent.run("Go.")
-    assert (trajectory.stop, trajectory.treatment) == (StopReason.CANCELLED, Treatment.MASK)
+    assert (trajectory.stop, trajectory.treatment) == (StopReason.CANCELLED, TrainingTreatment.MASK)
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.CANCELLED]
     assert len(trajectory.turns) == 2
     assert trajectory.untrainable is None
     assert {span.turn for span in trajectory.segments[0].spans if span.author is Author.MODEL} == {0, 1}
 
 
-async def test_a_turn_given_up_before_its_first_token_leaves_no_turn() -> None:
-    agent = byte_agent(Computed(lambda request: Completion((), (), (), Finish.ABORTED)))
+async def test_turn_aborted_before_its_first_token_is_not_recorded() -> None:
+    agent = byte_agent(Computed(lambda request: Completion((), (), (), FinishReason.ABORTED)))
     (trajectory,) = await agent.run("Go.")
     assert (trajectory.stop, trajectory.turns, trajectory.untrainable) == (StopReason.CANCELLED, (), None)
 
 
-async def test_an_agents_own_bug_ends_its_chain_and_says_where() -> None:
+async def test_exception_in_the_agent_ends_its_chain_and_names_the_line() -> None:
     class Clumsy(HFAgent):
         def observe(self, calls: Any, results: Any) -> Any:
             raise KeyError("oh")
 
     agent = Clumsy("bytes", template="chatml", tools=[add], backend=Recording([call("add", a=1, b=1)]))
     (trajectory,) = await agent.run("Go.")
-    assert (trajectory.stop, trajectory.treatment) == (StopReason.AGENT_FAULT, Treatment.MASK)
+    assert (trajectory.stop, trajectory.treatment) == (StopReason.AGENT_FAULT, TrainingTreatment.MASK)
     assert "KeyError" in trajectory.failures[0].message
     assert "in observe" in trajectory.failures[0].message
 
 
 @pytest.mark.parametrize("where", ["backend", "tool", "tools", "reward"])
-async def test_a_chain_that_awaits_something_cancelled_fails_alone_and_does_not_hang(where: str) -> None:
+async def test_awaiting_a_cancelled_task_fails_only_its_chain(where: str) -> None:
     @tool
     async def lost() -> str:
         """Await a task that somebody cancelled."""
@@ -513,16 +514,16 @@ async def test_a_chain_that_awaits_something_cancelled_fails_alone_and_does_not_
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_parse_that_gives_no_reply_is_the_users_mistake() -> None:
+async def test_parse_that_returns_no_reply_is_a_config_error() -> None:
     class Wrong(HFAgent):
         def parse(self, text: str) -> Any:
             return {"role": "assistant", "content": text}
 
-    with pytest.raises(ConfigError, match="Wrong made a dict"):
+    with pytest.raises(ConfigError, match=r"Wrong\.parse returned a dict"):
         await Wrong("bytes", template="chatml", backend=Recording("x")).run("Go.")
 
 
-async def test_a_tool_that_returns_no_image_where_it_says_so_is_a_tool_error() -> None:
+async def test_invalid_image_is_a_tool_error() -> None:
     @tool
     async def snap() -> dict[str, Any]:
         """Take a picture."""
@@ -532,7 +533,7 @@ async def test_a_tool_that_returns_no_image_where_it_says_so_is_a_tool_error() -
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.TOOL]
 
 
-async def test_what_was_sampled_is_a_turn_also_where_its_calls_came_to_nothing() -> None:
+async def test_turn_is_recorded_when_its_calls_fail() -> None:
     @tool
     async def collapse() -> str:
         """Bring the world down."""
@@ -546,7 +547,7 @@ async def test_what_was_sampled_is_a_turn_also_where_its_calls_came_to_nothing()
     assert kinds == [(*each, attempt) for attempt in (0, 1) for each in one]
 
 
-async def test_the_world_dying_before_the_reward_is_an_environment_fault_and_retried() -> None:
+async def test_environment_that_dies_before_the_reward_is_retried() -> None:
     lives: list[int] = []
 
     class Frail(Environment):
@@ -569,7 +570,7 @@ async def test_the_world_dying_before_the_reward_is_an_environment_fault_and_ret
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
 
 
-async def test_a_format_that_answers_one_call_a_turn_runs_the_first_and_says_so() -> None:
+async def test_format_with_one_result_per_turn_runs_only_the_first_call() -> None:
     load_family("llama3_2")
     calls = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
     ran: list[int] = []

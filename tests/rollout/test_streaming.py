@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agentfly.encoding.tokenizer import load_tokenizer
 from agentfly.templates import load_template
+from agentfly.templates.tokenizer import load_tokenizer
 
 TEXT = '<think>Hello, 日本 👩\u200d👩\u200d👧é</think>\n\n  x\t😀\'s {"a": 1}.'
 

@@ -1,23 +1,23 @@
 """The writing of a record, where it cannot be seen through a whole chain."""
 
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author
-from agentfly.template import History
 from agentfly.templates import load_template
+from agentfly.templates.template import History
+from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message
 from tests.fakes import sampled
 
 ASKED = [Message("user", "Hi")]
 
 
-def test_a_close_that_the_template_adds_is_the_templates_in_both_histories() -> None:
+def test_closing_token_has_the_author_template_in_both_histories() -> None:
     for history in History:
         template = load_template("chatml", ByteTokenizer(), history=history)
         transcript = Transcript(template)
         transcript.begin(ASKED, Author.TASK, turn=0)
         cut = Message("assistant", "half")
-        transcript.sampled(sampled(template.codec.encode("half")), cut, cut, turn=0)
+        transcript.add_sampled(sampled(template.codec.encode("half")), cut, cut, turn=0)
         transcript.add([Message("user", "Go on")], Author.USER, turn=1)
         (segment,) = transcript.close()
         authors = [span.author for span in segment.spans]
@@ -27,11 +27,11 @@ def test_a_close_that_the_template_adds_is_the_templates_in_both_histories() -> 
         assert segment.tokens.tolist() == whole
 
 
-def test_a_server_that_never_answers_leaves_what_it_was_told_with_its_turn() -> None:
+def test_pending_messages_are_recorded_without_a_reply() -> None:
     transcript = Transcript(None)
     transcript.begin(ASKED, Author.TASK, turn=0)
     reply = Message("assistant", "Ho")
-    transcript.sampled(sampled([5], prompt_ids=[1, 2], message=reply), reply, reply, turn=0)
+    transcript.add_sampled(sampled([5], prompt_ids=[1, 2], message=reply), reply, reply, turn=0)
     transcript.add([Message("user", "And?")], Author.USER, turn=1)
     (segment,) = transcript.close()
     assert [(s.author, s.turn, [m.text for m in s.messages]) for s in segment.spans] == [
@@ -41,7 +41,7 @@ def test_a_server_that_never_answers_leaves_what_it_was_told_with_its_turn() -> 
     ]
 
 
-def test_what_is_said_when_the_chain_is_over_is_recorded_and_not_shown() -> None:
+def test_messages_after_the_end_are_recorded_and_not_shown() -> None:
     template = load_template("chatml", ByteTokenizer())
     transcript = Transcript(template)
     transcript.begin(ASKED, Author.TASK, turn=0)

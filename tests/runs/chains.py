@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agentfly.outcome import CallRecord, CallStatus, Score, StopReason, Turn
 from agentfly.runs import StepRecord
 from agentfly.segment import Author, Segment
-from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Finish, Message, Task
+from agentfly.trajectory import CallRecord, CallStatus, Score, StopReason, Trajectory, TurnRecord
+from agentfly.types import Completion, FinishReason, Message, Task
 
 
 def chain(
@@ -28,15 +27,18 @@ def chain(
     """A finished chain whose only segment has a prompt of four tokens and one reply."""
     group, number = map(int, name.split("/"))
     segment = Segment()
-    segment.show(Author.TASK, range(4), [Message("user", question)], turn=0)
+    segment.append(Author.TASK, range(4), [Message("user", question)], turn=0)
     sampled = Completion(
-        list(range(tokens)), [logprob] * tokens, [version] * tokens, Finish.STOP if tokens else Finish.ABORTED
+        list(range(tokens)),
+        [logprob] * tokens,
+        [version] * tokens,
+        FinishReason.STOP if tokens else FinishReason.ABORTED,
     )
-    segment.sample(sampled, Message("assistant", says), turn=0)
+    segment.append_sampled(sampled, Message("assistant", says), turn=0)
     return Trajectory(
         task=Task.of(question, str(group)),
         segments=(segment.seal(),),
-        turns=(Turn(Finish.STOP, tuple(calls)), *(Turn(Finish.STOP) for _ in range(turns - 1))),
+        turns=(TurnRecord(FinishReason.STOP, tuple(calls)), *(TurnRecord(FinishReason.STOP) for _ in range(turns - 1))),
         prediction=says,
         group=group,
         chain=number,

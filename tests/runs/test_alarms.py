@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.outcome import CallStatus
-from agentfly.runs import Alarm, Limits, Watch, chain_metrics
-from agentfly.trajectory import Trajectory
+from agentfly.runs import Alarm, AlarmMonitor, AlarmThresholds, chain_metrics
+from agentfly.trajectory import CallStatus, Trajectory
 from tests.runs.chains import call, chain
 
 HEALTHY = {
@@ -35,8 +34,8 @@ DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 
 
 def look(history: Sequence[Mapping[str, float]], chains: Sequence[Trajectory] = ()) -> list[Alarm]:
-    watch = Watch()
-    return [alarm for step, metrics in enumerate(history, 1) for alarm in watch.look(step, metrics, chains)]
+    watch = AlarmMonitor()
+    return [alarm for step, metrics in enumerate(history, 1) for alarm in watch.observe(step, metrics, chains)]
 
 
 def steps(count: int, **changed: float) -> list[dict[str, float]]:
@@ -57,7 +56,7 @@ def test_it_rings_again_only_after_all_was_well(kind: str) -> None:
     bad, _ = DRIFTS[kind]
     again = look([*steps(6), *steps(5, **bad), *steps(5), *steps(5, **bad)])
     assert [alarm.kind for alarm in again] == [kind, kind]
-    between = Limits().zero_variance * 0.9
+    between = AlarmThresholds().zero_variance * 0.9
     shaking = [*steps(5, **{"group/zero_variance": 0.9}), *steps(5, **{"group/zero_variance": between})] * 3
     assert [alarm.kind for alarm in look(shaking)] == ["zero_variance"]
 
@@ -139,9 +138,9 @@ def test_alarms_of_real_figures() -> None:
 
 def test_after_a_resume_what_rang_does_not_ring_again() -> None:
     history = [*steps(6), *steps(5, **{"policy/entropy": 0.1})]
-    watch = Watch()
-    assert [watch.look(step, metrics) for step, metrics in enumerate(history)][-3:] != []
-    assert watch.look(99, history[-1]) == ()
+    watch = AlarmMonitor()
+    assert [watch.observe(step, metrics) for step, metrics in enumerate(history)][-3:] != []
+    assert watch.observe(99, history[-1]) == ()
 
 
 def test_a_long_run_is_held_against_its_first_steps() -> None:

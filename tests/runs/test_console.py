@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from agentfly.runs import Alarm, EvalFigures, Progress, RunWriter, StepRecord
-from agentfly.runs.sinks.console import ConsoleSink
-from agentfly.runs.sinks.panel import Scene, sparkline
-from agentfly.runs.words import duration
+from agentfly.runs.console import ConsoleLogger, RunPanel, sparkline
+from agentfly.runs.formatting import format_duration
 from tests.runs.chains import step
 
 METRICS = {
@@ -31,7 +30,7 @@ RECORDS = [
 ]
 
 
-def drawn(scene: Scene, width: int) -> str:
+def drawn(scene: RunPanel, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     console.print(scene)
     assert isinstance(console.file, io.StringIO)
@@ -40,7 +39,7 @@ def drawn(scene: Scene, width: int) -> str:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_panel_shows_everything_and_fits(width: int) -> None:
-    text = drawn(Scene("agentfly · tiny", RECORDS, 10, 100, 400, Progress("generate", 3, 8, 12, 3)), width)
+    text = drawn(RunPanel("agentfly · tiny", RECORDS, 10, 100, 400, Progress("generate", 3, 8, 12, 3)), width)
     assert max(map(len, text.splitlines())) == width
     for part in (
         "step 2/10", "7 min left", "reward 0.5", "best 0.5", "held out 0.31 → 0.52 (0.40–0.60)", "success 50%",
@@ -53,22 +52,22 @@ def test_the_panel_shows_everything_and_fits(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40])
 def test_the_panel_survives_any_width(width: int) -> None:
-    assert drawn(Scene("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
+    assert drawn(RunPanel("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
 
 
 def test_the_panel_before_the_first_step_and_with_odd_figures() -> None:
-    assert "step 0/0" in drawn(Scene("agentfly", [], 0, 0, None), 80)
-    assert "held out 0.31 (0.24–0.39) before training" in drawn(Scene("agentfly", RECORDS[:1], 10, 3, None), 80)
+    assert "step 0/0" in drawn(RunPanel("agentfly", [], 0, 0, None), 80)
+    assert "held out 0.31 (0.24–0.39) before training" in drawn(RunPanel("agentfly", RECORDS[:1], 10, 3, None), 80)
     unsure = StepRecord(0, 10, eval=EvalFigures(0.31, math.nan, math.nan, 1))
-    assert "nan" not in drawn(Scene("agentfly", [unsure], 10, 3, None), 80)
+    assert "nan" not in drawn(RunPanel("agentfly", [unsure], 10, 3, None), 80)
     odd = step(1, math.nan, metrics={"policy/kl": math.inf, "policy/entropy": math.nan})
-    assert "kl inf" in drawn(Scene("agentfly", [odd], 10, 3, None), 80)
+    assert "kl inf" in drawn(RunPanel("agentfly", [odd], 10, 3, None), 80)
 
 
 def test_a_log_has_a_line_a_step(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     with RunWriter.create(tmp_path, {}) as run:
-        sink = ConsoleSink(run, console)
+        sink = ConsoleLogger(run, console)
         sink.start({"recipe": "recipes/count.py", "model": "tiny", "algorithm": {"name": "grpo"}, "steps": 10})
         for record in RECORDS:
             sink.progress(Progress("generate", 1, 8))
@@ -90,7 +89,7 @@ def test_alarms_carry_no_control_characters_to_a_terminal(tmp_path: Path, termin
     console = Console(file=io.StringIO(), width=80, height=40, force_terminal=terminal, color_system=None)
     alarm = Alarm("failures", "tool said \x1b]0;owned\x07\x9b31m", ("3/1",), 1)
     with RunWriter.create(tmp_path, {}) as run:
-        sink = ConsoleSink(run, console)
+        sink = ConsoleLogger(run, console)
         sink.start({"steps": 10})
         sink.step(step(1, 0.5, alarms=(alarm,)))
         sink.close()
@@ -105,7 +104,7 @@ def test_a_terminal_shows_the_panel_with_the_steps_before_a_resume(tmp_path: Pat
     with RunWriter.create(tmp_path, {}) as run:
         for record in RECORDS[:2]:
             run.append(record)
-        sink = ConsoleSink(run, console)
+        sink = ConsoleLogger(run, console)
         sink.start({"steps": 10})
         try:
             sink.step(RECORDS[2])
@@ -121,8 +120,8 @@ def test_a_terminal_shows_the_panel_with_the_steps_before_a_resume(tmp_path: Pat
 def test_the_panel_is_left_on_the_screen_with_the_cursor_shown_when_the_run_fails(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True)
     with RunWriter.create(tmp_path, {}) as run:
-        ConsoleSink(run, console).close()  # never started
-        sink = ConsoleSink(run, console)
+        ConsoleLogger(run, console).close()  # never started
+        sink = ConsoleLogger(run, console)
         sink.start({})
         sink.close()
     assert isinstance(console.file, io.StringIO)
@@ -138,4 +137,4 @@ def test_a_sparkline_has_a_column_a_value_until_there_are_too_many() -> None:
 
 
 def test_times_are_said_as_one_says_them() -> None:
-    assert [duration(s) for s in (0.2, 42, 200, 7500)] == ["0 s", "42 s", "3 min", "2 h 05 min"]
+    assert [format_duration(s) for s in (0.2, 42, 200, 7500)] == ["0 s", "42 s", "3 min", "2 h 05 min"]

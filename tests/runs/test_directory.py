@@ -129,7 +129,7 @@ def test_resuming_finishes_what_a_kill_left_half_done(tmp_path: Path, monkeypatc
         for number in (1, 2, 3):
             run.append(step(number, alarms=(Alarm("kl_blow_up", "far", (), number),)))
     with monkeypatch.context() as patch:
-        patch.setattr("agentfly.runs.writer.replace", _stop_at("alarms.jsonl"))
+        patch.setattr("agentfly.runs.directory.write_atomic", _stop_at("alarms.jsonl"))
         with pytest.raises(KeyboardInterrupt):
             RunWriter.resume(tmp_path, 1)
     assert len(run.alarms()) == 3
@@ -139,12 +139,12 @@ def test_resuming_finishes_what_a_kill_left_half_done(tmp_path: Path, monkeypatc
 
 
 def _stop_at(name: str):  # type: ignore[no-untyped-def]
-    from agentfly.runs.files import replace
+    from agentfly.runs.files import write_atomic
 
     def stopping(path: Path, data: bytes) -> None:
         if path.name == name:
             raise KeyboardInterrupt
-        replace(path, data)
+        write_atomic(path, data)
 
     return stopping
 
@@ -254,9 +254,9 @@ def test_a_closed_run_takes_nothing_more(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="holds no run"):
+        with pytest.raises(DataError, match="is not a run directory"):
             RunDirectory(path)
-        with pytest.raises(DataError, match="holds no run"):
+        with pytest.raises(DataError, match="is not a run directory"):
             RunWriter.resume(path, 0)
     assert not (tmp_path / "nowhere").exists()
 
@@ -297,7 +297,7 @@ def test_a_full_disk_is_said_and_spoils_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done.stdout + done.stderr
-    assert all("could not be written" in line and "make room" in line for line in lines)
+    assert all("could not be written" in line and "free disk space" in line for line in lines)
     run = RunDirectory(tmp_path)
     assert run.metrics_file.read_bytes().endswith(b"}\n")
     assert [record.step for record in run.records()] == [1]

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Treatment
 from agentfly.runs import chain_metrics
 from agentfly.runs.metrics import is_uniform
+from agentfly.trajectory import CallStatus, Failure, FailureKind, StopReason, TrainingTreatment
 from tests.runs.chains import call, chain
 
 
@@ -38,7 +38,9 @@ def test_calls_are_counted_by_tool_and_by_how_they_went_but_invented_names_make_
 
 def test_ends_failures_and_treatments_are_counted() -> None:
     failure = Failure(FailureKind.ENVIRONMENT, "it died", 0)
-    cut = chain("0/0", stop=StopReason.MAX_TOKENS, treatment=Treatment.MASK, failures=(failure, failure), attempts=3)
+    cut = chain(
+        "0/0", stop=StopReason.MAX_TOKENS, treatment=TrainingTreatment.MASK, failures=(failure, failure), attempts=3
+    )
     got = chain_metrics([cut, chain("0/1")])
     assert (got["stop/max_tokens"], got["stop/answer"], got["failure/environment"]) == (1, 1, 2)
     assert (got["treatment/mask"], got["treatment/train"]) == (1, 1)
@@ -48,8 +50,8 @@ def test_ends_failures_and_treatments_are_counted() -> None:
 def test_a_group_has_no_variance_where_the_chains_that_count_earned_the_same() -> None:
     same = [chain("0/0", 1.0), chain("0/1", 1.0)]
     varied = [chain("1/0", 1.0), chain("1/1", 0.0)]
-    masked = [chain("2/0", 1.0), chain("2/1", 0.0, treatment=Treatment.MASK)]
-    zeroed = [chain("3/0", 0.0), chain("3/1", 1.0, treatment=Treatment.ZERO)]
+    masked = [chain("2/0", 1.0), chain("2/1", 0.0, treatment=TrainingTreatment.MASK)]
+    zeroed = [chain("3/0", 0.0), chain("3/1", 1.0, treatment=TrainingTreatment.ZERO)]
     alone = [chain("4/0", 1.0)]
     assert chain_metrics([*same, *varied, *masked, *zeroed, *alone])["group/zero_variance"] == pytest.approx(2 / 3)
     assert "group/zero_variance" not in chain_metrics(alone)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentfly.runs import Alarm, EvalFigures, RunWriter, StepRecord
-from agentfly.runs.curve import draw, smoothed, write_curve
-from agentfly.runs.report import write_report
+from agentfly.runs.report import draw_curve, smooth, write_curve, write_report
 from tests.runs.chains import chain, step
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly[train]'")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly-rl[train]'")
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x00\udc80 ' onload='x"
 
 
@@ -131,7 +130,7 @@ def test_the_curve_shows_training_and_held_out_rewards() -> None:
         StepRecord(0, 10, eval=EvalFigures(0.2, 0.1, 0.4, 16)),
         *(step(i, i / 10, eval=EvalFigures(0.8, 0.7, 0.9, 16) if i == 9 else None) for i in range(1, 10)),
     ]
-    axes = draw(records, "what $x costs").axes[0]
+    axes = draw_curve(records, "what $x costs").axes[0]
     raw, smooth, held = (axes.lines[i].get_xydata().tolist() for i in (0, 1, 2))  # type: ignore[union-attr]
     assert raw == [[i, i / 10] for i in range(1, 10)]
     assert smooth[4] == [5, pytest.approx(0.5)]
@@ -144,10 +143,10 @@ def test_the_curve_shows_training_and_held_out_rewards() -> None:
     "records", [[], [step(1, math.nan)], [step(1)], [StepRecord(0, 1, eval=EvalFigures(0.5, math.nan, math.nan, 1))]]
 )
 def test_a_curve_of_hardly_anything(records: list[StepRecord]) -> None:
-    draw(records, "$broken$ {formula").savefig(io.BytesIO())
+    draw_curve(records, "$broken$ {formula").savefig(io.BytesIO())
 
 
 def test_smoothing_neither_lags_nor_changes_a_straight_line() -> None:
     line = [float(i) for i in range(200)]
-    assert smoothed(line)[5:-5] == pytest.approx(line[5:-5])
-    assert smoothed([]) == []
+    assert smooth(line)[5:-5] == pytest.approx(line[5:-5])
+    assert smooth([]) == []

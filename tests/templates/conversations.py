@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentfly.errors import TemplateError
-from agentfly.template import Template, delta_kind
+from agentfly.templates.template import Template, delta_kind
 from agentfly.types import Message, ToolCall
 
 _KINDS = ("user", "user", "tool", "tool", "tools", "tool, user", "tools, user")
@@ -71,7 +71,7 @@ def is_appended_exactly(template: Template, conversation: Conversation) -> bool 
             if not closed.startswith(prompt):
                 _ = [template.follow(delta), template.render([*messages, turn, *delta])]
                 return False
-            buffer += template.codec.encode(template.through_close(closed[len(prompt) :]))
+            buffer += template.codec.encode(template.cut_after_close(closed[len(prompt) :]))
             buffer += template.extend(delta).after(buffer[-1])
             messages += [turn, *delta]
         return buffer == template.codec.encode(template.render(messages))

@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from agentfly.template import Template
 from agentfly.templates import load_template
+from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 from tests.conftest import load_family, load_trl_template
 

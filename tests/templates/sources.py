@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from agentfly.encoding.tokenizer import ByteTokenizer
-from agentfly.template import Template
 from agentfly.templates import load_template
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import ByteTokenizer
 from tests.conftest import load_chat_template
 from tests.templates.families import TOOL
 

@@ -7,17 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import TemplateError
 from agentfly.templates import load_template
-from agentfly.templates.audit import Verdict, audit
-from agentfly.templates.check import Mark, check
+from agentfly.templates.audit import AuditVerdict, audit
+from agentfly.templates.check import CheckMark, check
+from agentfly.templates.tokenizer import ByteTokenizer
 from tests.templates.families import BY_NAME, CASES, Case, user
 
-E, H, R, C = Verdict.EXACT, Verdict.REWRITTEN, Verdict.REFUSED, Verdict.CORRECTED
+E, H, R, C = AuditVerdict.EXACT, AuditVerdict.REWRITTEN, AuditVerdict.REFUSED, AuditVerdict.CORRECTED
 CHAT = ("nothing", "user")
 ANSWERS = ("tool", "tools", "tool, user", "tools, user")
-KNOWN: dict[str, dict[str, Verdict]] = {
+KNOWN: dict[str, dict[str, AuditVerdict]] = {
     "smollm2": {},
     "qwen2_5": {},
     "qwen3": {kind + suffix: H for kind in ("user", *ANSWERS) for suffix in ("", " after thinking")},
@@ -59,7 +59,7 @@ def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
 
 
 def test_a_refused_kind_is_refused_before_anything_is_sampled() -> None:
-    with pytest.raises(TemplateError, match="cannot be extended by user: after system, user the template goes on"):
+    with pytest.raises(TemplateError, match="cannot be extended by user: after system, user the template continues"):
         BY_NAME["mistral_nemo"].template.extend([user("more")])
 
 
@@ -67,13 +67,13 @@ def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:
     report = check(BY_NAME["qwen3"].hf)
     found = {finding.property: finding for finding in report.findings}
     assert report.passed
-    assert found["start"].mark is Mark.GOOD
-    assert found["guard"].mark is Mark.GOOD
-    assert found["extend: user"].mark is Mark.NOTE
+    assert found["start"].mark is CheckMark.GOOD
+    assert found["guard"].mark is CheckMark.GOOD
+    assert found["extend: user"].mark is CheckMark.NOTE
     assert "history differs" in found["extend: user"].detail
-    assert found["history"].mark is Mark.NOTE
-    assert "In force: append" in found["history"].detail
-    assert found["reader"].detail == "hermes"
+    assert found["history"].mark is CheckMark.NOTE
+    assert "In effect: append" in found["history"].detail
+    assert found["parser"].detail == "hermes"
     assert found["end of turn"].detail == "<|im_end|>"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report)
@@ -82,16 +82,16 @@ def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:
 
 def test_check_tells_of_tools_that_cannot_be_shown() -> None:
     found = {f.property: f for f in check(BY_NAME["gemma3"].hf).findings}
-    assert found["tools"].mark is Mark.NOTE
+    assert found["tools"].mark is CheckMark.NOTE
     assert "template='gemma' does" in found["tools"].detail
-    assert found["extend: tool"].mark is Mark.BAD
+    assert found["extend: tool"].mark is CheckMark.BAD
     assert found["images"].detail == "shown"
 
 
 def test_check_tells_a_mended_mistake_from_a_refusal() -> None:
     with BY_NAME["deepseek_v3-deepseekv3"].follow() as tokenizer:
         found = {f.property: f for f in check(tokenizer).findings}
-    assert found["extend: tool"].mark is Mark.NOTE
+    assert found["extend: tool"].mark is CheckMark.NOTE
     assert found["extend: tool"].detail.startswith("corrected: ")
 
 
@@ -99,7 +99,7 @@ def test_check_of_a_format_by_name() -> None:
     assert check(ByteTokenizer(), "chatml").passed
     assert check("bytes", "chatml").passed
     named = {f.property: f for f in check(BY_NAME["qwen2_5"].hf, "qwen2.5").findings}
-    assert named["start"].mark is Mark.GOOD
+    assert named["start"].mark is CheckMark.GOOD
 
 
 def test_check_fails_a_template_whose_text_becomes_control_tokens() -> None:

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from agentfly.encoding.tokenizer import ByteTokenizer
-from agentfly.template import Template
-from agentfly.templates import READERS, audit
-from agentfly.templates.audit import Verdict
-from agentfly.templates.check import Mark, check
+from agentfly.templates import PARSERS, audit
+from agentfly.templates.audit import AuditVerdict
+from agentfly.templates.check import CheckMark, check
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import ByteTokenizer
 from tests.conftest import load_chat_template, load_trl_template
 from tests.templates.conversations import disagreements, draw_conversation, is_appended_exactly
 from tests.templates.families import CASES, Case
@@ -43,16 +43,16 @@ def tokenizer_for(source: str) -> ByteTokenizer:
 @cache
 def _template(name: str) -> Template:
     source = load_chat_template("llama_cpp_templates", name) if name in LLAMA_CPP else load_trl_template(name)
-    return Template(tokenizer_for(source), source, close=CLOSE[name], reader=READERS["plain"], name=name)
+    return Template(tokenizer_for(source), source, close=CLOSE[name], parser=PARSERS["plain"], name=name)
 
 
-def _verdicts(template: Template) -> dict[str, Verdict]:
+def _verdicts(template: Template) -> dict[str, AuditVerdict]:
     return {row.kind: row.verdict for row in audit(template).rows}
 
 
 def _check_exact(template: Template, count: int) -> None:
     verdicts = _verdicts(template)
-    exact = {kind for kind, verdict in verdicts.items() if verdict is Verdict.EXACT}
+    exact = {kind for kind, verdict in verdicts.items() if verdict is AuditVerdict.EXACT}
     # A template that shows no thinking has no rows for it.
     exact |= {f"{kind} after thinking" for kind in exact if f"{kind} after thinking" not in verdicts}
     different, compared = disagreements(template, sorted(exact), count)
@@ -73,25 +73,25 @@ def test_exact_kinds_of_families_agree_with_full_renderings(case: Case) -> None:
 @pytest.mark.parametrize("name", ["glm4moe", "GLM-4.6"])
 def test_glm_drops_thinking_at_the_next_user_message(name: str) -> None:
     verdicts = _verdicts(_template(name))
-    assert verdicts["user"] is verdicts["tool"] is verdicts["tool after thinking"] is Verdict.EXACT
+    assert verdicts["user"] is verdicts["tool"] is verdicts["tool after thinking"] is AuditVerdict.EXACT
     for kind in ("user", "tool, user", "tools, user"):
-        assert verdicts[f"{kind} after thinking"] is Verdict.REWRITTEN
+        assert verdicts[f"{kind} after thinking"] is AuditVerdict.REWRITTEN
     assert any(is_appended_exactly(_template(name), draw_conversation(seed)) is False for seed in range(20))
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v5"])
 def test_gemma_4_drops_thinking_before_a_tool_result_and_a_user_message(name: str) -> None:
-    assert _verdicts(_template(name))["tool, user after thinking"] is Verdict.REWRITTEN
+    assert _verdicts(_template(name))["tool, user after thinking"] is AuditVerdict.REWRITTEN
 
 
 def test_text_beside_calls_that_the_template_moves_is_not_exact() -> None:
     row = next(row for row in audit(_template("gemma4")).rows if row.kind == "tool")
-    assert row.verdict is Verdict.REWRITTEN
-    assert "text beside calls" in row.reason
+    assert row.verdict is AuditVerdict.REWRITTEN
+    assert "text next to calls" in row.reason
 
 
 def test_check_notes_that_glm_has_two_history_policies() -> None:
     found = {f.property: f for f in check(tokenizer_for(load_trl_template("glm4moe")), "glm-4").findings}
-    assert found["extend: user after thinking"].mark is Mark.NOTE
-    assert found["history"].mark is Mark.NOTE
-    assert "they differ after user" in found["history"].detail
+    assert found["extend: user after thinking"].mark is CheckMark.NOTE
+    assert found["history"].mark is CheckMark.NOTE
+    assert "differ after user" in found["history"].detail

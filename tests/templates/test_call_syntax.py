@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, TemplateError
-from agentfly.template import Template
-from agentfly.templates import READERS, load_template
+from agentfly.templates import PARSERS, load_template
 from agentfly.templates.roundtrip import render_turn
+from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 from tests.templates.families import TOOL, answer
 from tests.templates.sources import build_tokenizer, load_with_tools
@@ -71,16 +71,16 @@ TRL = {
     ],
 }
 READ = [
-    (folder, name, reader)
+    (folder, name, parser)
     for folder, table in (("llama_cpp_templates", LLAMA_CPP), ("trl_chat_templates", TRL))
-    for reader, names in table.items()
+    for parser, names in table.items()
     for name in names
 ]
-each_template = pytest.mark.parametrize(("folder", "name", "reader"), READ, ids=[name for _, name, _ in READ])
+each_template = pytest.mark.parametrize(("folder", "name", "parser"), READ, ids=[name for _, name, _ in READ])
 
 REFUSED = [
-    ("ByteDance-Seed-OSS", "no reader parses a call with a string argument"),
-    ("upstage-Solar-Open-100B", "no reader parses a call with a string argument"),
+    ("ByteDance-Seed-OSS", "no parser parses a call with a string argument"),
+    ("upstage-Solar-Open-100B", "no parser parses a call with a string argument"),
     ("GigaChat3-10B-A1.8B", "a stop token comes before the call"),
     ("Kimi-K2-Instruct", "access to attribute 'append' of 'list' object is unsafe"),
     ("Kimi-K2-Thinking", "access to attribute 'append' of 'list' object is unsafe"),
@@ -116,7 +116,7 @@ LOST = {("minimax-m3", "null"), ("minimax-m3", "empty list"), ("minimax-m3", "em
 
 def calls_of(template: Template, turn: Message) -> list[tuple[str, dict[str, Any], str]]:
     text, _ = render_turn(template, turn)
-    return [(call.name, dict(call.arguments), call.problem) for call in template.read(text).calls]
+    return [(call.name, dict(call.arguments), call.problem) for call in template.parse_text(text).calls]
 
 
 def untyped(value: object) -> object:
@@ -138,17 +138,17 @@ def agree(found: object, written: object) -> bool:
 
 
 @each_template
-def test_the_reader_is_found(folder: str, name: str, reader: str) -> None:
+def test_the_parser_is_found(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
-    assert template.reader is READERS[reader]
-    assert template.unread_calls == ""
+    assert template.parser is PARSERS[parser]
+    assert template.parser_problem == ""
 
 
 @each_template
-def test_arguments_come_back(folder: str, name: str, reader: str) -> None:
+def test_arguments_come_back(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
     for what, value in VALUES.items():
-        if (reader, what) in LOST or (name in UNQUOTED and what == "apostrophe"):
+        if (parser, what) in LOST or (name in UNQUOTED and what == "apostrophe"):
             continue
         turn = Message("assistant", "", (ToolCall("search", {"q": value, "r": "z"}, "functions.search:0"),))
         ((called, arguments, problem),) = calls_of(template, turn)
@@ -158,21 +158,21 @@ def test_arguments_come_back(folder: str, name: str, reader: str) -> None:
 
 
 @each_template
-def test_calls_without_arguments_and_with_text_come_back(folder: str, name: str, reader: str) -> None:
+def test_calls_without_arguments_and_with_text_come_back(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
     one = ToolCall("search", {}, "functions.search:0")
     two = ToolCall("other_tool", {}, "functions.other_tool:1")
     assert calls_of(template, Message("assistant", "", (one,))) == [("search", {}, "")]
     several = Message("assistant", "", (one, two))
-    if reader == "llama-json":
+    if parser == "llama-json":
         with pytest.raises(TemplateError, match="single tool-calls"):
             calls_of(template, several)
     else:
         # gpt-oss and GigaChat write the first call of a turn and drop the others.
         both = [("search", {}, ""), ("other_tool", {}, "")]
-        assert calls_of(template, several) == (both[:1] if reader in ("harmony", "gigachat") else both)
+        assert calls_of(template, several) == (both[:1] if parser in ("harmony", "gigachat") else both)
     text, _ = render_turn(template, Message("assistant", "I look it up.", (one,)))
-    reply = template.read(text)
+    reply = template.parse_text(text)
     if "search" in text:
         assert [call.name for call in reply.calls] == ["search"]
     if "I look it up." in text:
@@ -193,9 +193,9 @@ def test_a_family_that_cannot_be_parsed_is_refused_with_tools(name: str, reason:
         ("trl_chat_templates", "lfm2"),
     ],
 )
-def test_lfm2_templates_that_write_no_calls_use_the_reader_of_the_family(folder: str, name: str) -> None:
+def test_lfm2_templates_that_write_no_calls_use_the_parser_of_the_family(folder: str, name: str) -> None:
     template = load_with_tools(folder, name)
-    reply = template.read("<|tool_call_start|>[search(q='a')]<|tool_call_end|>")
+    reply = template.parse_text("<|tool_call_start|>[search(q='a')]<|tool_call_end|>")
     assert [(call.name, call.arguments) for call in reply.calls] == [("search", {"q": "a"})]
     assert "r42" in template.codec.decode(template.extend([answer("r42")]).ids)
     with pytest.raises(TemplateError, match="of 1 calls 0 are parsed back"):
@@ -219,8 +219,8 @@ KIMI_BY_ID = (
 
 def test_kimi_takes_the_name_of_a_call_from_its_id() -> None:
     template = load_template(None, build_tokenizer(KIMI_BY_ID), tools=[TOOL])
-    assert template.reader is READERS["kimi-k2"]
-    reply = template.read(
+    assert template.parser is PARSERS["kimi-k2"]
+    reply = template.parse_text(
         '<|tool_calls_section_begin|><|tool_call_begin|>functions.search:7<|tool_call_argument_begin|>{"q": "a"}'
         "<|tool_call_end|><|tool_calls_section_end|>"
     )

@@ -10,8 +10,8 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.errors import TemplateError
-from agentfly.template import Template
 from agentfly.templates import load_template
+from agentfly.templates.template import Template
 from agentfly.types import Message, Task
 from tests.conftest import load_family
 from tests.templates.families import CASES, TODAY, TOOL, answer, call, user
@@ -56,7 +56,7 @@ class Guarded:
             self.places[place] = ids
 
     def _dataset(self, row: dict[str, object]) -> list[int]:
-        return self.template.start(_AGENT.opening(Task.of(row)))
+        return self.template.start(_AGENT.initial_messages(Task.of(row)))
 
     def check(self, texts: Sequence[str]) -> None:
         for place, ids_of in self.places.items():

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import ConfigError
-from agentfly.template import History
-from agentfly.templates import READERS, load_template, names, register_template
-from agentfly.templates.chatml import CHATML
+from agentfly.templates import PARSERS, load_template, names, register_template
+from agentfly.templates.families import CHATML
+from agentfly.templates.template import History
+from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message
 from tests.templates.families import BY_NAME, CASES, TOOL, Case, user
 
@@ -43,7 +43,7 @@ ENDS = {
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_following_the_tokenizer_finds_the_family(case: Case) -> None:
     template = case.template
-    assert template.reader is READERS[READS[case.tokenizer]]
+    assert template.parser is PARSERS[READS[case.tokenizer]]
     stops = {token for token, i in template.codec.control.items() if i in template.stop_ids}
     assert stops == ENDS.get(case.tokenizer, {"<|im_end|>"})
     assert template.close_id in template.stop_ids
@@ -92,9 +92,9 @@ def test_a_family_whose_tokens_the_tokenizer_lacks_is_refused() -> None:
 
 
 def test_a_tokenizer_without_template_says_what_fits() -> None:
-    with pytest.raises(ConfigError, match=r"brings no chat template. By its control tokens it could use .*chatml"):
+    with pytest.raises(ConfigError, match=r"has no chat template. By its special tokens it could use .*chatml"):
         load_template(None, ByteTokenizer())
-    with pytest.raises(ConfigError, match="brings no chat template"):
+    with pytest.raises(ConfigError, match="has no chat template"):
         load_template("qwen3", BY_NAME["gptoss-gptoss"].hf) if False else load_template(
             None, BY_NAME["gemma2-gemma"].hf
         )
@@ -102,7 +102,7 @@ def test_a_tokenizer_without_template_says_what_fits() -> None:
 
 @pytest.mark.parametrize("name", ["smollm2", "llama3_1", "gemma3", "deepseek_v3", "command_r_plus", "internlm2"])
 def test_tools_that_the_model_would_never_hear_of_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="does not tell the model of its tools"):
+    with pytest.raises(ConfigError, match="does not show the tools to the model"):
         load_template(None, BY_NAME[name].hf, tools=[TOOL])
 
 
@@ -139,7 +139,7 @@ def test_variables_reach_the_template_and_unknown_ones_are_errors() -> None:
     tokenizer = BY_NAME["qwen3"].hf
     off = load_template(None, tokenizer, variables={"enable_thinking": False})
     assert off.render([user("u")]).endswith("<think>\n\n</think>\n\n")
-    with pytest.raises(ConfigError, match=r"reads no variable 'enable_thinkin'; there may be .*enable_thinking"):
+    with pytest.raises(ConfigError, match=r"reads no variable 'enable_thinkin'; it reads .*enable_thinking"):
         load_template(None, tokenizer, variables={"enable_thinkin": False})
 
 

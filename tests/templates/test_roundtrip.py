@@ -1,4 +1,4 @@
-"""The reader of a template is one that parses the calls it renders; a template without one is refused with tools."""
+"""The parser of a template is one that parses the calls it renders; a template without one is refused with tools."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from agentfly.agents import HFAgent
-from agentfly.encoding.tokenizer import ByteTokenizer
 from agentfly.errors import ConfigError, TemplateError
-from agentfly.templates import READERS, load_template, register_template
-from agentfly.templates.chatml import CHATML
-from agentfly.templates.check import Mark, check
+from agentfly.templates import PARSERS, load_template, register_template
+from agentfly.templates.check import CheckMark, check
+from agentfly.templates.families import CHATML
+from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.tools import calculate
 from agentfly.types import Message
 from tests.conftest import load_chat_template
@@ -41,9 +41,9 @@ XML_CALL = (
 UNKNOWN_CALL = "{{- '<<' ~ call.function.name ~ '|' ~ (call.function.arguments | tojson) ~ '>>' }}"
 
 
-def test_chatml_that_writes_xml_calls_gets_the_xml_reader() -> None:
+def test_chatml_that_writes_xml_calls_gets_the_xml_parser() -> None:
     template = load_template(None, tokenizer_with(chatml_with_calls(XML_CALL)), tools=[TOOL])
-    assert template.reader is READERS["qwen-xml"]
+    assert template.parser is PARSERS["qwen-xml"]
 
 
 @pytest.mark.parametrize("name", [None, "qwen3-coder"])
@@ -61,14 +61,14 @@ def test_calls_of_qwen3_coder_are_parsed(name: str | None) -> None:
     assert reply.message.text == "I look."
 
 
-def test_calls_that_no_reader_parses_are_refused_with_tools() -> None:
+def test_calls_that_no_parser_parses_are_refused_with_tools() -> None:
     tokenizer = tokenizer_with(chatml_with_calls(UNKNOWN_CALL))
     with pytest.raises(
-        ConfigError, match=r"cannot be used with tools: no reader parses a call .*<<search\|.*ReactAgent"
+        ConfigError, match=r"cannot be used with tools: no parser parses a call .*<<search\|.*ReactAgent"
     ):
         load_template(None, tokenizer, tools=[TOOL])
     template = load_template(None, tokenizer)
-    assert "no reader parses" in template.unread_calls
+    assert "no parser parses" in template.parser_problem
     with pytest.raises(TemplateError, match="of 1 calls 0 are parsed back"):
         template.write(Message("assistant", "", (call(),)))
 
@@ -84,22 +84,22 @@ def test_a_stop_token_before_the_call_is_refused_with_tools() -> None:
         load_template(None, tokenizer_with(source), tools=[TOOL])
 
 
-def test_a_format_whose_reader_does_not_parse_its_calls_is_refused_when_the_agent_is_built() -> None:
-    register_template(replace(CHATML, name="test-wrong-reader", reader="mistral"))
-    settings = {"template": "test-wrong-reader", "backend": "scripted", "backend_config": {"script": ["a"]}}
-    with pytest.raises(ConfigError, match=r"its reader 'mistral' does not parse a call .*template='.*'chatml'.* does"):
+def test_a_format_whose_parser_does_not_parse_its_calls_is_refused_when_the_agent_is_built() -> None:
+    register_template(replace(CHATML, name="test-wrong-parser", parser="mistral"))
+    settings = {"template": "test-wrong-parser", "backend": "scripted", "backend_config": {"script": ["a"]}}
+    with pytest.raises(ConfigError, match=r"its parser 'mistral' does not parse a call .*template='.*'chatml'.* does"):
         HFAgent(tools=[calculate], **settings)
     HFAgent(tools=[], **settings)
 
 
 def test_check_reports_calls_that_are_not_parsed() -> None:
     found = {f.property: f for f in check(tokenizer_with(chatml_with_calls(UNKNOWN_CALL))).findings}
-    assert found["tools"].mark is Mark.BAD
+    assert found["tools"].mark is CheckMark.BAD
     assert "cannot be used with tools" in found["tools"].detail
-    assert found["reader"].mark is Mark.BAD
-    assert "no reader parses a call" in found["reader"].detail
+    assert found["parser"].mark is CheckMark.BAD
+    assert "no parser parses a call" in found["parser"].detail
     found = {f.property: f for f in check(tokenizer_with(CHAT)).findings}
-    assert (found["reader"].mark, found["tools"].mark) == (Mark.GOOD, Mark.GOOD)
+    assert (found["parser"].mark, found["tools"].mark) == (CheckMark.GOOD, CheckMark.GOOD)
 
 
 def test_llama_3_writes_text_and_calls_that_it_parses() -> None:

@@ -24,7 +24,7 @@ from agentfly.tools import answer, answer_math, answer_qa, calculate, calculator
         ("10 ** 40", "1" + "0" * 40),
     ],
 )
-async def test_it_works_expressions_out(expression: str, result: str) -> None:
+async def test_calculate_evaluates_expressions(expression: str, result: str) -> None:
     assert await calculate(expression) == result
 
 
@@ -62,7 +62,7 @@ async def test_it_works_expressions_out(expression: str, result: str) -> None:
     ],
     ids=lambda text: text[:24],
 )
-async def test_what_it_cannot_work_out_is_told(expression: str) -> None:
+async def test_calculate_explains_invalid_expressions(expression: str) -> None:
     """Some of these would take for ever if they were tried; the test's time limit would end it."""
     said = await calculate(expression)
     assert said.startswith("Error: ")

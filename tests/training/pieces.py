@@ -4,19 +4,19 @@ from typing import Any
 
 import numpy as np
 
-from agentfly.algorithm import Piece
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.training.batch import Sample
-from tests.backends.transformers.tiny import VOCABULARY
+from tests.backends.engine.tiny import VOCABULARY
 
 
-def piece(length: int, seed: int = 0, share: float = 0.5) -> Piece:
+def piece(length: int, seed: int = 0, share: float = 0.5) -> SegmentArrays:
     """Tokens of which about a share was sampled, the first never and the last but one always."""
     draw = np.random.default_rng((seed, length))
     tokens = draw.integers(3, VOCABULARY, length).astype(np.int32)
     mask = draw.random(length) < share
     mask[0], mask[-1], mask[-2 if length > 2 else -1] = False, False, True
     logprobs = np.where(mask, -draw.random(length), 0).astype(np.float32)
-    return Piece(tokens, mask, logprobs, np.zeros_like(tokens), np.where(mask, 0, -1).astype(np.int32))
+    return SegmentArrays(tokens, mask, logprobs, np.zeros_like(tokens), np.where(mask, 0, -1).astype(np.int32))
 
 
 def sample(length: int, seed: int = 0, **fields: Any) -> Sample:

@@ -33,8 +33,8 @@ config = TrainConfig(
     num_chains=4,
     max_turns=2,
     sampling={"max_tokens": 8},
-    learning_rate=2e-2,
+    optimizer={"learning_rate": 2e-2},
     steps=6,
-    eval_every=2,
-    save_every=1,
+    evaluation={"every": 2},
+    checkpoint={"every": 1},
 )

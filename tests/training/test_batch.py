@@ -3,32 +3,32 @@
 import numpy as np
 import pytest
 
-from agentfly.algorithm import Piece
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.errors import RecordError
-from agentfly.training.batch import Sample, Sequences, micro_batches, mini_batches, shown
+from agentfly.training.batch import ModelInputs, Sample, num_input_tokens, split_micro_batches, split_mini_batches
 from tests.training.pieces import piece, sample
 
 
-def made(tokens: list[int], mask: list[int]) -> Piece:
+def made(tokens: list[int], mask: list[int]) -> SegmentArrays:
     ids, zeros = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
-    return Piece(ids, np.array(mask, bool), zeros, ids * 0, ids * 0)
+    return SegmentArrays(ids, np.array(mask, bool), zeros, ids * 0, ids * 0)
 
 
 def test_the_model_is_asked_just_before_each_sampled_token_and_shown_nothing_after() -> None:
     chain = made([10, 11, 12, 20, 21, 30, 31, 22, 23, 32], [0, 0, 0, 1, 1, 0, 0, 1, 1, 0])
-    got = Sequences.of([chain, made([5, 6], [0, 1])])
-    assert [each.tolist() for each in got.tokens] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
-    assert [each.tolist() for each in got.asked] == [[2, 3, 6, 7], [0]]
+    got = ModelInputs.from_segments([chain, made([5, 6], [0, 1])])
+    assert [each.tolist() for each in got.input_ids] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
+    assert [each.tolist() for each in got.positions] == [[2, 3, 6, 7], [0]]
     assert got.targets.tolist() == [20, 21, 22, 23, 6]
-    assert (got.counts, shown(chain)) == ((4, 1), 8)
+    assert (got.counts, num_input_tokens(chain)) == ((4, 1), 8)
 
 
 def test_a_first_token_cannot_have_been_sampled() -> None:
     with pytest.raises(RecordError, match="nothing before it"):
-        Sequences.of([made([1, 2], [1, 1])])
+        ModelInputs.from_segments([made([1, 2], [1, 1])])
 
 
-@pytest.mark.parametrize("field", ["advantages", "returns", "reference", "old"])
+@pytest.mark.parametrize("field", ["advantages", "returns", "reference_logprobs", "old_logprobs"])
 def test_every_token_has_a_number_of_its_own(field: str) -> None:
     given = {"advantages": np.zeros(5, np.float32), field: np.zeros(4, np.float32)}
     with pytest.raises(RecordError, match=f"sample 3/1#0 has 5 tokens but 4 {field}"):
@@ -39,7 +39,7 @@ def test_every_token_has_a_number_of_its_own(field: str) -> None:
 @pytest.mark.parametrize("budget", [1, 7, 20, 1000])
 def test_micro_batches_keep_to_the_budget_and_split_nothing(budget: int, padded: bool) -> None:
     lengths = [3, 9, 1, 4, 4, 12, 2, 6]
-    batches = micro_batches(lengths, budget, int, padded=padded)
+    batches = split_micro_batches(lengths, budget, int, padded=padded)
     assert sorted(each for batch in batches for each in batch) == sorted(lengths)
     for batch in batches:
         assert len(batch) == 1 or (max(batch) * len(batch) if padded else sum(batch)) <= budget
@@ -47,10 +47,10 @@ def test_micro_batches_keep_to_the_budget_and_split_nothing(budget: int, padded:
 
 
 def test_mini_batches_are_about_as_many_each_and_never_empty() -> None:
-    assert [list(each) for each in mini_batches(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
-    assert [list(each) for each in mini_batches(range(2), 5)] == [[0], [1]]
+    assert [list(each) for each in split_mini_batches(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [list(each) for each in split_mini_batches(range(2), 5)] == [[0], [1]]
 
 
 def test_nothing_is_nothing() -> None:
-    assert micro_batches([], 5, len) == []
-    assert sample(9).sampled == int(sample(9).piece.mask.sum()) > 0
+    assert split_micro_batches([], 5, len) == []
+    assert sample(9).num_sampled == int(sample(9).segment.mask.sum()) > 0

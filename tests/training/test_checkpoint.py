@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from agentfly.errors import ConfigError, DataError
-from agentfly.training.checkpoint import Checkpoints, State
+from agentfly.training.checkpoint import CheckpointManager, TrainerState
 
 
-def state(step: int) -> State:
-    return State(step, {"moment": torch.full((3,), float(step))}, {"feed": step * 10, "best": None})
+def state(step: int) -> TrainerState:
+    return TrainerState(step, {"moment": torch.full((3,), float(step))}, {"feed": step * 10, "best": None})
 
 
 def write_model(folder: Path) -> None:
@@ -21,21 +21,21 @@ def write_model(folder: Path) -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Checkpoints:
-    out = Checkpoints(tmp_path / "checkpoints", keep=2)
+def kept(tmp_path: Path) -> CheckpointManager:
+    out = CheckpointManager(tmp_path / "checkpoints", keep=2)
     for step in (1, 2):
         out.save(state(step), write_model)
     return out
 
 
-def test_what_was_saved_comes_back(kept: Checkpoints) -> None:
+def test_what_was_saved_comes_back(kept: CheckpointManager) -> None:
     loaded, model = kept.load()
     assert (loaded.step, loaded.values) == (2, {"feed": 20, "best": None})
     assert loaded.tensors["moment"].tolist() == [2.0, 2.0, 2.0]
     assert (model / "weights.bin").read_bytes() == b"weights"
 
 
-def test_the_newest_are_kept_and_the_best(kept: Checkpoints) -> None:
+def test_the_newest_are_kept_and_the_best(kept: CheckpointManager) -> None:
     for step in (3, 4, 5):
         kept.save(state(step), write_model, best=2)
     assert kept.steps() == [2, 4, 5]
@@ -43,7 +43,7 @@ def test_the_newest_are_kept_and_the_best(kept: Checkpoints) -> None:
     assert kept.steps() == [5, 6]
 
 
-def test_an_earlier_step_can_be_asked_for(kept: Checkpoints) -> None:
+def test_an_earlier_step_can_be_asked_for(kept: CheckpointManager) -> None:
     assert kept.load(1)[0].step == 1
     with pytest.raises(ConfigError, match="there are those of 1, 2"):
         kept.load(7)
@@ -51,15 +51,15 @@ def test_an_earlier_step_can_be_asked_for(kept: Checkpoints) -> None:
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="never got that far"):
-        Checkpoints(tmp_path, 2).load()
+        CheckpointManager(tmp_path, 2).load()
 
 
-def test_a_full_disk_is_told_and_harms_nothing(kept: Checkpoints) -> None:
+def test_a_full_disk_is_told_and_harms_nothing(kept: CheckpointManager) -> None:
     def full(folder: Path) -> None:
         (folder / "weights.bin").write_bytes(b"wei")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match="No space left on device; step 2 is whole"):
+    with pytest.raises(DataError, match="No space left on device; the one of step 2 is complete"):
         kept.save(state(3), full)
     assert kept.steps() == [1, 2]
     assert kept.load()[0].step == 2
@@ -69,7 +69,7 @@ def test_a_full_disk_is_told_and_harms_nothing(kept: Checkpoints) -> None:
 @pytest.mark.parametrize("name", ["model/weights.bin", "trainer.safetensors", "trainer.json", "manifest.json"])
 @pytest.mark.parametrize("harm", ["removed", "cut", "changed"])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(
-    kept: Checkpoints, caplog: pytest.LogCaptureFixture, name: str, harm: str
+    kept: CheckpointManager, caplog: pytest.LogCaptureFixture, name: str, harm: str
 ) -> None:
     path = kept.path(2) / name
     whole = path.read_bytes()
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert kept.load(1)[0].step == 1
 
 
-def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: Checkpoints) -> None:
+def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: CheckpointManager) -> None:
     draft = kept.path(3).parent / ".step-000003.draft"
     (draft / "model").mkdir(parents=True)
     (draft / "model" / "weights.bin").write_bytes(b"half")
@@ -99,7 +99,9 @@ def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: Checkpoints) -> None:
     assert not draft.exists()
 
 
-def test_a_stray_folder_or_file_is_skipped_with_a_warning(kept: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stray_folder_or_file_is_skipped_with_a_warning(
+    kept: CheckpointManager, caplog: pytest.LogCaptureFixture
+) -> None:
     kept.path(900_000).mkdir()
     (kept.path(900_000) / "notes.txt").write_text("mine")
     kept.path(900_001).touch()
@@ -111,7 +113,7 @@ def test_a_stray_folder_or_file_is_skipped_with_a_warning(kept: Checkpoints, cap
     assert "model is missing" in caplog.text
 
 
-def test_a_stray_folder_is_neither_counted_nor_removed(kept: Checkpoints) -> None:
+def test_a_stray_folder_is_neither_counted_nor_removed(kept: CheckpointManager) -> None:
     kept.path(900_000).mkdir()
     kept.remove_after(2)
     for step in (3, 4, 5):
@@ -121,18 +123,18 @@ def test_a_stray_folder_is_neither_counted_nor_removed(kept: Checkpoints) -> Non
 
 
 def test_without_a_valid_checkpoint_every_candidate_is_named(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = CheckpointManager(tmp_path, 2)
     for step in (3, 7):
         checkpoints.path(step).mkdir()
     with pytest.raises(DataError, match=r"no checkpoint .* is valid: step-000007 .*; step-000003 "):
         checkpoints.load()
 
 
-def test_what_came_later_can_be_forgotten(kept: Checkpoints) -> None:
+def test_what_came_later_can_be_forgotten(kept: CheckpointManager) -> None:
     kept.remove_after(1)
     assert kept.steps() == [1]
 
 
-def test_a_step_that_comes_again_takes_the_place_of_the_first(kept: Checkpoints) -> None:
-    kept.save(State(2, {"moment": torch.zeros(1)}, {"feed": 0}), write_model)
+def test_a_step_that_comes_again_takes_the_place_of_the_first(kept: CheckpointManager) -> None:
+    kept.save(TrainerState(2, {"moment": torch.zeros(1)}, {"feed": 0}), write_model)
     assert kept.load()[0].values == {"feed": 0}

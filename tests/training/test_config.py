@@ -12,7 +12,7 @@ import pytest
 
 from agentfly.algorithms import GRPO, PPO
 from agentfly.errors import ConfigError
-from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.training.config import NESTED, TrainConfig, parse_overrides
 from agentfly.types import Sampling
 
 
@@ -20,35 +20,49 @@ def test_there_are_at_most_forty_fields() -> None:
     assert len(fields(TrainConfig)) <= 40
 
 
+def test_nested_records_have_at_most_eight_fields() -> None:
+    assert all(len(fields(cls)) <= 8 for cls in NESTED.values())
+
+
+def test_an_earlier_name_is_refused_in_python_too() -> None:
+    with pytest.raises(ConfigError, match=r"it is now optimizer\.learning_rate"):
+        TrainConfig(learning_rate=1e-5)  # type: ignore[call-arg]
+
+
 def test_every_field_says_what_it_is() -> None:
-    config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, clip=[0.2, 0.3])  # type: ignore[arg-type]
+    config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, loss={"clip": [0.2, 0.3]})  # type: ignore[arg-type]
     assert config.algorithm == PPO()
     assert config.sampling == Sampling(temperature=0.7)
-    assert config.clip == (0.2, 0.3)
+    assert config.loss.clip == (0.2, 0.3)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"learning_rat": 1}, "close ones: learning_rate"),
-        ({"learning_rate": "fast"}, "learning_rate='fast'"),
-        ({"learning_rate": 0}, "learning_rate must be above 0"),
+        ({"learning_rat": 1}, "close ones: optimizer.learning_rate"),
+        ({"optimizer.learning_rate": "fast"}, "optimizer.learning_rate='fast'"),
+        ({"optimizer.learning_rate": 0}, "optimizer.learning_rate must be above 0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"steps": 1.5}, "steps=1.5"),
-        ({"loss": "clipp"}, "loss='clipp'"),
+        ({"loss.type": "clipp"}, "loss.type='clipp'"),
         ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
         ({"num_chains": 1}, "compares the chains of a task"),
-        ({"warmup_steps": 100}, "leaves none of steps=100"),
-        ({"clip": (0.2,)}, "clip is [low, high]"),
-        ({"clip": (2.0, 0.2)}, "clip is [low, high]"),
-        ({"clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),
-        ({"clip": (0.2, 0.2, 3.0, 4.0)}, "clip is [low, high]"),
-        ({"entropy": float("nan")}, "entropy must be a number from 0"),
-        ({"kl": -0.1}, "kl must be a number from 0"),
-        ({"weight_decay": -1.0}, "weight_decay must be a number from 0"),
-        ({"learning_rate": float("inf")}, "learning_rate must be above 0"),
+        ({"optimizer.warmup_steps": 100}, "leaves none of steps=100"),
+        ({"loss.clip": (0.2,)}, "loss.clip is [low, high]"),
+        ({"loss.clip": (2.0, 0.2)}, "loss.clip is [low, high]"),
+        ({"loss.clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),
+        ({"loss.clip": (0.2, 0.2, 3.0, 4.0)}, "loss.clip is [low, high]"),
+        ({"loss.entropy_coef": float("nan")}, "loss.entropy_coef must be a number from 0"),
+        ({"kl.coef": -0.1}, "kl.coef must be a number from 0"),
+        ({"optimizer.weight_decay": -1.0}, "optimizer.weight_decay must be a number from 0"),
+        ({"optimizer.learning_rate": float("inf")}, "optimizer.learning_rate must be above 0"),
         ({"steps": True}, "it takes no truth value"),
-        ({"correction": "bogus"}, "there are token-truncate"),
+        ({"learning_rate": 1e-5}, "it is now optimizer.learning_rate"),
+        ({"kl_in": "reward"}, "it is now kl.placement"),
+        ({"kl": 0.1}, "write kl.coef=0.1"),
+        ({"loss": "gspo"}, "write loss.type='gspo'"),
+        ({"optimizer.learning_rat": 1}, "Did you mean 'learning_rate'?"),
+        ({"loss.correction": "bogus"}, "there are token-truncate"),
         ({"run_options": {"strategy": "bogus"}}, "'chain' and 'step'"),
         ({"run_options": {"max_chain_tokens": -3}}, "max_chain_tokens must be"),
         ({"algorithm": "ppo", "algorithm.lam": "x"}, "lam is a number from 0 to 1"),
@@ -61,47 +75,53 @@ def test_every_field_says_what_it_is() -> None:
         ({"run_options": {"max_turn": 3}}, "run_options has 'max_turn'"),
         ({"run_options": {"seed": 3}}, "run_options has 'seed'"),
         ({"model.size": 3}, "model='tiny' has nothing inside"),
-        ({"aggregation": "constant"}, "give sampling.max_tokens"),
+        ({"loss.aggregation": "constant"}, "give sampling.max_tokens"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig().overridden(changes)
+        TrainConfig().override(changes)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kl_estimator": "k1"}, "kl is 0"),
-        ({"kl_in": "reward"}, "kl is 0"),
-        ({"kl_target": 0.1}, "kl is 0"),
-        ({"loss": "plain", "clip": (0.1, 0.1)}, "clips nothing"),
-        ({"loss": "cispo", "clip": (0.1, 0.1, 3.0)}, "no dual clip"),
-        ({"correction_cap": 3.0}, "there is no correction"),
-        ({"critic_learning_rate": 1e-4}, "has no critic"),
+        ({"kl.estimator": "k1"}, "kl.coef is 0"),
+        ({"kl.placement": "reward"}, "kl.coef is 0"),
+        ({"kl.target": 0.1}, "kl.coef is 0"),
+        ({"loss.type": "plain", "loss.clip": (0.1, 0.1)}, "clips nothing"),
+        ({"loss.type": "cispo", "loss.clip": (0.1, 0.1, 3.0)}, "no dual clip"),
+        ({"loss.correction_cap": 3.0}, "there is no correction"),
+        ({"optimizer.critic_learning_rate": 1e-4}, "has no critic"),
     ],
 )
 def test_a_field_without_effect_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match="would have no effect") as caught:
-        TrainConfig().overridden(changes)
+        TrainConfig().override(changes)
     assert said in str(caught.value)
 
 
 def test_the_same_fields_are_welcome_where_they_have_an_effect() -> None:
-    config = TrainConfig().overridden(
-        {"kl": 0.1, "kl_estimator": "k2", "kl_target": 0.1, "algorithm": "ppo", "critic_learning_rate": 1e-4}
+    config = TrainConfig().override(
+        {
+            "kl.coef": 0.1,
+            "kl.estimator": "k2",
+            "kl.target": 0.1,
+            "algorithm": "ppo",
+            "optimizer.critic_learning_rate": 1e-4,
+        }
     )
-    assert config.critic_learning_rate == 1e-4
+    assert config.optimizer.critic_learning_rate == 1e-4
 
 
 def test_the_command_line_changes_fields_and_what_is_in_them() -> None:
-    typed = ["algorithm=ppo", "algorithm.lam=0.9", "sampling.temperature=0.8", "lora_rank=None", "clip=[0.2,0.28]",
+    typed = ["algorithm=ppo", "algorithm.lam=0.9", "sampling.temperature=0.8", "lora_rank=None", "loss.clip=[0.2,0.28]",
              "backend.max_rows=32", "run_options.max_chain_tokens=99"]  # fmt: skip
-    config = TrainConfig().overridden(parse_overrides(typed))
+    config = TrainConfig().override(parse_overrides(typed))
     assert config.algorithm == PPO(lam=0.9)
     assert config.sampling.temperature == 0.8
-    assert (config.lora_rank, config.clip) == (None, (0.2, 0.28))
+    assert (config.lora_rank, config.loss.clip) == (None, (0.2, 0.28))
     assert config.backend == {"backend": "transformers", "max_rows": 32}
     assert config.run_options == {"max_chain_tokens": 99}
 

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly[train]'")
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
-from agentfly.errors import ModelBroken, RecordError  # noqa: E402
-from agentfly.training.learner import Learner  # noqa: E402
-from agentfly.training.lora import with_lora  # noqa: E402
-from tests.backends.transformers.test_architectures import PACKED, PLAIN, built  # noqa: E402
-from tests.backends.transformers.tiny import model_of  # noqa: E402
+from agentfly.errors import NonFiniteError, RecordError  # noqa: E402
+from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.lora import add_lora  # noqa: E402
+from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import piece, sample, samples  # noqa: E402
 
 LENGTHS = (30, 5, 17)
 
 
-def learner_of(model: Any, **settings: Any) -> Learner:
-    return Learner(
+def learner_of(model: Any, **settings: Any) -> LocalLearner:
+    return LocalLearner(
         model,
         **{"critic": True, "precision": "float32", "learning_rate": 0.0, "critic_learning_rate": 1e-2, **settings},
     )
@@ -27,10 +27,10 @@ def learner_of(model: Any, **settings: Any) -> Learner:
 
 def test_values_are_zero_at_first_and_only_where_the_model_sampled_after() -> None:
     learner, given = learner_of(model_of()), samples(*LENGTHS)
-    assert all((each == 0).all() for each in learner.values([each.piece for each in given]))
+    assert all((each == 0).all() for each in learner.values([each.segment for each in given]))
     learner.update(given)
-    for value, each in zip(learner.values([each.piece for each in given]), given, strict=True):
-        np.testing.assert_array_equal(value != 0, each.piece.mask)
+    for value, each in zip(learner.values([each.segment for each in given]), given, strict=True):
+        np.testing.assert_array_equal(value != 0, each.segment.mask)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "gpt2", "opt", "gpt_neo", "bloom", "llama4_text"])
@@ -38,7 +38,7 @@ def test_it_learns_what_chains_earn_whatever_the_model(family: str) -> None:
     learner, given = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
     losses = [learner.update(given)["critic/loss"] for _ in range(25)]
     assert losses[-1] < losses[0] / 4
-    expected = np.concatenate([each.returns[each.piece.mask] for each in given if each.returns is not None])
+    expected = np.concatenate([each.returns[each.segment.mask] for each in given if each.returns is not None])
     assert losses[0] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
 
 
@@ -76,11 +76,11 @@ def test_micro_batches_add_up(budget: int) -> None:
 
 
 def test_of_a_model_with_adapters_it_shares_what_is_not_trained() -> None:
-    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
-    model = with_lora(model_of(), 4)
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
+    model = add_lora(model_of(), 4)
     learner = learner_of(model)
     assert learner._critic is not None
-    mine = {id(each) for each in learner._critic.trunk.model.parameters()}
+    mine = {id(each) for each in learner._critic.backbone.model.parameters()}
     assert all(
         (id(each) in mine) != each.requires_grad for name, each in model.named_parameters() if "lm_head" not in name
     )
@@ -93,6 +93,6 @@ def test_returns_that_are_missing_or_no_numbers_are_told() -> None:
     with pytest.raises(RecordError, match="sample 0/0#0 has no returns"):
         learner.update(samples(5, returns=None))
     bad = sample(9, 4, returns=np.full(9, np.inf, np.float32))
-    with pytest.raises(ModelBroken, match=r"the critic's loss is inf: look at the samples 4/0#0"):
+    with pytest.raises(NonFiniteError, match=r"the critic's loss is inf: look at the samples 4/0#0"):
         learner.update([bad])
     assert not learner.values([piece(20)])[0].any()

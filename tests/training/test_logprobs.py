@@ -4,25 +4,25 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly[train]'")
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
 import numpy as np  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from agentfly.algorithm import Piece  # noqa: E402
+from agentfly.algorithms.base import SegmentArrays  # noqa: E402
 from agentfly.training import logprobs  # noqa: E402
-from agentfly.training.batch import Sequences  # noqa: E402
+from agentfly.training.batch import ModelInputs  # noqa: E402
 from agentfly.training.logprobs import Head, score, score_logits  # noqa: E402
-from agentfly.training.policy import Policy  # noqa: E402
-from tests.backends.transformers.test_architectures import PACKED, PLAIN, built  # noqa: E402
-from tests.backends.transformers.tiny import model_of  # noqa: E402
+from agentfly.training.model import Policy  # noqa: E402
+from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
+from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import piece  # noqa: E402
 
 PIECES = [piece(length, seed=1) for length in (30, 5, 17, 2)]
 
 
-def plain(model: Any, pieces: list[Piece], temperature: float) -> tuple[Tensor, Tensor]:
+def plain(model: Any, pieces: list[SegmentArrays], temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of sampled tokens, sequence by sequence, by the book."""
     out, entropies = [], []
     for each in pieces:
@@ -48,10 +48,10 @@ def gradients(model: Any, loss: Tensor) -> Tensor:
 )
 def test_batches_say_what_the_plain_forward_says_of_each_sequence(family: str, recompute: bool) -> None:
     model = built(family, {**PACKED, **PLAIN}[family])
-    policy = Policy(model, recompute=recompute)
-    assert policy.trunk.packed == (family in PACKED)
+    policy = Policy(model, gradient_checkpointing=recompute)
+    assert policy.backbone.packed == (family in PACKED)
     expected, spread = plain(model, PIECES, 0.7)
-    got = policy(Sequences.of(PIECES), [0.7] * len(PIECES))
+    got = policy(ModelInputs.from_segments(PIECES), [0.7] * len(PIECES))
     torch.testing.assert_close(got.logprobs, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.entropies, spread, atol=1e-5, rtol=1e-5)
     pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
@@ -83,7 +83,7 @@ def test_the_gradient_is_the_one_that_differences_say(scale: float, softcap: flo
 
 def test_a_temperature_is_respected_sequence_by_sequence() -> None:
     model = model_of()
-    got = Policy(model)(Sequences.of(PIECES), [0.5, 1.0, 2.0, 0.0]).logprobs.split(
+    got = Policy(model)(ModelInputs.from_segments(PIECES), [0.5, 1.0, 2.0, 0.0]).logprobs.split(
         [int(each.mask.sum()) for each in PIECES]
     )
     for each, mine, heat in zip(PIECES, got, (0.5, 1.0, 2.0, 1.0), strict=True):
@@ -91,13 +91,13 @@ def test_a_temperature_is_respected_sequence_by_sequence() -> None:
 
 
 def test_a_head_with_adapters_is_scored_with_them() -> None:
-    peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+    peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
     model = peft.get_peft_model(model_of(), peft.LoraConfig(r=4, target_modules=["q_proj", "lm_head"]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    got, expected = Policy(model)(Sequences.of(PIECES), [1.0] * 4).logprobs, plain(model, PIECES, 1.0)[0]
+    got, expected = Policy(model)(ModelInputs.from_segments(PIECES), [1.0] * 4).logprobs, plain(model, PIECES, 1.0)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     wanted, mine = gradients(model, expected.sum()), gradients(model, got.sum())
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
@@ -107,7 +107,7 @@ def test_logits_made_in_a_way_of_their_own_are_scored_all_the_same() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
     policy = Policy(model)
-    got, expected = policy(Sequences.of(PIECES), [1.0] * 4), plain(model, PIECES, 1.0)
+    got, expected = policy(ModelInputs.from_segments(PIECES), [1.0] * 4), plain(model, PIECES, 1.0)
     torch.testing.assert_close(got.logprobs, expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.entropies, expected[1], atol=1e-5, rtol=1e-5)
 

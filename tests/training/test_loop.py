@@ -19,12 +19,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentfly.commands.training import planned, resumed, trained
+from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
 from agentfly.runs import RunDirectory, RunWriter
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
-QUIET = {"sinks": ()}
+QUIET = {"loggers": ()}
 NOISE = ("time/", "chain/seconds", "throughput/", "update/seconds", "environments/", "policy/mismatch")
 """What a step took; and the last digit of what the engine computed, which depends on who was in the batch."""
 
@@ -36,7 +36,7 @@ def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, *changes: str) -> RunDirectory:
-    trained(RECIPE, ["sinks=[]", *changes], folder)
+    train_recipe(RECIPE, ["loggers=[]", *changes], folder)
     return RunDirectory(folder)
 
 
@@ -56,14 +56,14 @@ def rewards(directory: RunDirectory) -> list[float]:
     "algorithm", ["ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gigpo"]
 )
 def test_every_algorithm_learns(tmp_path: Path, algorithm: str) -> None:
-    extra = ["critic_learning_rate=0.01"] if algorithm == "ppo" else []
+    extra = ["optimizer.critic_learning_rate=0.01"] if algorithm == "ppo" else []
     directory = run(
         tmp_path / "run",
         f"algorithm={algorithm}",
         "steps=15",
         "num_chains=8",
-        "eval_every=null",
-        "save_every=15",
+        "evaluation.every=null",
+        "checkpoint.every=15",
         *extra,
     )
     seen = rewards(directory)
@@ -75,14 +75,19 @@ def test_every_algorithm_learns(tmp_path: Path, algorithm: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        ["loss=gspo", "clip=[0.0003,0.0004]", "mini_batches=2", "epochs=2"],
-        ["loss=cispo", "aggregation=sequence"],
-        ["loss=plain", "aggregation=constant"],
-        ["kl=0.01", "kl_target=0.1", "entropy=0.001"],
-        ["kl=0.01", "kl_in=reward", "kl_estimator=k1"],
-        ["correction=geometric-mask", "correction_cap=1.5"],
-        ["lora_rank=4", "kl=0.01"],
-        ["recompute=true", "micro_batch_tokens=64", "schedule=cosine", "warmup_steps=1"],
+        ["loss.type=gspo", "loss.clip=[0.0003,0.0004]", "mini_batches=2", "epochs=2"],
+        ["loss.type=cispo", "loss.aggregation=sequence"],
+        ["loss.type=plain", "loss.aggregation=constant"],
+        ["kl.coef=0.01", "kl.target=0.1", "loss.entropy_coef=0.001"],
+        ["kl.coef=0.01", "kl.placement=reward", "kl.estimator=k1"],
+        ["loss.correction=geometric-mask", "loss.correction_cap=1.5"],
+        ["lora_rank=4", "kl.coef=0.01"],
+        [
+            "gradient_checkpointing=true",
+            "micro_batch_tokens=64",
+            "optimizer.schedule=cosine",
+            "optimizer.warmup_steps=1",
+        ],
         ["zero_variance=resample"],
     ],
     ids=lambda changes: changes[0],
@@ -98,7 +103,7 @@ def test_every_setting_runs_and_leaves_a_whole_run(tmp_path: Path, changes: list
 
 def test_what_a_run_leaves(tmp_path: Path, small_model: Path) -> None:
     directory = run(tmp_path / "run", "steps=3")
-    assert directory.config["learning_rate"] == 2e-2
+    assert directory.config["optimizer"]["learning_rate"] == 2e-2
     records = directory.records()
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert [record.step for record in records if record.eval is not None] == [0, 2, 3]
@@ -125,26 +130,27 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 APART = multiprocessing.get_context("forkserver")  # a process that has torch already makes the others, in no time
 APART.set_forkserver_preload(
     [
-        "agentfly.training.setup", "agentfly.backends.transformers", "matplotlib.figure", "peft",
+        "agentfly.training.trainer", "agentfly.backends.engine", "matplotlib.figure", "peft",
         "transformers.models.llama.modeling_llama",
     ]
 )  # fmt: skip
 EVERYTHING = [
-    "algorithm=ppo", "kl=0.01", "kl_target=0.05", "mini_batches=2", "epochs=2", "schedule=linear", "warmup_steps=2",
+    "algorithm=ppo", "kl.coef=0.01", "kl.target=0.05", "mini_batches=2", "epochs=2",
+    "optimizer.schedule=linear", "optimizer.warmup_steps=2",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [[], EVERYTHING, ["lora_rank=4"]], ids=["grpo", "ppo and all", "lora"])
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, changes: list[str]) -> None:
     """Kill -9, at a moment nobody chose, again and again until the run is through."""
-    changes = ["steps=8", "save_every=2", *changes]
+    changes = ["steps=8", "checkpoint.every=2", *changes]
     whole = run(tmp_path / "whole", *changes)
     folder = tmp_path / "killed"
     draw, kills = random.Random(len(changes)), 0
-    begin: tuple[Any, ...] = (trained, RECIPE, ["sinks=[]", *changes], folder)
+    begin: tuple[Any, ...] = (train_recipe, RECIPE, ["loggers=[]", *changes], folder)
     while not (folder / "report.html").exists():
         if (folder / "config.json").exists() and list((folder / "checkpoints").glob("step-*")):
-            begin = (resumed, folder, None)
+            begin = (resume_run, folder, None)
         elif folder.exists():
             shutil.rmtree(folder)
         process = APART.Process(target=_alone, args=(os.environ["VOWELS_MODEL"], *begin))
@@ -189,18 +195,18 @@ def _steps(folder: Path) -> int:
 
 def test_a_finished_run_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", "steps=1")
-    resumed(tmp_path / "run", None)
+    resume_run(tmp_path / "run", None)
     assert "is finished" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_can_go_on_from_an_earlier_step(tmp_path: Path) -> None:
-    whole = figures(run(tmp_path / "run", "steps=3", "keep=3"))
-    resumed(tmp_path / "run", 1)
+    whole = figures(run(tmp_path / "run", "steps=3", "checkpoint.keep=3"))
+    resume_run(tmp_path / "run", 1)
     assert figures(RunDirectory(tmp_path / "run")) == whole
 
 
 def test_a_resumed_run_that_is_killed_again_is_not_taken_for_finished(tmp_path: Path) -> None:
-    directory = run(tmp_path / "run", "steps=2", "keep=2")
+    directory = run(tmp_path / "run", "steps=2", "checkpoint.keep=2")
     RunWriter.resume(directory.path, 1).close()
     assert not directory.report.exists()
 
@@ -209,7 +215,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_pat
     whole = figures(run(tmp_path / "run", "steps=2"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "report.html").unlink()
-    resumed(tmp_path / "run", None)
+    resume_run(tmp_path / "run", None)
     assert figures(RunDirectory(tmp_path / "run")) == whole
 
 
@@ -219,7 +225,7 @@ def test_a_row_that_a_reward_cannot_do_with_is_told_before_the_first_step(tmp_pa
         RECIPE.read_text().replace("def vowels(trajectory: Any)", "def vowels(trajectory: Any, answer: str)")
     )
     with pytest.raises(ConfigError, match="asks for 'answer'"):
-        trained(recipe, ["sinks=[]"], tmp_path / "run")
+        train_recipe(recipe, ["loggers=[]"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -227,13 +233,15 @@ def test_a_reward_that_always_fails_ends_the_run_and_says_why(tmp_path: Path) ->
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", BROKEN))
     with pytest.raises(Fault, match=r"not one of the 12 chains of step 1 can be trained; most often: reward: .*oops"):
-        trained(recipe, ["sinks=[]", "steps=2"], tmp_path / "run")
+        train_recipe(recipe, ["loggers=[]", "steps=2"], tmp_path / "run")
 
 
 def test_a_step_without_anything_to_learn_counts_in_the_schedule(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FIRST_FLAT))
-    trained(recipe, ["sinks=[]", "steps=3", "schedule=linear", "learning_rate=0.3"], tmp_path / "run")
+    train_recipe(
+        recipe, ["loggers=[]", "steps=3", "optimizer.schedule=linear", "optimizer.learning_rate=0.3"], tmp_path / "run"
+    )
     records = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
     assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
 
@@ -252,7 +260,7 @@ def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
     (tmp_path / "run" / "checkpoints" / "step-000002" / "trainer.json").write_text("{}")
     stray = tmp_path / "run" / "checkpoints" / "step-000009"
     stray.mkdir()
-    resumed(tmp_path / "run", None)
+    resume_run(tmp_path / "run", None)
     assert "step-000002 is not a valid checkpoint" in caplog.text
     assert "step-000009 is not a valid checkpoint" in caplog.text
     assert stray.is_dir()
@@ -262,8 +270,8 @@ def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("run_options.context_length=100000", "knows 512 places for tokens"),
-        ("sampling.max_tokens=513", "knows 512 places for tokens"),
+        ("run_options.context_length=100000", "has 512 positions"),
+        ("sampling.max_tokens=513", "has 512 positions"),
         ("model=nowhere", "nowhere"),
     ],
 )
@@ -277,7 +285,7 @@ def test_a_held_out_task_that_is_trained_on_is_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = tasks[:2]\n")
     with pytest.raises(ConfigError, match="2 of the held-out tasks are trained on too"):
-        planned(recipe, {})
+        plan_recipe(recipe, {})
 
 
 def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> None:
@@ -286,11 +294,18 @@ def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> 
         "\ntasks, eval_tasks = ([{'question': 'go', 'world': n} for n in range(a, b)] for a, b in ((0, 4), (4, 6)))\n"
     )
     recipe.write_text(RECIPE.read_text() + rows)
-    assert [task.columns["world"] for task in planned(recipe, {}).eval_tasks] == [4, 5]
+    assert [task.columns["world"] for task in plan_recipe(recipe, {}).eval_tasks] == [4, 5]
 
 
 def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
-    directory = run(tmp_path / "run", "steps=5", "eval_every=1", "save_every=100", "keep=1", "learning_rate=0.3")
+    directory = run(
+        tmp_path / "run",
+        "steps=5",
+        "evaluation.every=1",
+        "checkpoint.every=100",
+        "checkpoint.keep=1",
+        "optimizer.learning_rate=0.3",
+    )
     held_out = {record.step: record.eval.reward for record in directory.records() if record.eval is not None}
     best = max(held_out, key=lambda step: (held_out[step], -step))
     kept = {int(each.name[5:]) for each in directory.checkpoints.iterdir()}
@@ -299,22 +314,22 @@ def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [("segment_reward=last", "every chain is one segment"), ("eval_chains=3", "there are no eval_tasks")],
+    [("segment_reward=last", "every chain is one segment"), ("evaluation.chains=3", "there are no eval_tasks")],
 )
 def test_what_has_no_effect_with_this_agent_or_these_tasks_is_refused(tmp_path: Path, change: str, said: str) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = ()\n")
     with pytest.raises(ConfigError, match="would have no effect") as caught:
-        trained(recipe, ["sinks=[]", "eval_every=null", change], tmp_path / "run")
+        train_recipe(recipe, ["loggers=[]", "evaluation.every=null", change], tmp_path / "run")
     assert said in str(caught.value)
 
 
 def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FLAT))
-    trained(recipe, ["sinks=[]", "steps=2"], tmp_path / "run")
+    train_recipe(recipe, ["loggers=[]", "steps=2"], tmp_path / "run")
     records: list[Any] = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
-    assert [record.metrics["selection/flat_groups"] for record in records] == [3, 3]
+    assert [record.metrics["selection/zero_variance_groups"] for record in records] == [3, 3]
     assert "policy/loss" not in records[0].metrics
     assert json.loads((tmp_path / "run" / "config.json").read_text())["zero_variance"] is None
 

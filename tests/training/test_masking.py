@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly[train]'")
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
 from torch import Tensor  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
-from agentfly.training.learner import Learner  # noqa: E402
-from tests.backends.transformers.test_architectures import PLAIN, built  # noqa: E402
-from tests.backends.transformers.tiny import model_of  # noqa: E402
+from agentfly.training.learner import LocalLearner  # noqa: E402
+from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
+from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import samples  # noqa: E402
 
 LENGTHS = (30, 5, 17)
@@ -25,8 +25,8 @@ def model(request: pytest.FixtureRequest) -> Any:
     return model_of() if request.param == "packed" else built("gpt_neo", PLAIN["gpt_neo"])
 
 
-def learner_of(model: Any) -> Learner:
-    return Learner(model, loss=Loss(entropy=0.1), learning_rate=1e-3, precision="float32")
+def learner_of(model: Any) -> LocalLearner:
+    return LocalLearner(model, loss=Loss(entropy_coef=0.1), learning_rate=1e-3, precision="float32")
 
 
 def pulled(model: Any, given: list[Sample]) -> Tensor:
@@ -44,9 +44,9 @@ def pulled(model: Any, given: list[Sample]) -> Tensor:
 
 
 def test_the_head_pulls_only_where_the_next_token_was_sampled(model: Any) -> None:
-    given = sorted(samples(*LENGTHS), key=lambda each: -len(each.piece.tokens))  # as they lie in the batch
+    given = sorted(samples(*LENGTHS), key=lambda each: -len(each.segment.tokens))  # as they lie in the batch
     got = pulled(model, given)
-    asked = [each.piece.mask[1 : np.flatnonzero(each.piece.mask)[-1] + 1] for each in given]
+    asked = [each.segment.mask[1 : np.flatnonzero(each.segment.mask)[-1] + 1] for each in given]
     if len(got) == 1:
         expected = np.concatenate(asked)[None]
     else:
@@ -57,15 +57,17 @@ def test_the_head_pulls_only_where_the_next_token_was_sampled(model: Any) -> Non
 def test_tokens_after_the_last_sampled_one_change_nothing(model: Any) -> None:
     given = samples(*LENGTHS)
     changed = [
-        replace(each, piece=replace(each.piece, tokens=np.where(after(each), 7, each.piece.tokens).astype(np.int32)))
+        replace(
+            each, segment=replace(each.segment, tokens=np.where(after(each), 7, each.segment.tokens).astype(np.int32))
+        )
         for each in given
     ]
-    assert any((one.piece.tokens != other.piece.tokens).any() for one, other in zip(given, changed, strict=True))
+    assert any((one.segment.tokens != other.segment.tokens).any() for one, other in zip(given, changed, strict=True))
     assert updated(model, given) == updated(model, changed)
 
 
 def after(each: Sample) -> np.ndarray[Any, Any]:
-    return np.arange(len(each.piece.tokens)) > np.flatnonzero(each.piece.mask)[-1]
+    return np.arange(len(each.segment.tokens)) > np.flatnonzero(each.segment.mask)[-1]
 
 
 def updated(model: Any, given: list[Sample]) -> dict[str, float]:
@@ -86,8 +88,10 @@ def test_numbers_at_tokens_that_were_not_sampled_change_nothing(model: Any) -> N
     dirty = [
         replace(
             each,
-            advantages=np.where(each.piece.mask, each.advantages, np.nan).astype(np.float32),
-            piece=replace(each.piece, logprobs=np.where(each.piece.mask, each.piece.logprobs, -99).astype(np.float32)),
+            advantages=np.where(each.segment.mask, each.advantages, np.nan).astype(np.float32),
+            segment=replace(
+                each.segment, logprobs=np.where(each.segment.mask, each.segment.logprobs, -99).astype(np.float32)
+            ),
         )
         for each in given
     ]
@@ -96,8 +100,8 @@ def test_numbers_at_tokens_that_were_not_sampled_change_nothing(model: Any) -> N
 
 def test_no_sequence_sees_another(model: Any) -> None:
     given = samples(*LENGTHS)
-    alone = learner_of(model).score([given[1].piece], 1.0)[0]
-    other = replace(given[0].piece, tokens=np.full(30, 9, np.int32))
-    for company in ([given[0].piece, given[2].piece], [other, other]):
-        got = learner_of(model).score([company[0], given[1].piece, company[1]], 1.0)[1]
+    alone = learner_of(model).score([given[1].segment], 1.0)[0]
+    other = replace(given[0].segment, tokens=np.full(30, 9, np.int32))
+    for company in ([given[0].segment, given[2].segment], [other, other]):
+        got = learner_of(model).score([company[0], given[1].segment, company[1]], 1.0)[1]
         np.testing.assert_allclose(got, alone, atol=1e-5)

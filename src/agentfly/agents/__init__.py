@@ -1,4 +1,4 @@
-"""The prebuilt agents, and the class to make your own of."""
+"""The prebuilt agents and `BaseAgent`."""
 
 from agentfly.agent import BaseAgent
 from agentfly.agents.action import ActionAgent

@@ -1,34 +1,34 @@
-"""One action a turn, between tags: the form that text worlds are played in."""
+"""One action per turn between tags, the usual format of text environments."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from agentfly.agents.code import only_text_tool
+from agentfly.agents.code import require_text_tool
 from agentfly.agents.prompted import PromptedAgent
-from agentfly.rollout.policy import Reaction
+from agentfly.rollout.limits import RecoveryRule
 from agentfly.types import Message, Reply, ToolCall
 
 
 class ActionAgent(PromptedAgent):
-    """Reads `<think>…</think><action>…</action>` and hands the action's text to the one action tool."""
+    """Parses `<think>…</think><action>…</action>` and passes the text of the action to the only tool."""
 
     default_system_prompt = (
         "Think about what to do next between <think> and </think>, then write one action between <action> and "
         "</action>."
     )
-    default_on_no_call = Reaction(nudge="Write one action between <action> and </action>.", limit=2)
+    default_on_no_call = RecoveryRule(nudge="Write one action between <action> and </action>.", limit=2)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._tool, self._parameter = only_text_tool(self)
+        self._tool, self._parameter = require_text_tool(self)
 
     def parse(self, text: str) -> Reply:
-        """The first action after the thinking."""
-        thinking, closed, said = text.partition("<think>")[2].partition("</think>")
+        """Parse the first action after the thinking."""
+        thinking, closed, content = text.partition("<think>")[2].partition("</think>")
         if not closed:
-            thinking, said = "", text
-        _, opened, rest = said.partition("<action>")
+            thinking, content = "", text
+        _, opened, rest = content.partition("<action>")
         if not opened:
             return Reply(Message("assistant", text, thinking=thinking.strip()))
         action, closed, _ = rest.partition("</action>")

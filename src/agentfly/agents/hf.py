@@ -1,7 +1,7 @@
-"""Function calling in the model's own format."""
+"""Native function calling."""
 
 from agentfly.agent import BaseAgent
 
 
 class HFAgent(BaseAgent):
-    """The chat template shows the tools, its family's reader finds the calls. A reply without a call is the answer."""
+    """The chat template renders the tools and its parser finds the calls. A reply without a call is the answer."""

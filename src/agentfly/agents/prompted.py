@@ -1,4 +1,4 @@
-"""What the agents share whose tools are described in the prompt: they are answered in a user's turn."""
+"""Base of the agents whose tools are described in the prompt; tool results are user messages."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from agentfly.types import Image, Message, ToolCall
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """The reasoning that a turn opens with, and what is said after it. Nothing is acted on that was only thought of."""
+    """Split a turn into the thinking at its start and the rest. Calls inside thinking are ignored."""
     if not text.lstrip().startswith("<think>"):
         return "", text
-    thinking, _, said = text.partition("<think>")[2].partition("</think>")
-    return thinking.strip(), said
+    thinking, _, content = text.partition("<think>")[2].partition("</think>")
+    return thinking.strip(), content
 
 
 class PromptedAgent(BaseAgent):
-    """An agent whose calls are words in its text, in a form its system prompt explains."""
+    """An agent whose calls are plain text in a form that its system prompt explains."""
 
     native_tools = False
     observation_form = "{observation}"
-    """How an answer reads in the user's turn."""
+    """The text of a tool result in the user message."""
 
-    def retell(self, said: Message) -> Message:
-        """As the model wrote it: in the chat format's own words for calls it would be told something else."""
-        return Message("assistant", said.content)
+    def history_message(self, message: Message) -> Message:
+        """The text as sampled, without tool calls, which the chat template would render in another format."""
+        return Message("assistant", message.content)
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         if not results:

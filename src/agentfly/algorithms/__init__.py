@@ -1,6 +1,6 @@
-"""What each sampled token was worth, one small file an algorithm; and the losses that say so to a model.
+"""Advantage estimators, one small file per algorithm, and the policy losses.
 
-Importing this imports no torch: the losses are in `agentfly.algorithms.loss`.
+Importing this package does not import torch: the losses are in `agentfly.algorithms.loss`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import difflib
 from dataclasses import fields, replace
 from typing import Any
 
-from agentfly.algorithm import Algorithm
+from agentfly.algorithms.base import Algorithm
 from agentfly.algorithms.dr_grpo import DrGRPO
 from agentfly.algorithms.gigpo import GiGPO
 from agentfly.algorithms.grpo import GRPO
@@ -29,7 +29,7 @@ __all__ = [
     "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
-    "algorithm_of",
+    "build_algorithm",
 ]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -44,10 +44,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def algorithm_of(algorithm: str | Algorithm, **settings: Any) -> Algorithm:
-    """The algorithm of a name, or the one given, with some of its settings changed."""
+def build_algorithm(algorithm: str | Algorithm, **settings: Any) -> Algorithm:
+    """Build the algorithm of this name, or copy the given one, with some settings changed."""
     if isinstance(algorithm, str):
-        algorithm = _named(algorithm)
+        if algorithm not in ALGORITHMS:
+            plain = algorithm.lower().replace("++", "_pp").replace("-", "_").replace(" ", "_").replace(".", "")
+            close = [plain] if plain in ALGORITHMS else difflib.get_close_matches(plain, ALGORITHMS, 3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError(f"no algorithm is named {algorithm!r}; there are {', '.join(ALGORITHMS)}.{hint}")
+        algorithm = ALGORITHMS[algorithm]()
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"an algorithm is a name or an object such as PPO(lam=0.95), not {algorithm!r}")
     known = [each.name for each in fields(algorithm)]
@@ -55,12 +60,3 @@ def algorithm_of(algorithm: str | Algorithm, **settings: Any) -> Algorithm:
         has = f"has {', '.join(known)}" if known else "has no settings"
         raise ConfigError(f"{type(algorithm).__name__} has no setting {', '.join(map(repr, unknown))}; it {has}")
     return replace(algorithm, **settings)
-
-
-def _named(name: str) -> Algorithm:
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]()
-    plain = name.lower().replace("++", "_pp").replace("-", "_").replace(" ", "_").replace(".", "")
-    close = [plain] if plain in ALGORITHMS else difflib.get_close_matches(plain, ALGORITHMS, 3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise ConfigError(f"no algorithm is named {name!r}; there are {', '.join(ALGORITHMS)}.{hint}")

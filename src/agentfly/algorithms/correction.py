@@ -1,38 +1,53 @@
-"""The engine that sampled and the model that learns give the same token two probabilities: what is done about it.
+"""Importance-sampling corrections for sampler/learner mismatch.
 
-Each token's loss is weighed by ρ, the learner's probability over the sampler's. A level says of what the ratio is
-taken, a mode what becomes of one too far from 1:
+Each token's loss is multiplied by ρ = π_learner / π_sampler. The level is what the ratio is taken over, the mode what
+happens to a ratio too far from 1:
 
                  truncate: min(ρ, cap)     mask: ρ inside [1/cap, cap], else 0
-    token        each token for itself
-    sequence     the product over the sequence: unbiased before the cap, of high variance
-    geometric    its geometric mean: the same scale whatever the length
+    token        each token on its own
+    sequence     product over the sequence: unbiased before the cap, of high variance
+    geometric    geometric mean over the sequence: the same scale at any length
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
-from agentfly.algorithms.surrogates import sequence_mean, sequence_sum
+from torch import Tensor, bincount
 
 Correction = Literal[
     "token-truncate", "token-mask", "sequence-truncate", "sequence-mask", "geometric-truncate", "geometric-mask"
 ]
 
 
+def sequence_sum(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[tokens] → [sequences]: the sum over each sequence."""
+    return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
+
+
+def sequence_mean(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[tokens] → [tokens]: each value replaced by the mean over its sequence."""
+    counts = bincount(sequence_ids, minlength=num_sequences).clamp(min=1)
+    return (sequence_sum(values, sequence_ids, num_sequences) / counts)[sequence_ids]
+
+
 def correction_weights(
-    old: Tensor, sampled: Tensor, sequence: Tensor, sequences: int, correction: Correction, cap: float
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    sequence_ids: Tensor,
+    *,
+    num_sequences: int,
+    correction: Correction,
+    cap: float,
 ) -> tuple[Tensor, Tensor]:
-    """What to multiply each token's loss by, without a gradient; and which tokens were too far off."""
+    """[tokens] each: the factors on the loss, without gradient; and which tokens were truncated or masked."""
     level, mode = correction.split("-")
-    apart = (old - sampled).detach()
+    log_ratio = (old_logprobs - sampler_logprobs).detach()
     if level == "sequence":
-        apart = sequence_sum(apart, sequence, sequences)[sequence]
+        log_ratio = sequence_sum(log_ratio, sequence_ids, num_sequences)[sequence_ids]
     elif level == "geometric":
-        apart = sequence_mean(apart, sequence, sequences)
-    ratio = apart.exp()  # if infinite, the cap makes it finite
+        log_ratio = sequence_mean(log_ratio, sequence_ids, num_sequences)
+    ratio = log_ratio.exp()  # may be infinite; the cap makes it finite
     if mode == "truncate":
         return ratio.clamp(max=cap), ratio > cap
     outside = (ratio < 1 / cap) | (ratio > cap)

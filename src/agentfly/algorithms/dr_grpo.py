@@ -1,20 +1,22 @@
-"""Dr. GRPO: the group's mean taken away and nothing else, so easy and hard tasks weigh as their rewards do."""
+"""Dr. GRPO (Liu et al., 2025): GRPO without the division by the standard deviation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly.algorithm import Algorithm, Credit, Group, Needs
-from agentfly.algorithms.returns import compared, turn_credit
+from agentfly.algorithms.base import Algorithm, Array, Group
+from agentfly.algorithms.returns import group_relative_returns
 
 
 @dataclass(frozen=True)
 class DrGRPO(Algorithm):
-    """G − mean of the group, turn by turn (Liu et al., 2025). Its other half is the aggregation "constant"."""
+    """A[i, t] = G[i, t] − mean_i G[i, t]: easy and hard tasks weigh as their rewards do.
 
-    needs: ClassVar[Needs] = Needs.GROUPS
+    The other half of the published algorithm is the loss aggregation "constant".
+    """
 
-    def credit(self, groups: Sequence[Group]) -> list[list[Credit]]:
-        return [list(map(turn_credit, group.episodes, compared(group))) for group in groups]
+    needs_groups: ClassVar[bool] = True
+
+    def turn_advantages(self, group: Group) -> list[Array]:
+        return group_relative_returns(group)

@@ -1,20 +1,22 @@
-"""Group relative policy optimisation: a chain is as good as it did better than the others of its task."""
+"""GRPO (Shao et al., 2024): advantages are group-normalized returns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly.algorithm import Algorithm, Credit, Group, Needs
-from agentfly.algorithms.returns import compared, turn_credit
+from agentfly.algorithms.base import Algorithm, Array, Group
+from agentfly.algorithms.returns import group_relative_returns
 
 
 @dataclass(frozen=True)
 class GRPO(Algorithm):
-    """(G − mean of the group) / standard deviation of the group, turn by turn (Shao et al., 2024)."""
+    """A[i, t] = (G[i, t] − mean_i G[i, t]) / (std_i G[i, t] + ε), with G[i, t] the return of chain i from turn t on.
 
-    needs: ClassVar[Needs] = Needs.GROUPS
+    With a single reward at the end of each chain this is the published algorithm.
+    """
 
-    def credit(self, groups: Sequence[Group]) -> list[list[Credit]]:
-        return [list(map(turn_credit, group.episodes, compared(group, std=True))) for group in groups]
+    needs_groups: ClassVar[bool] = True
+
+    def turn_advantages(self, group: Group) -> list[Array]:
+        return group_relative_returns(group, std=True)

@@ -1,8 +1,15 @@
-"""The loss: how much each sampled token pulls, and what is measured on the way.
+"""Policy losses over sampled tokens, and the metrics they produce.
 
-Only tokens that the model sampled exist here, so one that it did not write cannot reach a loss term. The weights of the
-tokens say how they are averaged; they are worked out once for a mini-batch, so the losses of its micro-batches add up
-to the mini-batch's, however it was cut.
+Only sampled tokens enter, so a token the model did not write cannot reach a loss term. With r = π / π_old of a token
+and A its advantage, the surrogate per token is
+
+    clip     −min(r·A, clip(r, 1 − low, 1 + high)·A), and for A < 0 at most −dual·A where a dual clip is given
+    gspo     the same with the sequence's ratio: the geometric mean of the ratios of its tokens
+    cispo    −stop_gradient(clip(r, 1 − low, 1 + high))·A·log π: a clipped token keeps a gradient
+    plain    −A·log π
+
+Token weights decide how tokens are averaged. They are computed once per mini-batch, so the losses of its micro-batches
+sum to the mini-batch's, however it is split.
 """
 
 from __future__ import annotations
@@ -15,34 +22,31 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from agentfly.algorithms.correction import Correction, correction_weights
-from agentfly.algorithms.divergence import Estimator, divergence
-from agentfly.algorithms.surrogates import (
-    Clip,
-    Surrogate,
-    clipped,
-    clipped_weight,
-    plain,
-    sequence_log_ratio,
-    token_log_ratio,
-)
+from agentfly.algorithms.correction import Correction, correction_weights, sequence_mean
+from agentfly.algorithms.kl import MAX_LOG_RATIO, KLEstimator, kl_divergence
 from agentfly.errors import ConfigError
 
 Aggregation = Literal["token", "sequence", "constant"]
+Surrogate = Literal["clip", "gspo", "cispo", "plain"]
+Clip = tuple[float, float] | tuple[float, float, float]
+"""How far the ratio may go below 1 and above 1; a third number bounds the ratio where the advantage is negative."""
 
 
-def aggregation_weights(lengths: Sequence[int], how: Aggregation, constant: int | None = None) -> list[float]:
-    """The share of one token in the loss of a mini-batch, for each of its sequences by their sampled lengths.
+def aggregation_weights(lengths: Sequence[int], aggregation: Aggregation, constant: int | None = None) -> list[float]:
+    """The weight of one token in the loss of a mini-batch, per sequence, from the sequences' numbers of sampled tokens.
 
-    token: all tokens alike. sequence: all sequences alike, and within each its tokens. constant: each token 1 over the
-    number of sequences times the constant, so no length is favoured; the shares need not sum to 1. A sequence without
-    sampled tokens is no sequence.
+        token      1 / (all tokens)
+        sequence   1 / (sequences · length of its sequence)
+        constant   1 / (sequences · constant): no length is favored; the weights need not sum to 1
+
+    A sequence without sampled tokens is not counted.
     """
-    _known("aggregation", how, Aggregation)
-    count, total = sum(length > 0 for length in lengths), sum(lengths)
-    if how == "token":
+    _require_choice("aggregation", aggregation, Aggregation)
+    count = sum(length > 0 for length in lengths)
+    total = sum(lengths)
+    if aggregation == "token":
         return [1 / total if length else 0.0 for length in lengths]
-    if how == "sequence":
+    if aggregation == "sequence":
         return [1 / (count * length) if length else 0.0 for length in lengths]
     if constant is None or constant < 1:
         raise ConfigError(f"the aggregation 'constant' divides by a length of 1 token or more, not by {constant}")
@@ -50,153 +54,165 @@ def aggregation_weights(lengths: Sequence[int], how: Aggregation, constant: int 
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """The sampled tokens of a micro-batch, one number each."""
+class TokenBatch:
+    """The sampled tokens of a micro-batch; every tensor is [tokens]."""
 
     logprobs: Tensor
-    """Under the model that learns; these carry the gradient."""
-    old: Tensor
-    """Under the model as it was when the batch was begun."""
-    sampled: Tensor
-    """Under the engine that sampled them."""
+    """Under the model being trained; these carry the gradient."""
+    old_logprobs: Tensor
+    """Under the model as it was before the update."""
+    sampler_logprobs: Tensor
+    """As the sampling engine reported them."""
     advantages: Tensor
     weights: Tensor
-    """The share of each token in the loss of the whole mini-batch: `aggregation_weights`."""
-    sequence: Tensor
-    """Which sequence of the micro-batch each token belongs to (int64)."""
-    sequences: int
-    """How many there are."""
-    reference: Tensor | None = None
-    """Under the reference model; None where the loss asks for no divergence."""
+    """Weight of each token in the loss of the whole mini-batch: `aggregation_weights`."""
+    sequence_ids: Tensor
+    """Index of each token's sequence in the micro-batch (int64)."""
+    num_sequences: int
+    reference_logprobs: Tensor | None = None
+    """Under the reference model; None where no KL term is used."""
     entropies: Tensor | None = None
-    """Of the distribution each was sampled from, with a gradient; None where the loss asks for none."""
+    """Entropy of each token's distribution, with gradient; None where it is not measured."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Turns tokens into one number to descend."""
+    """The scalar loss of a `TokenBatch`: policy surrogate + kl_coef · KL − entropy_coef · entropy."""
 
     surrogate: Surrogate = "clip"
     clip: Clip = (0.2, 0.2)
-    kl: float = 0.0
-    """Weight of the divergence from the reference model; 0 where it is part of the reward, or unwanted."""
-    kl_estimator: Estimator = "k3"
-    entropy: float = 0.0
-    """Weight of the entropy bonus."""
+    kl_coef: float = 0.0
+    """KL coefficient; 0 where KL is part of the reward, or not used."""
+    kl_estimator: KLEstimator = "k3"
+    entropy_coef: float = 0.0
+    """Entropy bonus coefficient."""
     correction: Correction | None = None
-    """None: what the sampler's probabilities say is measured, not corrected."""
+    """Importance-sampling correction; None measures the mismatch and does not correct it."""
     correction_cap: float = 2.0
 
     def __post_init__(self) -> None:
-        _known("loss", self.surrogate, Surrogate)
-        _known("estimator of the divergence", self.kl_estimator, Estimator)
+        _require_choice("loss", self.surrogate, Surrogate)
+        _require_choice("KL estimator", self.kl_estimator, KLEstimator)
         if self.correction is not None:
-            _known("correction", self.correction, Correction)
+            _require_choice("correction", self.correction, Correction)
         if not self.correction_cap > 1:
-            raise ConfigError(f"the correction's cap is a ratio above 1, not {self.correction_cap}")
-        if not self.kl >= 0:
-            raise ConfigError(f"the weight of the divergence cannot be negative: {self.kl}")
-        _check_clip(self.surrogate, self.clip)
+            raise ConfigError(f"the correction cap is a ratio above 1, not {self.correction_cap}")
+        if not self.kl_coef >= 0:
+            raise ConfigError(f"the KL coefficient cannot be negative: {self.kl_coef}")
+        clip = self.clip
+        if len(clip) not in (2, 3) or not (0 <= clip[0] <= 1 and clip[1] >= 0):
+            raise ConfigError(
+                f"a clip is (low, high) or (low, high, dual) with low in 0..1 and high at least 0, not {clip}"
+            )
+        if len(clip) == 3 and self.surrogate != "clip":
+            raise ConfigError(f"the loss {self.surrogate!r} has no dual clip: give (low, high), not {clip}")
+        if len(clip) == 3 and not clip[2] > 1 + clip[1]:
+            raise ConfigError(f"a dual clip bounds the ratio above 1 + high, so it cannot be {clip[2]} in {clip}")
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to descend, and sums of what was measured: `combine_metrics` makes numbers of them."""
-        self._check_complete(tokens)
+    def __call__(self, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and sums of metrics over the tokens; `combine_metrics` turns the sums into figures."""
+        if self.kl_coef and tokens.reference_logprobs is None:
+            raise ConfigError("this loss has a KL term, and no `reference_logprobs` came with the tokens")
+        if self.entropy_coef and tokens.entropies is None:
+            raise ConfigError("this loss has an entropy bonus, and no `entropies` came with the tokens")
         log_ratio = self._log_ratio(tokens)
-        policy = self._policy(tokens, log_ratio.exp())
-        measured = self._measure(tokens, log_ratio.detach())
+        policy = self._surrogate(tokens, log_ratio.exp())
+        metrics = self._measure(tokens, log_ratio.detach())
         if self.correction is not None:
-            weights, cut = correction_weights(
-                tokens.old, tokens.sampled, tokens.sequence, tokens.sequences, self.correction, self.correction_cap
+            weights, corrected = correction_weights(
+                tokens.old_logprobs,
+                tokens.sampler_logprobs,
+                tokens.sequence_ids,
+                num_sequences=tokens.num_sequences,
+                correction=self.correction,
+                cap=self.correction_cap,
             )
             policy = policy * weights
-            measured |= {"correction_weight": weights.sum(), "corrected": cut.sum()}
+            metrics |= {"correction_weight": weights.sum(), "corrected": corrected.sum()}
         terms = {"loss_policy": policy}
-        if tokens.reference is not None:
-            strayed = divergence(tokens.logprobs, tokens.reference, self.kl_estimator)
-            measured["kl"] = strayed.detach().sum()
-            terms |= {"loss_kl": self.kl * strayed} if self.kl else {}
+        if tokens.reference_logprobs is not None:
+            kl = kl_divergence(tokens.logprobs, tokens.reference_logprobs, self.kl_estimator)
+            metrics["kl"] = kl.detach().sum()
+            terms |= {"loss_kl": self.kl_coef * kl} if self.kl_coef else {}
         if tokens.entropies is not None:
-            measured["entropy"] = tokens.entropies.detach().sum()
-            terms |= {"loss_entropy": -self.entropy * tokens.entropies} if self.entropy else {}
-        summed = {name: (tokens.weights * term).sum() for name, term in terms.items()}
-        loss = torch.stack(list(summed.values())).sum()
-        return loss, measured | {name: term.detach() for name, term in {"loss": loss, **summed}.items()}
+            metrics["entropy"] = tokens.entropies.detach().sum()
+            terms |= {"loss_entropy": -self.entropy_coef * tokens.entropies} if self.entropy_coef else {}
+        sums = {name: (tokens.weights * term).sum() for name, term in terms.items()}
+        loss = torch.stack(list(sums.values())).sum()
+        return loss, metrics | {name: term.detach() for name, term in {"loss": loss, **sums}.items()}
 
-    def _log_ratio(self, tokens: Tokens) -> Tensor:
+    def _log_ratio(self, tokens: TokenBatch) -> Tensor:
+        """[tokens] log(π / π_old), of the token or, for gspo, of its sequence.
+
+        The sequence's ratio carries the gradient of the token alone, so tokens of one sequence may have different
+        advantages; where they share one, the gradient is that of the sequence's ratio.
+        """
+        log_ratio = tokens.logprobs - tokens.old_logprobs
         if self.surrogate == "gspo":
-            return sequence_log_ratio(tokens.logprobs, tokens.old, tokens.sequence, tokens.sequences)
-        return token_log_ratio(tokens.logprobs, tokens.old)
+            whole = sequence_mean(log_ratio.detach(), tokens.sequence_ids, tokens.num_sequences)
+            log_ratio = whole + tokens.logprobs - tokens.logprobs.detach()
+        return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
-    def _policy(self, tokens: Tokens, ratio: Tensor) -> Tensor:
+    def _surrogate(self, tokens: TokenBatch, ratio: Tensor) -> Tensor:
+        """[tokens] The policy loss of each token, before weighting."""
+        advantages = tokens.advantages
+        low, high, *dual = self.clip
         if self.surrogate == "plain":
-            return plain(tokens.advantages, tokens.logprobs)
+            return -advantages * tokens.logprobs
         if self.surrogate == "cispo":
-            return clipped_weight(ratio, tokens.advantages, tokens.logprobs, self.clip)
-        return clipped(ratio, tokens.advantages, self.clip)
+            return -ratio.clamp(1 - low, 1 + high).detach() * advantages * tokens.logprobs
+        loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages)
+        if dual:
+            loss = torch.where(advantages < 0, torch.minimum(loss, -dual[0] * advantages), loss)
+        return loss
 
-    def _measure(self, tokens: Tokens, log_ratio: Tensor) -> dict[str, Tensor]:
-        ratio, mismatch = log_ratio.exp(), (tokens.old - tokens.sampled).detach()
-        measured = {
+    def _measure(self, tokens: TokenBatch, log_ratio: Tensor) -> dict[str, Tensor]:
+        """Sums over the tokens (maxima for `…_max`) of the ratio, the mismatch and the clipped tokens."""
+        ratio = log_ratio.exp()
+        mismatch = (tokens.old_logprobs - tokens.sampler_logprobs).detach()
+        metrics = {
             "tokens": torch.ones_like(ratio).sum(),
             "ratio": ratio.sum(),
-            "ratio_max": _largest(ratio),
+            "ratio_max": _max_or_zero(ratio),
             "approx_kl": (ratio - 1 - log_ratio).sum(),
-            "mismatch_kl": divergence(tokens.sampled, tokens.old, "k3").detach().sum(),
-            "mismatch_max": _largest(mismatch.abs()),
+            "mismatch_kl": kl_divergence(tokens.sampler_logprobs, tokens.old_logprobs, "k3").detach().sum(),
+            "mismatch_max": _max_or_zero(mismatch.abs()),
         }
-        if self.surrogate != "plain":
-            measured |= {f"clip_{side}": cut.sum() for side, cut in self._cut(ratio, tokens.advantages).items()}
-        return measured
-
-    def _cut(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """Which tokens each clip holds back."""
+        if self.surrogate == "plain":
+            return metrics
         low, high, *dual = self.clip
-        if self.surrogate == "cispo":
-            return {"low": ratio < 1 - low, "high": ratio > 1 + high}
-        cut = {"low": (ratio < 1 - low) & (advantages < 0), "high": (ratio > 1 + high) & (advantages > 0)}
-        return cut | ({"dual": (ratio > dual[0]) & (advantages < 0)} if dual else {})
-
-    def _check_complete(self, tokens: Tokens) -> None:
-        if self.kl and tokens.reference is None:
-            raise ConfigError("this loss weighs the divergence from a reference model, and no `reference` came with it")
-        if self.entropy and tokens.entropies is None:
-            raise ConfigError("this loss has an entropy bonus, and no `entropies` came with the tokens")
+        below, above = ratio < 1 - low, ratio > 1 + high
+        if self.surrogate != "cispo":  # the minimum with r·A leaves the clip without effect on the other side
+            below, above = below & (tokens.advantages < 0), above & (tokens.advantages > 0)
+        metrics |= {"clip_low": below.sum(), "clip_high": above.sum()}
+        if dual:
+            metrics["clip_dual"] = ((ratio > dual[0]) & (tokens.advantages < 0)).sum()
+        return metrics
 
 
 def combine_metrics(micro_batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
-    """What the micro-batches of a mini-batch measured, as one: `loss…` and `tokens` add up, `…_max` is the largest,
+    """Combine the metrics of a mini-batch's micro-batches: `loss…` and `tokens` are summed, `…_max` takes the maximum,
     the rest are means over all tokens."""
-    gathered: dict[str, list[float]] = {}
-    for measured in micro_batches:
-        for name, value in measured.items():
-            gathered.setdefault(name, []).append(float(value))
-    tokens = max(sum(gathered.get("tokens", ())), 1.0)
-    return {name: _combined(name, values, tokens) for name, values in gathered.items()}
+    values: dict[str, list[float]] = {}
+    for metrics in micro_batches:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(float(value))
+    tokens = max(sum(values.get("tokens", ())), 1.0)
+
+    def combine(name: str, each: list[float]) -> float:
+        if name.endswith("_max"):
+            return max(each)
+        return sum(each) if name.startswith("loss") or name == "tokens" else sum(each) / tokens
+
+    return {name: combine(name, each) for name, each in values.items()}
 
 
-def _combined(name: str, values: Sequence[float], tokens: float) -> float:
-    if name.endswith("_max"):
-        return max(values)
-    return sum(values) if name.startswith("loss") or name == "tokens" else sum(values) / tokens
+def _max_or_zero(values: Tensor) -> Tensor:
+    return values.max() if len(values) else values.sum()
 
 
-def _largest(numbers: Tensor) -> Tensor:
-    return numbers.max() if len(numbers) else numbers.sum()
-
-
-def _known(kind: str, name: str, names: object) -> None:
-    if name not in get_args(names):
-        close = difflib.get_close_matches(str(name), get_args(names), 1, cutoff=0.4)
+def _require_choice(what: str, name: str, choices: object) -> None:
+    if name not in get_args(choices):
+        close = difflib.get_close_matches(str(name), get_args(choices), 1, cutoff=0.4)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"no {kind} is named {name!r}; there are {', '.join(get_args(names))}{hint}")
-
-
-def _check_clip(surrogate: Surrogate, clip: Clip) -> None:
-    if len(clip) not in (2, 3) or not (0 <= clip[0] <= 1 and clip[1] >= 0):
-        raise ConfigError(
-            f"a clip is (low, high) or (low, high, dual) with low in 0..1 and high at least 0, not {clip}"
-        )
-    if len(clip) == 3 and surrogate != "clip":
-        raise ConfigError(f"the loss {surrogate!r} has no dual clip: give (low, high), not {clip}")
-    if len(clip) == 3 and not clip[2] > 1 + clip[1]:
-        raise ConfigError(f"a dual clip bounds the ratio above 1 + high, so it cannot be {clip[2]} in {clip}")
+        raise ConfigError(f"no {what} is named {name!r}; there are {', '.join(get_args(choices))}{hint}")

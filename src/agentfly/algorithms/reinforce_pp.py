@@ -1,4 +1,4 @@
-"""REINFORCE++: no critic and no groups; what each token led to, measured against all tokens of the batch."""
+"""REINFORCE++ (Hu, 2025): returns whitened over the batch, without a critic; with or without a group baseline."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly.algorithm import Algorithm, Credit, Episode, Group, Needs
-from agentfly.algorithms.returns import Numbers, accumulate, compared, token_factors, token_rewards, whitened
+from agentfly.algorithms.base import AdvantageEstimate, Algorithm, Array, Group
+from agentfly.algorithms.returns import discounted_sum, group_relative_returns, token_discounts, token_rewards, whiten
 
 
 @dataclass(frozen=True)
 class ReinforcePP(Algorithm):
-    """The discounted return of each token, whitened over the batch (Hu, 2025)."""
+    """A = whiten(G), with G the discounted return of each token and mean and variance taken over the batch."""
 
     gamma: float = 1.0
     """Discount from one sampled token to the next."""
 
-    def credit(self, groups: Sequence[Group]) -> list[list[Credit]]:
-        return whitened_credits(groups, [[self._returns(each) for each in group.episodes] for group in groups])
-
-    def _returns(self, episode: Episode) -> Numbers:
-        return accumulate(token_rewards(episode), token_factors(episode, self.gamma))
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
+        episodes = [episode for group in groups for episode in group.episodes]
+        returns = [discounted_sum(token_rewards(each), token_discounts(each, self.gamma)) for each in episodes]
+        return whitened_estimates(groups, returns)
 
 
 @dataclass(frozen=True)
 class ReinforcePPBaseline(Algorithm):
-    """G − mean of the group, turn by turn, whitened over the tokens of the batch."""
+    """A = whiten(G[i, t] − mean_i G[i, t]): the group mean per turn as the baseline, whitened over the batch."""
 
-    needs: ClassVar[Needs] = Needs.GROUPS
+    needs_groups: ClassVar[bool] = True
 
-    def credit(self, groups: Sequence[Group]) -> list[list[Credit]]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
         rows = [
-            [row[each.turns] for each, row in zip(group.episodes, compared(group), strict=True)] for group in groups
+            row[episode.turn_index]
+            for group in groups
+            for episode, row in zip(group.episodes, group_relative_returns(group), strict=True)
         ]
-        return whitened_credits(groups, rows)
+        return whitened_estimates(groups, rows)
 
 
-def whitened_credits(groups: Sequence[Group], rows: Sequence[Sequence[Numbers]]) -> list[list[Credit]]:
-    """The credits of numbers for the sampled tokens of each episode, whitened over them all."""
-    scaled = iter(whitened([row for of_group in rows for row in of_group]))
-    return [[Credit(episode.spread(next(scaled))) for episode in group.episodes] for group in groups]
+def whitened_estimates(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[AdvantageEstimate]]:
+    """Whiten one [sampled] array per episode over the batch, and return them by group."""
+    scaled = iter(whiten(rows))
+    return [[AdvantageEstimate(each.scatter_sampled(next(scaled))) for each in group.episodes] for group in groups]

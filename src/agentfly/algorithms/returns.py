@@ -1,7 +1,7 @@
-"""What a chain earned from a turn, or a token, on; and how that compares with the other chains of its task.
+"""Returns per turn and per token, and their comparison within a group.
 
-A turn is credited with what came at or after it. What came before it, the turn cannot have caused, so leaving that out
-changes no expectation. Between segments, credit passes as the chain's `segment_reward` says.
+A turn is credited with the rewards at or after it: earlier rewards do not depend on it, so leaving them out changes no
+expectation. Between segments, credit passes as the chain's `segment_reward` declares.
 """
 
 from __future__ import annotations
@@ -11,107 +11,102 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agentfly.algorithm import SEGMENT_DECAY, Credit, Episode, Group
-from agentfly.segment import Ids
+from agentfly.algorithms.base import SEGMENT_DECAY, Array, Episode, Group
 
-Numbers = npt.NDArray[np.float64]
-EPSILON = 1e-6
+STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 WHITENING_EPSILON = 1e-8
 """Added to a variance before dividing by its root."""
-_PASSED = {"broadcast": 1.0, "last": 0.0, "uniform": 1.0, "geometric": SEGMENT_DECAY}
-"""How much credit a segment passes to the one before it."""
+_SEGMENT_DISCOUNT = {"broadcast": 1.0, "last": 0.0, "uniform": 1.0, "geometric": SEGMENT_DECAY}
+"""Factor on credit that passes from a segment to the one before it."""
 
 
-def accumulate(rewards: Numbers, factors: Numbers) -> Numbers:
-    """From each place on, the sum of the rewards, where a step from one place to the next multiplies by its factor."""
-    out, running = [], 0.0
-    for reward, factor in zip(rewards[::-1].tolist(), factors[::-1].tolist(), strict=True):
-        running = reward + factor * running
+def discounted_sum(rewards: Array, discounts: Array) -> Array:
+    """G[t] = rewards[t] + discounts[t] · G[t + 1], with G = 0 after the end."""
+    out = []
+    running = 0.0
+    for reward, discount in zip(rewards[::-1].tolist(), discounts[::-1].tolist(), strict=True):
+        running = reward + discount * running
         out.append(running)
     return np.array(out[::-1], np.float64)
 
 
-def turn_returns(episode: Episode, gamma: float = 1.0) -> Numbers:
-    """What the chain earned from each turn on; `gamma` discounts by the turn."""
-    rewards = _shared(episode, episode.rewards.astype(np.float64))
+def turn_returns(episode: Episode, gamma: float = 1.0) -> Array:
+    """[turns] Return from each turn on, KL penalties included; `gamma` discounts per turn."""
+    segments = _segments_of_turns(episode)
+    rewards = _shared_rewards(episode, segments)
     if episode.penalties is not None:
-        np.subtract.at(rewards, episode.turns, episode.sampled(episode.penalties))
-    return accumulate(rewards, _factors(episode, _segments_of_turns(episode), gamma))
+        np.subtract.at(rewards, episode.turn_index, episode.gather_sampled(episode.penalties))
+    return discounted_sum(rewards, _discounts(episode, segments, gamma))
 
 
-def token_rewards(episode: Episode) -> Numbers:
-    """What each sampled token earned: a turn's reward falls on its last token, or on the last one before it."""
-    out = np.zeros(len(episode.turns))
+def token_rewards(episode: Episode) -> Array:
+    """[sampled] Reward of each sampled token: a turn's reward is on its last token, or on the last one before it."""
+    out = np.zeros(len(episode.turn_index))
     last = _last_tokens(episode)
-    np.add.at(out, last[last >= 0], _shared(episode, episode.rewards.astype(np.float64))[last >= 0])
+    np.add.at(out, last[last >= 0], _shared_rewards(episode, _segments_of_turns(episode))[last >= 0])
     if episode.penalties is not None:
-        out -= episode.sampled(episode.penalties)
+        out -= episode.gather_sampled(episode.penalties)
     return out
 
 
-def token_factors(episode: Episode, gamma: float) -> Numbers:
-    """How much of what comes after it each sampled token is credited with; tokens of others take no time."""
-    return _factors(episode, episode.segments, gamma)
+def token_discounts(episode: Episode, gamma: float) -> Array:
+    """[sampled] Discount from each sampled token to the next one; tokens that were not sampled take no time."""
+    return _discounts(episode, episode.segment_index, gamma)
 
 
-def _factors(episode: Episode, segments: Ids, gamma: float) -> Numbers:
+def _discounts(episode: Episode, segments: npt.NDArray[np.int32], gamma: float) -> Array:
     ends = np.diff(segments, append=segments[-1:]) > 0
-    return np.where(ends, gamma * _PASSED[episode.segment_reward], gamma)
-
-
-def _segments_of_turns(episode: Episode) -> Ids:
-    """The segment each turn was sampled in; a turn without tokens counts to the one before it, or to the first."""
-    return np.append(episode.segments, np.int32(0))[_last_tokens(episode)]
+    return np.where(ends, gamma * _SEGMENT_DISCOUNT[episode.segment_reward], gamma)
 
 
 def _last_tokens(episode: Episode) -> npt.NDArray[np.intp]:
-    """For each turn, the last token sampled in it or before it, counted in a row; -1 where there is none."""
-    return np.searchsorted(episode.turns, np.arange(len(episode.rewards)), side="right") - 1
+    """[turns] Index of the last sampled token in or before each turn; -1 where there is none."""
+    return np.searchsorted(episode.turn_index, np.arange(len(episode.rewards)), side="right") - 1
 
 
-def _shared(episode: Episode, rewards: Numbers) -> Numbers:
-    return rewards / (1 + _segments_of_turns(episode)) if episode.segment_reward == "uniform" else rewards
+def _segments_of_turns(episode: Episode) -> npt.NDArray[np.int32]:
+    """[turns] Segment of each turn; a turn without tokens belongs to the segment before it, or to the first."""
+    return np.append(episode.segment_index, np.int32(0))[_last_tokens(episode)]
 
 
-def compared(group: Group, gamma: float = 1.0, *, std: bool = False) -> list[Numbers]:
-    """By how much each chain's return from each turn on differs from the mean of its group from the same turn on.
+def _shared_rewards(episode: Episode, segments: npt.NDArray[np.int32]) -> Array:
+    rewards = episode.rewards.astype(np.float64)
+    return rewards / (1 + segments) if episode.segment_reward == "uniform" else rewards
 
-    A chain that ended sooner stands in the mean with its last turn's, so chains whose only reward is at their end are
-    compared by that reward in all turns. No number of the mean but the chain's own depends on what it does from the
-    turn on: taking the mean away makes an unbiased gradient (n−1)/n as large, and changes it in no other way. (The mean
-    of rewards turn by turn, summed over the turns a chain happened to take, does not have this property.)
+
+def group_relative_returns(group: Group, gamma: float = 1.0, *, std: bool = False) -> list[Array]:
+    """Per episode, [turns]: G[i, t] − mean_i G[i, t], divided by std_i G[i, t] + ε where `std` is set.
+
+    A chain that ended early enters the mean with its last turn's return, so chains whose only reward is at the end are
+    compared by that reward in all turns. Of the mean, only the chain's own entry depends on its actions from the turn
+    on: subtracting it scales an unbiased gradient by (n−1)/n and changes nothing else. (A mean of rewards per turn,
+    summed over the turns a chain took, does not have this property.)
     """
     returns = [turn_returns(episode, gamma) for episode in group.episodes]
     if not returns:
         return []
     longest = max(map(len, returns))
-    table = np.stack([np.pad(each, (0, longest - len(each)), mode="edge") for each in returns])
-    difference = centred(table, std=std)
-    return [row[: len(own)] for row, own in zip(difference, returns, strict=True)]
+    table = np.stack([np.pad(each, (0, longest - len(each)), mode="edge") for each in returns])  # [chains, turns]
+    return [row[: len(own)] for row, own in zip(center(table, std=std), returns, strict=True)]
 
 
-def centred(table: Numbers, *, std: bool = False) -> Numbers:
-    """The numbers less their mean, down the first axis; where asked, over their standard deviation.
+def center(table: Array, *, std: bool = False) -> Array:
+    """Subtract the mean over the first axis; with `std`, divide by the standard deviation (ddof=1) plus ε.
 
-    Where all are equal the result is exactly 0, which a rounded mean alone would not give.
+    Equal rows give exactly 0, which subtracting a rounded mean would not: hence the difference to row 0 first.
     """
-    apart: Numbers = table - table[0]
-    apart -= apart.mean(axis=0)
+    difference: Array = table - table[0]
+    difference -= difference.mean(axis=0)
     if std and len(table) > 1:
-        apart /= table.std(axis=0, ddof=1) + EPSILON
-    return apart
+        difference /= table.std(axis=0, ddof=1) + STD_EPSILON
+    return difference
 
 
-def turn_credit(episode: Episode, of_turns: Numbers) -> Credit:
-    """A number a turn as a credit: on each token that the model sampled in it."""
-    return Credit(episode.spread(of_turns[episode.turns]))
-
-
-def whitened(rows: Sequence[Numbers]) -> list[Numbers]:
-    """Numbers of all tokens of a batch less their mean and over their standard deviation."""
-    together = np.concatenate(rows) if rows else np.zeros(0)
-    if len(together) < 2:  # no variance to speak of
+def whiten(rows: Sequence[Array]) -> list[Array]:
+    """Normalize all values of the rows together to mean 0 and variance 1; fewer than two values give 0."""
+    values = np.concatenate(rows) if rows else np.zeros(0)
+    if len(values) < 2:
         return [np.zeros_like(row) for row in rows]
-    scaled = centred(together) / np.sqrt(together.var(ddof=1) + WHITENING_EPSILON)
+    scaled = center(values) / np.sqrt(values.var(ddof=1) + WHITENING_EPSILON)
     return np.split(scaled, np.cumsum([len(row) for row in rows])[:-1])

@@ -1,25 +1,21 @@
-"""REINFORCE leave-one-out: each chain is measured against the mean of the others, which it had no part in."""
+"""RLOO, REINFORCE leave-one-out (Ahmadian et al., 2024): the baseline is the mean of the group's other chains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly.algorithm import Algorithm, Credit, Group, Needs
-from agentfly.algorithms.returns import compared, turn_credit
+from agentfly.algorithms.base import Algorithm, Array, Group
+from agentfly.algorithms.returns import group_relative_returns
 
 
 @dataclass(frozen=True)
 class RLOO(Algorithm):
-    """G − mean of the other chains, turn by turn (Ahmadian et al., 2024); unbiased."""
+    """A[i, t] = G[i, t] − mean_{j≠i} G[j, t]; unbiased, since the baseline does not depend on chain i."""
 
-    needs: ClassVar[Needs] = Needs.GROUPS
+    needs_groups: ClassVar[bool] = True
 
-    def credit(self, groups: Sequence[Group]) -> list[list[Credit]]:
-        return [self._of(group) for group in groups]
-
-    def _of(self, group: Group) -> list[Credit]:
+    def turn_advantages(self, group: Group) -> list[Array]:
         n = len(group.episodes)
         scale = n / max(n - 1, 1)  # x − mean of the others = n/(n−1) · (x − mean of all)
-        return [turn_credit(episode, scale * row) for episode, row in zip(group.episodes, compared(group), strict=True)]
+        return [scale * row for row in group_relative_returns(group)]

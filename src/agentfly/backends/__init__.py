@@ -6,14 +6,15 @@ import difflib
 import importlib
 from typing import Any
 
-from agentfly.backend import Backend
+from agentfly.backends.base import Backend
 from agentfly.errors import ConfigError
+from agentfly.extras import install_command
 
 BACKENDS = {
     "async_vllm": ("agentfly.backends.vllm", "VLLMBackend"),
     "client": ("agentfly.backends.client", "ClientBackend"),
     "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
-    "transformers": ("agentfly.backends.transformers", "TransformersBackend"),
+    "transformers": ("agentfly.backends.engine", "TransformersBackend"),
     "vllm": ("agentfly.backends.vllm", "VLLMBackend"),
 }
 
@@ -31,7 +32,7 @@ def open_backend(name: str, **settings: Any) -> Backend:
         extra = {"torch": "train", "vllm": "vllm"}.get(error.name or "")
         if extra is None:
             raise
-        raise ConfigError(f"backend {name!r} needs {error.name}: pip install 'agentfly[{extra}]'") from error
+        raise ConfigError(f"backend {name!r} needs {error.name}: {install_command(extra)}") from error
     try:
         return factory(**settings)
     except TypeError as error:

@@ -6,6 +6,7 @@ the protocol is `wire.Malformed`, which is retried like any server error.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -15,20 +16,21 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import httpx
 import pydantic
 
-from agentfly.backend import Request
-from agentfly.backends.wire import Malformed, Passing, reason, words_of
+from agentfly.backends.base import Request
+from agentfly.backends.openai_api import Malformed, Retryable, reason, words_of
 from agentfly.errors import BackendFault
 from agentfly.http_body import BodyError, parse_json, read_body, stream_body
-from agentfly.types import Finish, Message, ToolCall
+from agentfly.templates.parsers.calls import parse_json as parse_value
+from agentfly.types import FinishReason, Message, ToolCall
 
 T = TypeVar("T")
 W = TypeVar("W", bound="_Wire")
 _FINISHES = {
-    "stop": Finish.STOP,
-    "tool_calls": Finish.STOP,
-    "function_call": Finish.STOP,
-    "length": Finish.LENGTH,
-    "abort": Finish.ABORTED,
+    "stop": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORTED,
 }
 
 
@@ -138,7 +140,7 @@ class Answer:
     """The reply of a chat server."""
 
     message: Message
-    finish: Finish
+    finish: FinishReason
     ids: Sequence[int] = ()
     """Empty where the server did not return all of prompt, ids and log-probabilities."""
     logprobs: Sequence[float] = ()
@@ -166,7 +168,7 @@ async def read_answer(response: httpx.Response, limits: Limits, request: Request
     return Answer(message, finish, ids, logprobs, prompt)
 
 
-async def _put_together(response: httpx.Response, limits: Limits, request: Request) -> tuple[_Message, Finish]:
+async def _put_together(response: httpx.Response, limits: Limits, request: Request) -> tuple[_Message, FinishReason]:
     """A streamed message as it would have been in one piece."""
     fields: dict[str, str] = {}
     calls: dict[int, _Call] = {}
@@ -185,7 +187,7 @@ async def _put_together(response: httpx.Response, limits: Limits, request: Reque
                 if request.on_text and delta.text:
                     request.on_text(fields["content"])
                 finish = choice.finish_reason or finish  # last, as in Turn.add
-    except (httpx.TransportError, BodyError, Passing) as error:
+    except (httpx.TransportError, BodyError, Retryable) as error:
         if finish is None:
             raise _broken(pieces, "pieces", reason(error)) from error
     if finish is None:
@@ -210,7 +212,7 @@ class Turn:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: FinishReason | None = None
 
     def add(self, choice: _Choice, request: Request, limits: Limits) -> None:
         """Take the whole of a choice, or the next piece of it."""
@@ -221,7 +223,7 @@ class Turn:
             raise BackendFault(
                 "the server did not return the ids it sampled with a log-probability for each; it must know "
                 "`return_token_ids` and `logprobs` on /completions (vLLM does, from 0.10.2 on). "
-                "speaks='messages' works without them, but what it samples then cannot train"
+                "prompt_format='messages' works without them, but what it samples then cannot train"
             )
         shown = choice.prompt_token_ids
         if shown is not None and shown != list(request.prompt):
@@ -258,7 +260,7 @@ async def _follow(response: httpx.Response, limits: Limits, request: Request, tu
         async with aclosing(_events(response, limits.max_bytes)) as events:
             async for choice in events:
                 turn.add(choice, request, limits)
-    except (httpx.TransportError, BodyError, Passing) as error:
+    except (httpx.TransportError, BodyError, Retryable) as error:
         if turn.finish is None:
             raise _broken(len(turn.ids), "tokens", reason(error)) from error
 
@@ -266,7 +268,7 @@ async def _follow(response: httpx.Response, limits: Limits, request: Request, tu
 def _broken(came: int, what: str, why: str) -> BackendFault:
     """Only what nobody has seen may be sampled anew."""
     said = f"the server's answer broke off after {came} {what}: {why}"
-    return BackendFault(said) if came else Passing(said)
+    return BackendFault(said) if came else Retryable(said)
 
 
 async def _events(response: httpx.Response, max_bytes: int) -> AsyncGenerator[_Choice, None]:
@@ -294,8 +296,8 @@ def _parse(data: bytes | bytearray) -> tuple[_Answer, _Choice | None]:
     if error := value.get("error"):
         code = error.get("code") if isinstance(error, Mapping) else None
         passing = isinstance(code, int) and (code == 429 or code >= 500)
-        said = f"the server failed while sampling: {words_of(value)}"
-        raise Passing(said) if passing else BackendFault(said)
+        said = f"the server failed while sampling: {words_of(value)[:500]}"
+        raise Retryable(said) if passing else BackendFault(said)
     answer = _validate(_Answer, value)
     return answer, answer.choices[0] if answer.choices else None
 
@@ -323,7 +325,7 @@ def _validate(kind: type[W], value: Mapping[str, Any]) -> W:
         ) from error
 
 
-def _finish(given: str | None) -> Finish:
+def _finish(given: str | None) -> FinishReason:
     if given == "content_filter":
         raise BackendFault("the server's content filter withheld the reply (finish_reason 'content_filter')")
     if given not in _FINISHES:
@@ -332,5 +334,15 @@ def _finish(given: str | None) -> Finish:
 
 
 def _message_in(message: _Message) -> Message:
-    calls = [call.model_dump() for call in message.tool_calls or ()]
-    return Message("assistant", message.text, tuple(ToolCall.of(call) for call in calls), message.thinking)
+    return Message("assistant", message.text, tuple(map(_call_in, message.tool_calls or ())), message.thinking)
+
+
+def _call_in(call: _Call) -> ToolCall:
+    """A call; arguments that a record could not keep (NaN, half a surrogate pair, deep nesting) are its problem."""
+    given = call.function.arguments or ""
+    text = given if isinstance(given, str) else json.dumps(given)
+    if text.strip() and (wrong := parse_value(text)[2]):
+        return ToolCall(
+            call.function.name or "", id=call.id or "", problem=f"its arguments are not JSON: {wrong}", raw=text
+        )
+    return ToolCall.of(call.model_dump())

@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import httpx
 
-from agentfly.backend import Backend, Request, Speaks
-from agentfly.backends import answers, wire
-from agentfly.backends.gate import Gate
+from agentfly.backends import answers, openai_api
+from agentfly.backends.base import Backend, PromptFormat, Request
+from agentfly.backends.update_lock import UpdateLock
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
-from agentfly.template import Template
+from agentfly.templates.template import Template
 from agentfly.threads import compute
-from agentfly.types import Completion, Finish
+from agentfly.types import Completion, FinishReason
 
 if TYPE_CHECKING:  # it needs torch, which a client does without until it hands over weights
-    from agentfly.backends.handover import Handover
+    from agentfly.backends.weight_files import WeightFolder
 
 T = TypeVar("T")
 Read = Callable[[httpx.Response, answers.Limits], Awaitable[T]]
@@ -57,7 +57,7 @@ class ClientBackend(Backend):
         base_url: str = "http://localhost:8000/v1",
         *,
         api_key: str | None = None,
-        speaks: Speaks | str = Speaks.MESSAGES,
+        prompt_format: PromptFormat | str = PromptFormat.MESSAGES,
         exact: bool = True,
         context_length: int | None = None,
         weight_version: int = 0,
@@ -93,7 +93,7 @@ class ClientBackend(Backend):
             raise ConfigError(f"{max_response_bytes=} and {vocab_size=} must be at least 1")
         self.model = model
         self.base_url = base_url.rstrip("/")
-        self.speaks = _speaks(speaks)
+        self.prompt_format = _speaks(prompt_format)
         self.exact = exact
         self.context_length = context_length
         self.retries = retries
@@ -104,13 +104,13 @@ class ClientBackend(Backend):
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None)
         self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         self._key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._limiter = _Limiter(requests_per_minute)
-        self._doors: dict[asyncio.AbstractEventLoop, _Door] = {}
-        self._dialect = wire.Dialect.EXTENDED
+        self._limiter = _RateLimiter(requests_per_minute)
+        self._doors: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
+        self._dialect = openai_api.Dialect.EXTENDED
         self._asked_context = False
         self._place = None if handover is None else Path(handover).expanduser()
-        self._handover: Handover | None = None
-        self._gate = Gate()
+        self._handover: WeightFolder | None = None
+        self._gate = UpdateLock()
         self._torn = ""
         """Why the server's weights are those of no version; empty while they are of one."""
         self._idless = False
@@ -137,18 +137,18 @@ class ClientBackend(Backend):
         async with self._gate.turn():
             if self._torn:
                 raise BackendFault(self._torn)
-            return await (self._complete(request) if self.speaks is Speaks.TOKENS else self._chat(request))
+            return await (self._complete(request) if self.prompt_format is PromptFormat.TOKENS else self._chat(request))
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Have vLLM's server load weights, by their names in the checkpoint, when the turns under way have ended.
 
         The server must have been started by `agentfly serve --updatable`, and be asked by nobody else meanwhile.
         """
-        from agentfly.backends.handover import Handover, discard
+        from agentfly.backends.weight_files import WeightFolder, discard
 
         async with self._gate.update():
             if self._handover is None:
-                self._handover = Handover(self.model, None, None, self._place)
+                self._handover = WeightFolder(self.model, None, None, self._place)
             handed = await compute(self._handover.write, weights)
             try:
                 if handed.model is not None:
@@ -177,7 +177,7 @@ class ClientBackend(Backend):
             async with (await self._door()).client.stream("POST", url, json=body or {}) as answer:
                 text = await read_error_text(answer)
         except httpx.TransportError as error:
-            raise BackendFault(f"{url} cannot be reached: {wire.reason(error)}") from error
+            raise BackendFault(f"{url} cannot be reached: {openai_api.reason(error)}") from error
         if answer.status_code in (404, 405):
             raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
         if not answer.is_success:
@@ -199,14 +199,14 @@ class ClientBackend(Backend):
     async def _complete(self, request: Request) -> Completion:
         """Tokens in, tokens out."""
         if request.images:
-            raise ConfigError("/completions takes no pictures; say speaks='messages' for a model that sees")
+            raise ConfigError("/completions takes no pictures; say prompt_format='messages' for a model that sees")
         version = self._version
         room = await self._room(len(request.prompt), request.sampling.max_tokens)
-        body = {**wire.completions_body(self.model, request, room), **self.extra_body}
+        body = {**openai_api.completions_body(self.model, request, room), **self.extra_body}
         turn = await self._send("/completions", body, partial(answers.read_turn, request=request), request.chain)
-        if not turn.ids and turn.finish is not Finish.ABORTED:
+        if not turn.ids and turn.finish is not FinishReason.ABORTED:
             raise BackendFault(f"{self.base_url} ended the turn without one sampled token")
-        return Completion(turn.ids, turn.logprobs, [version] * len(turn.ids), turn.finish or Finish.STOP)
+        return Completion(turn.ids, turn.logprobs, [version] * len(turn.ids), turn.finish or FinishReason.STOP)
 
     async def _room(self, prompt: int, wanted: int | None) -> int:
         """The most tokens that this turn may have."""
@@ -233,7 +233,7 @@ class ClientBackend(Backend):
         """The context length of our model as the server lists it (vLLM does); None: it does not."""
         try:
             cards = await self._send("/models", None, answers.read_models)
-        except (wire.Refused, ConfigError):
+        except (openai_api.Rejected, ConfigError):
             return None
         return next((card.max_model_len for card in cards if card.id == self.model), None)
 
@@ -253,15 +253,18 @@ class ClientBackend(Backend):
         """Ask in the richest dialect that the server has not refused."""
         asked: list[dict[str, Any]] = []
         refusals: list[str] = []
-        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, wire.Dialect):
-            body = {**wire.chat_body(self.model, request, dialect, self.exact and not self._idless), **self.extra_body}
+        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, openai_api.Dialect):
+            body = {
+                **openai_api.chat_body(self.model, request, dialect, self.exact and not self._idless),
+                **self.extra_body,
+            }
             if body in asked:
                 continue
             asked.append(body)
             try:
                 read = partial(answers.read_answer, request=request)
                 answer = await self._send("/chat/completions", body, read, request.chain)
-            except wire.Refused as refusal:
+            except openai_api.Rejected as refusal:
                 if refusal.too_long:
                     raise
                 refusals.append(str(refusal))
@@ -270,10 +273,10 @@ class ClientBackend(Backend):
             return answer
         raise BackendFault("; and asked in plainer words, ".join(dict.fromkeys(refusals)))
 
-    def _keep(self, dialect: wire.Dialect, refusals: Sequence[str]) -> None:
+    def _keep(self, dialect: openai_api.Dialect, refusals: Sequence[str]) -> None:
         if not refusals:
             return
-        if self.exact and self._dialect is wire.Dialect.EXTENDED:
+        if self.exact and self._dialect is openai_api.Dialect.EXTENDED:
             _log.warning("no token ids from this server, so what it samples cannot train: %s", refusals[0])
         self._dialect = dialect
 
@@ -283,7 +286,7 @@ class ClientBackend(Backend):
             await self._limiter.turn()
             try:
                 return await self._attempt(path, body, read, chain)
-            except wire.Passing as trouble:
+            except openai_api.Retryable as trouble:
                 wait = trouble.wait
                 if wait is None:
                     wait = min(30.0, self.backoff * 2**attempt) * random.uniform(0.75, 1.25)
@@ -300,12 +303,12 @@ class ClientBackend(Backend):
             async with client.stream(method, path, json=body, headers=headers) as response:
                 self._reached = True
                 if not response.is_success:
-                    raise wire.refusal(response, await read_error_text(response), self.model, self._key)
+                    raise openai_api.refusal(response, await read_error_text(response), self.model, self._key)
                 return await read(response, self._answer_limits)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            trouble = wire.Passing if self._reached else BackendFault  # who was never there will not be back
+            trouble = openai_api.Retryable if self._reached else BackendFault  # who was never there will not be back
             raise trouble(
-                f"cannot reach {self.base_url}: {wire.reason(error)}; check that the server is running "
+                f"cannot reach {self.base_url}: {openai_api.reason(error)}; check that the server is running "
                 f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from error
         except httpx.TimeoutException as error:
@@ -313,18 +316,18 @@ class ClientBackend(Backend):
                 f"no answer from {self.base_url} in {self._timeout.read:g} s; timeout= allows more"
             ) from error
         except httpx.TransportError as error:
-            raise wire.Passing(f"{self.base_url} broke off its answer: {wire.reason(error)}") from error
+            raise openai_api.Retryable(f"{self.base_url} broke off its answer: {openai_api.reason(error)}") from error
         except BodyError as error:
-            raise wire.Malformed(f"{self.base_url} gave an answer that cannot be read: {error}") from error
+            raise openai_api.Malformed(f"{self.base_url} gave an answer that cannot be read: {error}") from error
 
-    async def _door(self) -> _Door:
+    async def _door(self) -> _LoopClient:
         """This event loop's own client: connections cannot be shared between loops."""
         loop = asyncio.get_running_loop()
         if loop not in self._doors:
             for ended in [known for known in self._doors if known.is_closed()]:
                 self._doors.pop(ended, None)
             life = self._open()
-            self._doors[loop] = _Door(life, await anext(life), asyncio.Lock())
+            self._doors[loop] = _LoopClient(life, await anext(life), asyncio.Lock())
         return self._doors[loop]
 
     async def _open(self) -> AsyncGenerator[httpx.AsyncClient, None]:
@@ -337,13 +340,13 @@ class ClientBackend(Backend):
             await client.aclose()
 
 
-class _Door(NamedTuple):
+class _LoopClient(NamedTuple):
     life: AsyncGenerator[httpx.AsyncClient, None]
     client: httpx.AsyncClient
     lock: asyncio.Lock
 
 
-class _Limiter:
+class _RateLimiter:
     """At most so many requests in any minute, first come first served, over all event loops."""
 
     def __init__(self, per_minute: int | None) -> None:
@@ -364,9 +367,9 @@ class _Limiter:
             await asyncio.sleep(slot - now)
 
 
-def _speaks(value: Speaks | str) -> Speaks:
+def _speaks(value: PromptFormat | str) -> PromptFormat:
     try:
-        return Speaks(value)
+        return PromptFormat(value)
     except ValueError:
-        ways = " or ".join(repr(way.value) for way in Speaks)
-        raise ConfigError(f"speaks={value!r}; it may be {ways}") from None
+        ways = " or ".join(repr(way.value) for way in PromptFormat)
+        raise ConfigError(f"prompt_format={value!r}; it may be {ways}") from None

@@ -12,7 +12,7 @@ from agentfly.errors import BackendFault
 Tokens = npt.NDArray[np.int32]
 
 
-def checked(prompt: Sequence[int], vocabulary: int, context: int) -> Tokens:
+def validate_prompt(prompt: Sequence[int], vocabulary: int, context: int) -> Tokens:
     """A prompt that the model has embeddings for, with room behind it: on a GPU a wrong index would end the process."""
     if not len(prompt):
         raise BackendFault("an empty prompt: there is nothing to go on from")

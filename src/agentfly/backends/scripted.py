@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentfly.backend import Backend, Request
+from agentfly.backends.base import Backend, Request
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.template import Template
-from agentfly.types import Completion, Finish
+from agentfly.templates.template import Template
+from agentfly.types import Completion, FinishReason
 
 
 class ScriptedTurn:
@@ -120,12 +120,12 @@ class ScriptedBackend(Backend):
         return said
 
 
-def _cut(text: str, request: Request, template: Template) -> tuple[list[int], Finish]:
+def _cut(text: str, request: Request, template: Template) -> tuple[list[int], FinishReason]:
     """The ids of what is said, up to the first stop string or the token limit."""
     ends = [text.index(stop) + len(stop) for stop in request.sampling.stop if stop in text]
     ids = template.codec.encode(text[: min(ends)]) if ends else [*template.codec.encode(text), template.close_id]
     limit = request.sampling.max_tokens
-    return (ids, Finish.STOP) if limit is None or len(ids) <= limit else (ids[:limit], Finish.LENGTH)
+    return (ids, FinishReason.STOP) if limit is None or len(ids) <= limit else (ids[:limit], FinishReason.LENGTH)
 
 
 class _Queue:

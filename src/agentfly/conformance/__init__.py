@@ -1,13 +1,13 @@
-"""Whether an environment keeps the contract, property by property: `agentfly env check`, and the same for pytest.
+"""Checks that an environment keeps the contract, property by property: `agentfly env check`, and for pytest:
 
 from agentfly.conformance import check_environment
 
-def test_the_contract() -> None:
-    report = check_environment(MyWorld)
+def test_contract() -> None:
+    report = check_environment(MyEnvironment)
     assert report.passed, report
 """
 
 from agentfly.conformance.check import PROPERTIES, check_environment
-from agentfly.conformance.report import Finding, Report, Verdict
+from agentfly.conformance.report import ConformanceReport, PropertyResult, PropertyStatus
 
-__all__ = ["PROPERTIES", "Finding", "Report", "Verdict", "check_environment"]
+__all__ = ["PROPERTIES", "ConformanceReport", "PropertyResult", "PropertyStatus", "check_environment"]

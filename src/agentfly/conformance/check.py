@@ -1,6 +1,6 @@
-"""The examination itself: one property after the other, each within its time.
+"""Runs the properties one after the other, each under a time limit.
 
-It goes on in a thread with an event loop of its own, so that an environment that holds its loop up is found out too.
+They run in a thread with its own event loop, so that an environment that blocks its event loop is detected too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from agentfly.conformance import acting, comparing, drawing, leaving, making, rewarding
+from agentfly.conformance import chain_properties, class_properties, outcome_properties
 from agentfly.conformance.clock import Stopwatch, time_limit
-from agentfly.conformance.report import Broken, Finding, NotApplicable, Report, Verdict
-from agentfly.conformance.subject import Subject, told_of
+from agentfly.conformance.report import ConformanceReport, NotApplicable, PropertyFailed, PropertyResult, PropertyStatus
+from agentfly.conformance.subject import Subject, format_error
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
 from agentfly.threads import call
@@ -23,134 +23,142 @@ from agentfly.types import Task
 
 Property = Callable[[Subject], Awaitable[str] | str]
 
-PROPERTIES: dict[str, Property] = {
-    "constructor": making.constructor,
-    "tools documented": making.tools_documented,
-    "starts": making.starts,
-    "tasks by seed": drawing.drawn_by_seed,
-    "splits disjoint": drawing.splits_disjoint,
-    "rows are JSON": drawing.rows_kept,
-    "determinism": comparing.determinism,
-    "reset isolation": comparing.reset_isolation,
-    "concurrent instances": comparing.concurrent_instances,
-    "bad actions": acting.bad_actions,
-    "bad tasks": acting.bad_tasks,
-    "cancellation": acting.cancellation,
-    "close releases": leaving.close_releases,
-    "no global state": leaving.no_global_state,
-    "expert solves": rewarding.expert_solves,
-    "reward bounds": rewarding.reward_bounds,
+CLASS_PROPERTIES: dict[str, Property] = {
+    "constructor": class_properties.constructor,
+    "tools documented": class_properties.tools_documented,
+    "starts": class_properties.starts,
+    "tasks by seed": class_properties.tasks_by_seed,
+    "splits disjoint": class_properties.splits_disjoint,
+    "rows are JSON": class_properties.rows_are_json,
 }
-"""What is examined, in this order. A plain function is run in a thread."""
-OF_THE_CLASS = ("constructor", "tools documented", "starts", "tasks by seed", "splits disjoint", "rows are JSON")
-"""What can be seen without an instance."""
+"""Properties that are checked even if no instance can be started."""
+PROPERTIES: dict[str, Property] = {
+    **CLASS_PROPERTIES,
+    "determinism": chain_properties.determinism,
+    "reset isolation": chain_properties.reset_isolation,
+    "concurrent instances": chain_properties.concurrent_instances,
+    "bad actions": chain_properties.bad_actions,
+    "bad tasks": chain_properties.bad_tasks,
+    "cancellation": chain_properties.cancellation,
+    "close releases": outcome_properties.close_releases,
+    "no global state": outcome_properties.no_global_state,
+    "expert solves": outcome_properties.expert_solves,
+    "reward bounds": outcome_properties.reward_bounds,
+}
+"""All properties, in the order they are checked. Plain functions run in a thread."""
 GRACE = 15.0
-"""Seconds beyond its time after which a property holds up the event loop itself."""
+"""Seconds past the time limit after which a property is considered to block the event loop."""
+BLOCKED = "it blocks the event loop: nothing else can run concurrently; the remaining properties cannot be checked"
 
 
 def check_environment(
-    kind: type[Environment],
+    env_class: type[Environment],
     *,
     tasks: Iterable[Any] = (),
     seed: int = 0,
     instances: int = 4,
     seconds: float = 120.0,
-    told: Callable[[Finding], None] | None = None,
-) -> Report:
-    """Run an environment through the contract.
+    on_result: Callable[[PropertyResult], None] | None = None,
+) -> ConformanceReport:
+    """Check that an environment keeps the contract.
 
     Args:
-        kind: The environment's class.
+        env_class: The environment's class.
         tasks: Tasks to use instead of those that it draws.
-        seed: What tasks are drawn by, and calls are made up by.
-        instances: How many are used at once.
-        seconds: CPU time that each property may take; five times as many seconds by the clock end it in any case.
-        told: Called with each finding as it comes.
+        seed: Seed of drawn tasks and generated calls.
+        instances: Number of concurrent instances.
+        seconds: CPU time limit of each property; five times as many wall-clock seconds are a limit too.
+        on_result: Called with each result as it becomes available.
 
     Raises:
-        ConfigError: Something that it needs is not installed here, or not set.
+        ConfigError: A package or setting that the environment needs is missing.
     """
     given = [Task.of(each, str(number)) for number, each in enumerate(tasks)]
-    most = kind.pool.max_instances
-    subject = Subject(kind, given, seed, instances if most is None else min(instances, most), seconds)
-    found: queue.SimpleQueue[Finding | BaseException | None] = queue.SimpleQueue()
-    running: list[Callable[[], object]] = []
-    thread = threading.Thread(target=_examine, args=(subject, found, running), name="agentfly-check", daemon=True)
+    limit = env_class.pool.max_instances
+    subject = Subject(
+        env_class, given, seed, instances=instances if limit is None else min(instances, limit), seconds=seconds
+    )
+    incoming: queue.SimpleQueue[PropertyResult | BaseException | None] = queue.SimpleQueue()
+    cancel_callbacks: list[Callable[[], object]] = []
+    thread = threading.Thread(
+        target=_check_all, args=(subject, incoming, cancel_callbacks), name="agentfly-check", daemon=True
+    )
     thread.start()
-    findings: list[Finding] = []
+    results: list[PropertyResult] = []
     try:
-        while (finding := _awaited(found, list(PROPERTIES)[len(findings) :], seconds)) is not None:
-            if isinstance(finding, BaseException):
-                raise finding
-            findings.append(finding)
-            if told is not None:
-                told(finding)
-            if finding.seen == HELD_UP:
-                subject.given_up = True
+        while (result := _next_result(incoming, list(PROPERTIES)[len(results) :], seconds)) is not None:
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+            if result.detail == BLOCKED:
+                subject.abandoned = True
                 break
         else:
             thread.join()
     except KeyboardInterrupt:
-        for cancel in running:
+        for cancel in cancel_callbacks:
             cancel()
-            thread.join(GRACE)  # it closes the instances that it has started
+            thread.join(GRACE)  # it closes the instances that it started
         raise
-    return Report(f"{kind.__module__}:{kind.__qualname__}", tuple(findings))
+    return ConformanceReport(f"{env_class.__module__}:{env_class.__qualname__}", tuple(results))
 
 
-HELD_UP = "it holds up the event loop: nothing else can go on beside it; the rest cannot be examined"
-
-
-def _awaited(
-    found: queue.SimpleQueue[Finding | BaseException | None], left: list[str], seconds: float
-) -> Finding | BaseException | None:
+def _next_result(
+    incoming: queue.SimpleQueue[PropertyResult | BaseException | None], remaining: list[str], seconds: float
+) -> PropertyResult | BaseException | None:
+    """Wait for the next result; None after the last one. A failure of the next property if none arrives in time."""
     watch = Stopwatch()
     while not watch.exceeds(seconds + GRACE):
         with suppress(queue.Empty):
-            return found.get(timeout=min(1.0, seconds + GRACE))
-    return Finding(left[0] if left else "end", Verdict.FAIL, HELD_UP)
+            return incoming.get(timeout=min(1.0, seconds + GRACE))
+    return PropertyResult(remaining[0] if remaining else "end", PropertyStatus.FAIL, BLOCKED)
 
 
-def _examine(
-    subject: Subject, found: queue.SimpleQueue[Finding | BaseException | None], running: list[Callable[[], object]]
+def _check_all(
+    subject: Subject,
+    results: queue.SimpleQueue[PropertyResult | BaseException | None],
+    cancel_callbacks: list[Callable[[], object]],
 ) -> None:
-    """Examine all properties in a new event loop; `running` gets a function that cancels this from another thread."""
+    """Check all properties in a new event loop; append a function that cancels this from another thread."""
 
-    async def all_of_them() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    async def check_all() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
         assert task is not None
-        running.append(lambda: loop.call_soon_threadsafe(task.cancel))
-        for name, examine in PROPERTIES.items():
-            if subject.given_up:
+        cancel_callbacks.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        for name, check in PROPERTIES.items():
+            if subject.abandoned:
                 return
-            if name not in OF_THE_CLASS and not subject.started:
-                found.put(Finding(name, Verdict.NOT_APPLICABLE, "it does not start"))
+            if name not in CLASS_PROPERTIES and not subject.started:
+                results.put(PropertyResult(name, PropertyStatus.NOT_APPLICABLE, "it does not start"))
             else:
-                found.put(await _finding(name, examine, subject))
+                results.put(await _check_property(name, check, subject))
 
     try:
-        asyncio.run(all_of_them())
-        found.put(None)
+        asyncio.run(check_all())
+        results.put(None)
     except BaseException as error:
-        found.put(error)
+        results.put(error)
 
 
-async def _finding(name: str, examine: Property, subject: Subject) -> Finding:
+async def _check_property(name: str, check: Property, subject: Subject) -> PropertyResult:
     limit: asyncio.Timeout | None = None
     try:
         async with time_limit(subject.seconds) as limit:
-            return Finding(name, Verdict.PASS, await call(examine, subject))
+            return PropertyResult(name, PropertyStatus.PASS, await call(check, subject))
     except NotApplicable as reason:
-        return Finding(name, Verdict.NOT_APPLICABLE, str(reason))
-    except Broken as seen:
-        return Finding(name, Verdict.FAIL, str(seen))
+        return PropertyResult(name, PropertyStatus.NOT_APPLICABLE, str(reason))
+    except PropertyFailed as failure:
+        return PropertyResult(name, PropertyStatus.FAIL, str(failure))
     except ConfigError as error:
         if not subject.started and not isinstance(error, DataError):
-            raise  # a package or a setting is missing here: the user's to mend
-        return Finding(name, Verdict.FAIL, told_of(error))
+            raise  # a package or a setting is missing on this machine
+        return PropertyResult(name, PropertyStatus.FAIL, format_error(error))
     except Exception as error:
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if limit is not None and limit.expired():
-            return Finding(name, Verdict.FAIL, f"it takes longer than {subject.seconds:g} s")
-        return Finding(name, Verdict.FAIL, f"it raised {told_of(error)}")
+            return PropertyResult(name, PropertyStatus.FAIL, f"it takes longer than {subject.seconds:g} s")
+        return PropertyResult(name, PropertyStatus.FAIL, f"it raised {format_error(error)}")

@@ -1,7 +1,7 @@
 """Time limits in CPU time, so that a loaded machine does not fail a sound environment.
 
 A limit of n seconds is exceeded when n seconds have passed and this process and its children have used more than n
-seconds of CPU time; or, whatever they used, when `WALL` times n seconds have passed: then something hangs.
+seconds of CPU time; or, regardless of CPU time, when `WALL` times n seconds have passed: then something hangs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 WALL = 5.0
-"""Wall-clock seconds for each second of a limit."""
+"""Wall-clock seconds per second of a limit."""
 _POLL = 0.05
 
 
 class Stopwatch:
-    """CPU time and wall-clock time since it was made."""
+    """CPU time and wall-clock time since its creation."""
 
     def __init__(self) -> None:
-        self._cpu, self._wall = cpu_seconds(), time.monotonic()
+        self._cpu = cpu_seconds()
+        self._wall = time.monotonic()
 
     def exceeds(self, seconds: float) -> bool:
-        """Whether more time has passed than a limit allows."""
+        """Whether more time has passed than the limit allows."""
         wall = time.monotonic() - self._wall
         if wall <= seconds:
             return False
@@ -35,46 +36,46 @@ class Stopwatch:
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """As `asyncio.timeout`, by a stopwatch: raises TimeoutError."""
+    """Like `asyncio.timeout`, measured by a `Stopwatch`. Raises TimeoutError."""
     watch = Stopwatch()
 
-    async def guard(limit: asyncio.Timeout) -> None:
+    async def poll(limit: asyncio.Timeout) -> None:
         await asyncio.sleep(seconds)
-        while not watch.exceeds(seconds):  # noqa: ASYNC110  (no event tells of CPU time)
+        while not watch.exceeds(seconds):  # noqa: ASYNC110  (CPU time has no event to wait for)
             await asyncio.sleep(max(_POLL, seconds / 100))
         limit.reschedule(asyncio.get_running_loop().time())
 
     async with asyncio.timeout(None) as limit:
-        watching = asyncio.create_task(guard(limit))
+        polling = asyncio.create_task(poll(limit))
         try:
             yield limit
         finally:
-            watching.cancel()
+            polling.cancel()
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all its children, those that have ended too."""
+    """CPU time of this process and all its children, including those that have ended."""
     ticks = os.sysconf("SC_CLK_TCK")
-    # utime, stime, cutime and cstime of /proc/PID/stat, counted from the state
-    running = sum(sum(map(int, words[11:15])) for _, words in descendants()) / ticks
+    # utime, stime, cutime and cstime of /proc/PID/stat, counted from the state field
+    running = sum(sum(map(int, fields[11:15])) for _, fields in descendants()) / ticks
     ended = os.times()
     return time.process_time() + ended.children_user + ended.children_system + running
 
 
 def descendants() -> Iterator[tuple[int, list[str]]]:
-    """The live processes below this one: their ids, and /proc/PID/stat from the state on. None without a /proc."""
+    """Yield live descendant processes: pid, and the fields of /proc/PID/stat from the state on. Empty without /proc."""
     if sys.platform != "linux":
         return
-    below: dict[int, list[tuple[int, list[str]]]] = {}
+    children: dict[int, list[tuple[int, list[str]]]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            words = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # the process ended meanwhile
             continue
-        if words[0] != "Z":
-            below.setdefault(int(words[1]), []).append((int(stat.parent.name), words))
-    waiting = [os.getpid()]
-    for parent in waiting:
-        for child, words in below.get(parent, []):
-            waiting.append(child)
-            yield child, words
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append((int(stat.parent.name), fields))
+    parents = [os.getpid()]
+    for parent in parents:
+        for child, fields in children.get(parent, []):
+            parents.append(child)
+            yield child, fields

@@ -1,4 +1,4 @@
-"""What was found of an environment: a finding for each property."""
+"""Results of a conformance check."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import enum
 from dataclasses import dataclass
 
 
-class Verdict(enum.Enum):
-    """What became of a property."""
+class PropertyStatus(enum.Enum):
+    """Outcome of checking one property."""
 
     PASS = "pass"
     FAIL = "FAIL"
     NOT_APPLICABLE = "n/a"
 
 
-class Broken(Exception):
-    """The property does not hold; says what was seen."""
+class PropertyFailed(Exception):
+    """The property does not hold; the message says what was observed."""
 
 
 class NotApplicable(Exception):
-    """The environment cannot have this property; says why."""
+    """The property does not apply to this environment; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One property, and what was seen."""
+class PropertyResult:
+    """Outcome of one property, with what was observed."""
 
     name: str
-    verdict: Verdict
-    seen: str
+    status: PropertyStatus
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.verdict.value:4}  {self.name:<20}  {self.seen}"
+        return f"{self.status.value:4}  {self.name:<20}  {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Every property of one environment."""
+class ConformanceReport:
+    """Results of all properties of one environment."""
 
     environment: str
-    findings: tuple[Finding, ...]
+    results: tuple[PropertyResult, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether no property fails."""
+        """Whether no property failed."""
         return not self.failures
 
     @property
     def failures(self) -> dict[str, str]:
-        """The properties that do not hold, and what was seen of each."""
-        return {each.name: each.seen for each in self.findings if each.verdict is Verdict.FAIL}
+        """The failed properties, with what was observed."""
+        return {each.name: each.detail for each in self.results if each.status is PropertyStatus.FAIL}
 
     def __str__(self) -> str:
-        return "\n".join([self.environment, *map(str, self.findings)])
+        return "\n".join([self.environment, *map(str, self.results)])

@@ -1,4 +1,4 @@
-"""The environment that is examined, its tasks, and what an expert does in them."""
+"""The environment under test: its tools, tasks, reward and agent, and traces of calls in leased instances."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentfly.agents import HFAgent
-from agentfly.conformance.probing import probes
 from agentfly.conformance.report import NotApplicable
-from agentfly.conformance.visit import Told, Trace, Visitor, visit
-from agentfly.environment import Environment, Scope, draws_tasks
+from agentfly.conformance.session import CallAnswer, CheckSession, Trace, lease_session, valid_calls
+from agentfly.demonstrations import Demonstrations
+from agentfly.environment import Environment, Scope, has_tasks
 from agentfly.errors import describe
 from agentfly.resources import ResourceManager
 from agentfly.scoring import REWARDS, Reward
 from agentfly.tooling import Tool, Toolbox
-from agentfly.training.demonstrations import Demonstrations
 from agentfly.types import Task, ToolCall
 
 SPLITS = ("train", "validation", "test")
 NO_TASK = Task((), {}, "no task")
-MOST_STEPS = 60
-"""Calls of an expert that are played again; a whole chain of it may take more."""
+MAX_CALLS = 60
+"""Length of a trace; an expert's whole chain may be longer."""
 
 
 @dataclass
 class Subject:
-    """An environment under examination."""
+    """An environment class under test, and what the properties found out about it so far."""
 
-    kind: type[Environment]
+    env_class: type[Environment]
     given: Sequence[Task] = ()
-    """Tasks that the caller gave; else the environment draws its own, and where it has none there is an empty one."""
+    """The caller's tasks; if empty, the environment draws its own, and without `draw_tasks` there is one empty task."""
     seed: int = 0
     instances: int = 4
+    """Instances used concurrently."""
     seconds: float = 120.0
-    """CPU time that each property may take."""
+    """CPU time limit of each property."""
     started: bool = False
-    """Whether an instance could be had."""
+    """Whether an instance could be started."""
     deterministic: bool = True
-    """Whether two runs in fresh instances were equal; where not, nothing can be compared."""
+    """Whether two runs in fresh instances were equal; if not, nothing can be compared."""
     isolated: bool = True
-    """Whether a reset instance was as a fresh one; where not, only fresh ones can be compared."""
-    given_up: bool = False
-    """Whether nobody waits for the findings any more."""
-    demonstrated: dict[str, Demonstrations] = field(default_factory=dict)
-    """What the expert did, by split."""
+    """Whether a reset instance behaved like a fresh one; if not, only fresh ones can be compared."""
+    abandoned: bool = False
+    """Whether the caller no longer waits for results."""
+    demonstrations: dict[str, Demonstrations] = field(default_factory=dict)
+    """The expert's chains by split."""
 
     @functools.cached_property
     def toolbox(self) -> Toolbox:
-        """Its tools; none where only rewards and other tools use it."""
-        has_tools = any(isinstance(inspect.getattr_static(self.kind, name), Tool) for name in dir(self.kind))
-        return Toolbox([self.kind] if has_tools else [])
+        """The environment's tools; empty if only rewards and other tools use it."""
+        has_tools = any(isinstance(inspect.getattr_static(self.env_class, name), Tool) for name in dir(self.env_class))
+        return Toolbox([self.env_class] if has_tools else [])
 
     @property
     def has_expert(self) -> bool:
-        return self.kind.expert is not Environment.expert
+        return self.env_class.expert is not Environment.expert
 
     @functools.cached_property
     def reward(self) -> Reward | None:
-        """The reward that is meant for its tasks, of its own module if that has one so named; None: it names none."""
-        import agentfly.rewards  # noqa: F401  (its names are then known)
+        """The reward that `scored_by` names, first in the environment's module, then in the registry; None if unset."""
+        import agentfly.rewards  # noqa: F401  (registers the prebuilt rewards)
 
-        if not (name := self.kind.scored_by):
+        if not (name := self.env_class.scored_by):
             return None
-        own = getattr(sys.modules.get(self.kind.__module__), name, None)
+        own = getattr(sys.modules.get(self.env_class.__module__), name, None)
         return own if isinstance(own, Reward) else REWARDS.find(name)
 
     @functools.cached_property
@@ -75,76 +75,92 @@ class Subject:
         """A few tasks of every split."""
         if self.given:
             return {"given": list(self.given)}
-        if not draws_tasks(self.kind):
+        if not has_tasks(self.env_class):
             return {"empty": [NO_TASK]}
         count = max(self.instances, 4)
-        return {split: [Task.of(row) for row in self.kind.draw_tasks(split, count, seed=self.seed)] for split in SPLITS}
+        draw_tasks = self.env_class.draw_tasks
+        return {split: [Task.of(row) for row in draw_tasks(split, count, seed=self.seed)] for split in SPLITS}
 
     def tasks(self, count: int) -> list[Task]:
-        """So many tasks, the same ones again where there are fewer."""
-        there = next(iter(self.samples.values()))
-        return [there[number % len(there)] for number in range(count)]
+        """Return `count` tasks, repeated if there are fewer."""
+        tasks = next(iter(self.samples.values()))
+        return [tasks[number % len(tasks)] for number in range(count)]
 
     def manager(self, instances: int = 1) -> ResourceManager:
-        """A manager of its own, with nothing started yet."""
-        return ResourceManager({self.kind: replace(self.kind.pool, min_warm=0, max_instances=instances)})
+        """Create a manager for this environment; it starts no instance yet."""
+        pool = replace(self.env_class.pool, min_warm=0, max_instances=instances)
+        return ResourceManager({self.env_class: pool})
 
     def agent(self) -> HFAgent:
-        """An agent that could act in it, and gives up at once."""
-        tools, spoken = list(self.toolbox), {"script": "I do not know."}
-        return HFAgent(tools=tools, reward=self.reward, template="chatml", backend="scripted", backend_config=spoken)
+        """Create an agent with the environment's tools and reward, whose model makes no call."""
+        return HFAgent(
+            tools=list(self.toolbox),
+            reward=self.reward,
+            template="chatml",
+            backend="scripted",
+            backend_config={"script": "I do not know."},
+        )
 
-    def refuse_without_tools(self) -> None:
-        """Leave alone what is seen by acting."""
+    def require_tools(self) -> None:
+        """Raise NotApplicable if the environment has no tools."""
         if not len(self.toolbox):
             raise NotApplicable("it has no tools")
 
-    def refuse_shared(self) -> None:
-        """Leave alone what cannot be had of an instance that everybody has."""
-        if self.kind.pool.scope is Scope.GLOBAL:
-            raise NotApplicable("one instance is everybody's, and is never reset")
+    def require_reset(self) -> None:
+        """Raise NotApplicable if one instance is shared by all chains."""
+        if self.env_class.pool.scope is Scope.GLOBAL:
+            raise NotApplicable("all chains share one instance, which is never reset")
 
-    def refuse_random(self) -> None:
-        """Leave alone what can only be seen by comparing."""
-        if not self.kind.deterministic:
+    def require_determinism(self) -> None:
+        """Raise NotApplicable if traces cannot be compared."""
+        self.require_tools()
+        self.require_reset()
+        if not self.env_class.deterministic:
             raise NotApplicable("its simulator varies between runs (deterministic = False), so nothing can be compared")
         if not self.deterministic:
             raise NotApplicable("two runs differ even in fresh instances, so nothing can be compared")
 
-    def visit(self, manager: ResourceManager, task: Task) -> AbstractAsyncContextManager[Visitor]:
-        """Be lent an instance that is reset for the task."""
-        return visit(self.kind, self.toolbox, manager, task)
+    def session(self, manager: ResourceManager, task: Task) -> AbstractAsyncContextManager[CheckSession]:
+        """Lease an instance that is reset for the task."""
+        return lease_session(self.env_class, self.toolbox, manager, task)
+
+    def valid_calls(self, task: Task) -> list[ToolCall]:
+        """Calls of every tool that match its schema; those that may end the chain come last."""
+        return valid_calls(self.toolbox, task, Random(self.seed))
 
     async def trace(self, task: Task) -> Trace:
-        """What a fresh instance tells: of an expert's calls; where it has none, of calls that fit the tools."""
+        """Record the expert's calls in a fresh instance; generated calls where there is no expert or it stops."""
         calls: list[ToolCall] = []
-        told: list[Told] = []
-        manager, made_up, follows = self.manager(), iter(self.probes(task)), self.has_expert
+        answers: list[CallAnswer] = []
+        generated = iter(self.valid_calls(task))
+        follow_expert = self.has_expert
+        manager = self.manager()
         try:
-            async with self.visit(manager, task) as visitor:
-                while len(calls) < MOST_STEPS and not (told and told[-1].ends):
-                    call = await self._next(visitor) if follows else None
-                    follows = follows and call is not None
-                    call = next(made_up, None) if call is None else call
+            async with self.session(manager, task) as session:
+                while len(calls) < MAX_CALLS and not (answers and answers[-1].ends_chain):
+                    call: ToolCall | str | None = None
+                    if follow_expert:
+                        try:
+                            call = await session.expert()
+                        except Exception:  # the property "expert solves" reports it
+                            follow_expert = False
+                    if call is None:
+                        follow_expert = False
+                        call = next(generated, None)
                     if not isinstance(call, ToolCall):
                         break
                     calls.append(call)
-                    told.append(await visitor.act(call))
-                return Trace(tuple(calls), tuple(told), visitor.state())
+                    answers.append(await session.act(call))
+                return Trace(tuple(calls), tuple(answers), session.state())
         finally:
             await manager.close()
 
-    async def _next(self, visitor: Visitor) -> ToolCall | str | None:
-        try:
-            return await visitor.expert()
-        except Exception:  # whether the expert is any good is a property of its own
-            return None
-
-    def probes(self, task: Task) -> list[ToolCall]:
-        """Calls of every tool that fit its schema; those that may end the chain come last."""
-        return probes(self.toolbox, task, Random(self.seed))
+    async def replay(self, manager: ResourceManager, task: Task, calls: Sequence[ToolCall]) -> Trace:
+        """Make the calls in an instance of the manager."""
+        async with self.session(manager, task) as session:
+            return await session.replay(calls)
 
 
-def told_of(error: BaseException) -> str:
-    """An error in one line that fits a report."""
+def format_error(error: BaseException) -> str:
+    """Format an error as one line of at most 300 characters."""
     return f"{' '.join(describe(error).split()):.300}"

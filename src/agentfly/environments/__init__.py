@@ -6,8 +6,8 @@ from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.games import (
     ChessPuzzle,
     FrozenLake,
-    GymnasiumWorld,
-    OpenEnvWorld,
+    GymnasiumEnvironment,
+    OpenEnvEnvironment,
     ReasoningGym,
     Sokoban,
     TextArenaGame,
@@ -19,7 +19,7 @@ from agentfly.environments.model_server import ModelServer
 from agentfly.environments.programs import ProgramSynthesis
 from agentfly.environments.repair import Repair, RepairJudge
 from agentfly.environments.scienceworld import ScienceWorld
-from agentfly.environments.search.world import Search
+from agentfly.environments.search.environment import Search
 from agentfly.environments.shell import Shell
 from agentfly.environments.sql import SQL
 from agentfly.environments.webshop import WebShop
@@ -32,12 +32,12 @@ __all__ = [
     "CodeInterpreter",
     "CodeJudge",
     "FrozenLake",
-    "GymnasiumWorld",
+    "GymnasiumEnvironment",
     "Judge",
     "MathJudge",
     "MathWithPython",
     "ModelServer",
-    "OpenEnvWorld",
+    "OpenEnvEnvironment",
     "ProgramSynthesis",
     "ReasoningGym",
     "Repair",

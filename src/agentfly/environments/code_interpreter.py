@@ -1,7 +1,7 @@
-"""Python, a shell and files in a sandbox: every chain has a session of its own.
+"""CodeInterpreter: Python, a shell and files in a sandbox, with a separate session for every chain.
 
-Variables and files stay from call to call. A session that had to be killed is replaced by a fresh one in the middle of
-its chain, and the model is told that what it had is gone.
+Variables and files persist between calls. A session that had to be killed is replaced by a new one in the middle of its
+chain, and the observation says that its variables and files are gone.
 """
 
 from __future__ import annotations
@@ -15,90 +15,101 @@ from typing import Any, ClassVar, TypeVar
 
 from agentfly.environment import Environment, Pool, Recycle
 from agentfly.errors import DataError, EnvironmentFault
-from agentfly.resources.sandbox import FileRefused, Limits, Outcome, Session
-from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
+from agentfly.sandbox import FileAccessError, Limits, Outcome, Session
+from agentfly.sandbox.shared import Mechanism, shared_sandbox
 from agentfly.tooling import tool
 from agentfly.types import Task
 
 _TIMEOUT = 600.0
-"""Seconds after which a call is given up altogether; a session's own limit ends it long before."""
-_LARGEST = 1 << 20
-"""Bytes of a file that is read or edited as text."""
-_CHANGES = 20
-"""Changes of files that can be taken back."""
+"""Seconds until a tool call fails; the session's own limit ends it long before."""
+_MAX_FILE_BYTES = 1 << 20
+"""Largest file that can be read or edited as text."""
+_MAX_UNDO = 20
+"""Number of file changes that can be undone."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
-def _refusals_told(method: Method) -> Method:
-    """What the file system refuses is the model's to mend, and no fault of the tool."""
+def _answer_file_errors(method: Method) -> Method:
+    """Turn a FileAccessError into an observation: it is an error of the model, not of the tool."""
 
     @functools.wraps(method)
-    async def told(*args: Any, **kwargs: Any) -> Any:
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return await method(*args, **kwargs)
-        except FileRefused as error:
+        except FileAccessError as error:
             return f"Error: {error}."
 
-    return told  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 class CodeInterpreter(Environment):
-    """A session in a sandbox. Set other limits, or another mechanism, on a subclass."""
+    """A session in a sandbox. Subclasses set other limits or another mechanism."""
 
     pool = Pool(recycle=Recycle.REPLACE, min_warm=2, max_instances=256)
     limits: ClassVar[Limits] = Limits()
     mechanism: ClassVar[Mechanism] = None
-    """By name, or a Container. None takes the strongest that works here, and refuses to run where none does."""
+    """Name of a mechanism, or a Container. None: the strongest safe one that works here; without one, `start` fails."""
 
     async def start(self) -> None:
         self._session: Session | None = None
         self._sandbox = await shared_sandbox(self.mechanism)
         self._session = await self._sandbox.open_session(self.limits)
-        self._fresh = True
+        self._unused = True
 
     async def reset(self, task: Task) -> None:
-        """A fresh session, with the files of the task's column `files` (path → text or bytes) in its folder."""
-        self._files = _files_of(task)
-        self.shown: str | None = None
-        """What the last call of Python or of the shell showed; None before the first."""
-        await self._fill() if self._fresh else await self._start_over()
-        self._fresh = False
+        """Start a new session, with the files of the task's column `files` (path → text or bytes) in its folder."""
+        files = task.columns.get("files") or {}
+        if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
+            raise DataError("the column 'files' must map paths to text or bytes")
+        self._files = {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
+        self.last_output: str | None = None
+        """Observation of the last Python or shell call; None before the first."""
+        if self._unused:
+            await self._write_files()
+        else:
+            await self._replace_session()
+        self._unused = False
 
     async def check(self) -> None:
-        """Fail where the session died while nobody used it."""
-        if not self._live.alive:
+        """Raise EnvironmentFault if the idle session has died."""
+        if not self.session.alive:
             raise EnvironmentFault("the session is gone")
 
     async def close(self) -> None:
         if self._session is not None:
-            await self._live.close()
+            await self._session.close()
             self._session = None
 
     @property
-    def _live(self) -> Session:
+    def session(self) -> Session:
+        """The session of the current chain."""
         assert self._session is not None
         return self._session
 
-    async def _start_over(self) -> None:
-        await self._live.close()
+    async def _replace_session(self) -> None:
+        await self.session.close()
         self._session = await self._sandbox.open_session(self.limits)
-        await self._fill()
+        await self._write_files()
 
-    async def _fill(self) -> None:
-        self._history: deque[tuple[str, bytes | None]] = deque(maxlen=_CHANGES)
+    async def _write_files(self) -> None:
+        """Write the task's files into a new session."""
+        self._history: deque[tuple[str, bytes | None]] = deque(maxlen=_MAX_UNDO)
+        """Path and previous content of each change; None if the file did not exist."""
         for path, data in self._files.items():
-            await self._live.put(path, data)
+            await self.session.put(path, data)
 
-    async def _told(self, outcome: Outcome) -> dict[str, Any]:
-        """What the model is shown of an outcome; where the session is over, it goes on in a fresh one."""
+    async def _observe(self, outcome: Outcome) -> dict[str, Any]:
+        """Build the tool result of an outcome. If the session has ended, replace it."""
         text = outcome.text or "(no output)"
         if not outcome.files_kept:
-            await self._start_over()
+            await self._replace_session()
             text += "\n[A fresh session was started, with only the task's own files in it.]"
-        self.shown = text
-        shown: dict[str, Any] = {"observation": text, "end": outcome.end.value, "seconds": outcome.seconds}
-        return {**shown, "image": list(outcome.figures)} if outcome.figures else shown
+        self.last_output = text
+        result: dict[str, Any] = {"observation": text, "end": outcome.end.value, "seconds": outcome.seconds}
+        if outcome.figures:
+            result["image"] = list(outcome.figures)
+        return result
 
     @tool(name="code_interpreter", timeout=_TIMEOUT, max_length=20_000)
     async def run_python(self, code: str) -> dict[str, Any]:
@@ -108,7 +119,7 @@ class CodeInterpreter(Environment):
         Args:
             code: The code to run.
         """
-        return await self._told(await self._live.run(code))
+        return await self._observe(await self.session.run(code))
 
     @tool(timeout=_TIMEOUT, max_length=20_000)
     async def run_shell(self, command: str) -> dict[str, Any]:
@@ -117,10 +128,10 @@ class CodeInterpreter(Environment):
         Args:
             command: The command, as one would type it.
         """
-        return await self._told(await self._live.shell(command))
+        return await self._observe(await self.session.shell(command))
 
     @tool(timeout=_TIMEOUT, max_length=20_000)
-    @_refusals_told
+    @_answer_file_errors
     async def read_file(self, path: str, first: int = 1, last: int | None = None) -> str:
         """Read a text file, or some of its lines.
 
@@ -129,14 +140,16 @@ class CodeInterpreter(Environment):
             first: The first line to read.
             last: The last line to read; without it, all to the end.
         """
-        text = await self._text(path)
+        text = await self._read_text(path)
         if first <= 1 and last is None:
             return text
         lines = text.splitlines(keepends=True)
-        return "".join(lines[max(first, 1) - 1 : last]) or f"{path} has {len(lines)} lines; none of them is meant."
+        return (
+            "".join(lines[max(first, 1) - 1 : last]) or f"{path} has {len(lines)} lines; none of them is in this range."
+        )
 
     @tool(timeout=_TIMEOUT)
-    @_refusals_told
+    @_answer_file_errors
     async def write_file(self, path: str, content: str) -> str:
         """Write a text file, replacing what was there.
 
@@ -144,13 +157,13 @@ class CodeInterpreter(Environment):
             path: The file, from the working folder; folders on the way are made.
             content: All of the file's new text.
         """
-        data = _encoded(content)
+        data = _encode(content)
         await self._remember(path)
-        await self._live.put(path, data)
+        await self.session.put(path, data)
         return f"{path} written."
 
     @tool(timeout=_TIMEOUT)
-    @_refusals_told
+    @_answer_file_errors
     async def edit_file(self, path: str, old: str, new: str) -> str:
         """Replace a piece of a text file.
 
@@ -159,49 +172,49 @@ class CodeInterpreter(Environment):
             old: The text to replace; it must occur exactly once.
             new: The text to put in its place.
         """
-        text = await self._text(path)
+        text = await self._read_text(path)
         found = text.count(old) if old else 0
         if found != 1:
-            raise FileRefused(f"the old text occurs {found} times in {path}; it must occur exactly once")
-        data = _encoded(text.replace(old, new))
+            raise FileAccessError(f"the old text occurs {found} times in {path}; it must occur exactly once")
+        data = _encode(text.replace(old, new))
         await self._remember(path)
-        await self._live.put(path, data)
+        await self.session.put(path, data)
         return f"{path} written."
 
     @tool(timeout=_TIMEOUT)
-    @_refusals_told
+    @_answer_file_errors
     async def undo_edit(self, path: str) -> str:
         """Take back the last change that edit_file or write_file made to a file; again, the one before it.
 
         Args:
             path: The file, from the working folder.
         """
-        name = self._name(path)
-        at = max((number for number, (each, _) in enumerate(self._history) if each == name), default=None)
-        if at is None:
-            raise FileRefused(f"there is no change of {path} to undo")
-        before = self._history[at][1]
+        name = self._normalize(path)
+        index = max((number for number, (each, _) in enumerate(self._history) if each == name), default=None)
+        if index is None:
+            raise FileAccessError(f"there is no change of {path} to undo")
+        before = self._history[index][1]
         if before is None:
-            await self._live.shell(f"rm -f -- {shlex.quote(name)}")
+            await self.session.shell(f"rm -f -- {shlex.quote(name)}")
         else:
-            await self._live.put(name, before)
-        del self._history[at]
+            await self.session.put(name, before)
+        del self._history[index]
         return f"{path} is {'gone again' if before is None else 'as it was before the last change'}."
 
     @tool(timeout=_TIMEOUT)
-    @_refusals_told
+    @_answer_file_errors
     async def list_files(self, path: str = ".") -> str:
         """List the files and folders below a folder.
 
         Args:
             path: The folder, from the working folder.
         """
-        entries = await self._live.listing(path, deep=True)
+        entries = await self.session.list_files(path, recursive=True)
         lines = [f"{each.path}/" if each.kind == "folder" else f"{each.path} ({each.size} bytes)" for each in entries]
         return "\n".join(lines) or "(empty)"
 
     @tool(timeout=_TIMEOUT)
-    @_refusals_told
+    @_answer_file_errors
     async def search_files(self, pattern: str, path: str = ".") -> str:
         """Search the text files below a folder, line by line.
 
@@ -210,48 +223,41 @@ class CodeInterpreter(Environment):
             path: The folder, from the working folder.
         """
         command = f"grep -rnIE -e {shlex.quote(pattern)} -- {shlex.quote(path)}"
-        outcome = await self._live.shell(command)
+        outcome = await self.session.shell(command)
         if outcome.status == 1 and not outcome.output:
             return "No line matches."
-        return (await self._told(outcome))["observation"] if outcome.status else outcome.output
+        return (await self._observe(outcome))["observation"] if outcome.status else outcome.output
 
-    def _name(self, path: str) -> str:
-        """A path as it is however it was written."""
-        return posixpath.relpath(posixpath.join(self._live.folder, path), self._live.folder)
+    def _normalize(self, path: str) -> str:
+        """Return the path relative to the working folder."""
+        return posixpath.relpath(posixpath.join(self.session.folder, path), self.session.folder)
 
     async def _remember(self, path: str) -> None:
-        """Keep what a file is now, for `undo_edit`; None where there is none."""
-        name = self._name(path)
+        """Save the current content of a file for `undo_edit`; None if it does not exist."""
+        name = self._normalize(path)
         try:
-            self._history.append((name, await self._live.get(path, _LARGEST)))
-        except FileRefused:
-            if await self._is_there(name):  # too large to keep: then nothing before it can be had back either
-                self._history = deque((each for each in self._history if each[0] != name), _CHANGES)
-            else:
-                self._history.append((name, None))
+            self._history.append((name, await self.session.get(path, _MAX_FILE_BYTES)))
+            return
+        except FileAccessError:
+            pass
+        try:
+            exists = any(each.path == name for each in await self.session.list_files(posixpath.dirname(name) or "."))
+        except FileAccessError:  # its folder does not exist either
+            exists = False
+        if exists:  # too large to save: its earlier changes cannot be undone any more
+            self._history = deque((each for each in self._history if each[0] != name), _MAX_UNDO)
+        else:
+            self._history.append((name, None))
 
-    async def _is_there(self, name: str) -> bool:
+    async def _read_text(self, path: str) -> str:
         try:
-            return any(each.path == name for each in await self._live.listing(posixpath.dirname(name) or "."))
-        except FileRefused:  # the folder is not there either
-            return False
-
-    async def _text(self, path: str) -> str:
-        try:
-            return (await self._live.get(path, _LARGEST)).decode()
+            return (await self.session.get(path, _MAX_FILE_BYTES)).decode()
         except UnicodeDecodeError:
-            raise FileRefused(f"{path} is not a text file") from None
+            raise FileAccessError(f"{path} is not a text file") from None
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise FileRefused("the text holds half of a surrogate pair, which no file can hold") from None
-
-
-def _files_of(task: Task) -> dict[str, bytes]:
-    files = task.columns.get("files") or {}
-    if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
-        raise DataError("the column 'files' must map paths to text or bytes")
-    return {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
+        raise FileAccessError("the text holds half of a surrogate pair, which no file can hold") from None

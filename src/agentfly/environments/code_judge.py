@@ -21,8 +21,8 @@ from typing import ClassVar
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.judge_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
-from agentfly.resources.sandbox import End, FileRefused, Limits, Outcome, Session, SessionOver
-from agentfly.resources.sandbox.shared import shared_sandbox
+from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session, SessionClosed
+from agentfly.sandbox.shared import shared_sandbox
 
 _INSIDE = Path(__file__).parent / "judge_inside"
 _PACKAGE = "agentfly_judge"
@@ -109,7 +109,7 @@ class CodeJudge(Environment):
             await session.put("input", stdin.encode("utf-8", "surrogatepass"))
             try:
                 await session.put("program.py", program.encode("utf-8", "surrogatepass"))
-            except FileRefused as error:
+            except FileAccessError as error:
                 return Printed("", str(error))
             outcome = await session.shell(f"exec python3 -B program.py < input 2> {_COMPLAINT}")
             if outcome.ok and not outcome.dropped:
@@ -120,13 +120,13 @@ class CodeJudge(Environment):
 async def _complaint(session: Session, outcome: Outcome) -> str:
     if outcome.dropped:
         return f"it printed {outcome.dropped} characters more than it may"
-    if outcome.end is not End.ERROR:
-        return "it took too long" if outcome.end is End.TIMEOUT else outcome.error or outcome.end.value
+    if outcome.end is not EndReason.ERROR:
+        return "it took too long" if outcome.end is EndReason.TIMEOUT else outcome.error or outcome.end.value
     try:
         said = (await session.shell(f"tail -c {_MOST_COMPLAINT} {_COMPLAINT}", 5)).output
-    except SessionOver:  # the program's doing: it had the session to itself
+    except SessionClosed:  # the program's doing: it had the session to itself
         said = ""
-    return " ".join([outcome.words, *said.strip().splitlines()[-1:]])
+    return " ".join([outcome.message, *said.strip().splitlines()[-1:]])
 
 
 class _Judgement:
@@ -165,7 +165,7 @@ class _Judgement:
         files = {_PACKAGE: "", **{f"{_PACKAGE}.{name}": source for name, source in _inside().items()}}
         loading = await session.run(_LOAD.format(package=_PACKAGE, files=files))
         if not loading.ok:
-            raise EnvironmentFault(f"the judge does not start: {loading.words or loading.error}")
+            raise EnvironmentFault(f"the judge does not start: {loading.message or loading.error}")
         names, modules = list(self._tests.names), dict(self._tests.modules)
         wrong = await self._ask(session, f"begin({self._solution!r})", "the solution")
         return wrong or await self._ask(session, f"take_names({names!r}, {modules!r})", "modules they use")
@@ -181,7 +181,7 @@ class _Judgement:
             return "failed: there was no time left for it"
         outcome = await session.run(_RUN.format(module=f"{_PACKAGE}.trusted", call=call), seconds)
         if not outcome.ok or outcome.value is None:
-            late = outcome.end is End.TIMEOUT
+            late = outcome.end is EndReason.TIMEOUT
             return f"broken: {'it took too long' if late else outcome.error or outcome.end.value}"
         said = str(ast.literal_eval(outcome.value))
         if said.startswith("fault: "):

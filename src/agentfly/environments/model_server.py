@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar, overload
 import httpx
 import pydantic
 
-from agentfly.backend import Request
-from agentfly.backends import answers, wire
+from agentfly.backends import answers, openai_api
+from agentfly.backends.base import Request
 from agentfly.backends.client import ClientBackend
 from agentfly.environment import Environment, Pool
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
@@ -194,7 +194,7 @@ class ModelServer(Environment):
 
 def _gone(fault: BackendFault) -> bool:
     """Whether the server is a world that died. One that answers, and refuses, is not."""
-    return isinstance(fault.__cause__, wire.Passing | httpx.TransportError)
+    return isinstance(fault.__cause__, openai_api.Retryable | httpx.TransportError)
 
 
 def _conversation(asked: Asked) -> tuple[Message, ...]:

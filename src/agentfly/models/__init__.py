@@ -1,62 +1,64 @@
-"""Models by name: those that are prepared on this machine and need no hub, local folders, and what the hub has."""
+"""Models by name: prepared models that need no hub, local folders, and names on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
 
-from agentfly.encoding.tokenizer import BYTES
 from agentfly.errors import ConfigError
 from agentfly.models import smollm2, tiny
-from agentfly.models.cache import Prepared, fault, ready
-from agentfly.models.hub import hub_name
+from agentfly.models.cache import PreparedModel, ensure_prepared, find_fault
+from agentfly.models.huggingface import resolve_hub_name
+from agentfly.templates.tokenizer import BYTES
 
-__all__ = ["PREPARED", "Prepared", "fault", "prepared_model", "ready", "resolve"]
+__all__ = ["PREPARED", "PreparedModel", "ensure_prepared", "find_fault", "find_prepared", "resolve"]
 
 PREPARED = {
     model.name: model
     for model in (
-        Prepared(
-            "smollm2-135m",
-            "0.1.2-1",  # of the package, and of its conversion
-            "SmolLM2-135M-Instruct, 4-bit, from a PyPI package (93 MB)",
-            "Apache-2.0",
-            134_515_008,
-            541_600_000,
-            smollm2.build,
+        PreparedModel(
+            name="smollm2-135m",
+            version="0.1.2-1",  # of the PyPI package, and of the conversion
+            source="SmolLM2-135M-Instruct, 4-bit, from a PyPI package (93 MB)",
+            license="Apache-2.0",
+            parameters=134_515_008,
+            size=541_600_000,
+            build=smollm2.build,
         ),
-        Prepared(
-            "tiny",
-            tiny.version(),
-            "made and trained on the spot, about two minutes",
-            "Apache-2.0",
-            1_025_120,
-            4_100_000,
-            tiny.build,
+        PreparedModel(
+            name="tiny",
+            version=tiny.version(),
+            source="built and trained on this machine, about two minutes",
+            license="Apache-2.0",
+            parameters=1_025_120,
+            size=4_100_000,
+            build=tiny.build,
         ),
     )
 }
-"""The models that can be had without a hub, by name."""
+"""Models that need no hub, by name."""
 
 
 def resolve(name: str) -> str:
-    """What to load for a name: the folder of a prepared model, made on first use; a folder itself; or a hub name.
+    """Return what to load for a model name: the folder of a prepared model (built on first use), a folder, a hub name.
 
-    A folder that is called like a prepared model is meant by `./tiny`. Raises ConfigError where nothing can be had.
+    A name of a prepared model takes precedence over a folder; write `./tiny` for the folder.
+    Raises ConfigError if there is no such folder and the hub cannot be reached.
     """
     if name == BYTES:
         return name
     if name in PREPARED:
-        return str(ready(PREPARED[name]))
+        return str(ensure_prepared(PREPARED[name]))
     if (folder := Path(name).expanduser()).exists():
         return str(folder)
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PREPARED, 1, cutoff=0.4)
-    meant = f"Did you mean {near[0]!r}? " if near else ""
-    return hub_name(name, f"{meant}`agentfly models` lists what can be had without it; or pass a folder with the model")
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), PREPARED, 1, cutoff=0.4)
+    suggestion = f"Did you mean {close[0]!r}? " if close else ""
+    hint = f"{suggestion}`agentfly models` lists the models that need no hub; or pass a folder with the model"
+    return resolve_hub_name(name, hint)
 
 
-def prepared_model(name: str) -> Prepared:
-    """The prepared model of that name."""
+def find_prepared(name: str) -> PreparedModel:
+    """Return the prepared model of that name; raises ConfigError if there is none."""
     if name not in PREPARED:
-        raise ConfigError(f"{name!r} is no model to prepare; there are {', '.join(PREPARED)}")
+        raise ConfigError(f"{name!r} is not a prepared model; there are {', '.join(PREPARED)}")
     return PREPARED[name]

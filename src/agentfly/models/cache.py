@@ -1,8 +1,8 @@
-"""Models that were made here once, each in a folder that is there whole or not at all.
+"""Cache of models built on this machine. A model's folder is complete or absent.
 
-A model is made in a folder beside its place, which is written to disk and then renamed: killed at any moment, a
-preparation leaves nothing that could be taken for a model, and the next one removes what it left. A lock lets one
-process at a time prepare a model; the others wait for its result.
+A model is built in a temporary folder next to its final one, flushed to disk and renamed: a build killed at any moment
+leaves nothing that could be mistaken for a model, and the next build removes its remains. A file lock lets one process
+at a time build a model; the others wait for the result.
 """
 
 from __future__ import annotations
@@ -12,95 +12,89 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentfly.errors import ConfigError
-from agentfly.manifest import damage, seal, to_disk
+from agentfly.manifest import find_damage, fsync_path, seal
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model that can be had without a hub, once it was prepared."""
+class PreparedModel:
+    """A model that is built locally and needs no hub."""
 
     name: str
     version: str
-    """Another version is another folder."""
+    """Part of the folder name: each version has its own folder."""
     source: str
-    """Where it comes from, in a few words."""
-    licence: str
+    """Short description of the model's origin."""
+    license: str
     parameters: int
     size: int
-    """Bytes on disk, about."""
+    """Approximate size on disk in bytes."""
     build: Callable[[Path, Path], None]
-    """Writes the model's files into the first folder; the second is for what need not stay."""
+    """Writes the model's files into the first folder; the second is scratch space."""
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
-        return root() / f"{self.name}-{self.version}"
+        """The model's folder, whether or not it exists yet."""
+        return cache_root() / f"{self.name}-{self.version}"
 
 
-def root() -> Path:
+def cache_root() -> Path:
     """The folder of all prepared models."""
     if own := os.environ.get("AGENTFLY_CACHE"):
         return Path(own).expanduser().absolute() / "models"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "agentfly" / "models"
 
 
-def ready(model: Prepared, *, thorough: bool = False) -> Path:
-    """The folder of a model, which is prepared first where it is absent or broken; `thorough` reads every byte."""
-    if not fault(model, thorough=thorough):
+def ensure_prepared(model: PreparedModel, *, thorough: bool = False) -> Path:
+    """Return the model's folder; build the model first if it is missing or damaged. `thorough` verifies checksums."""
+    if not find_fault(model, thorough=thorough):
         return model.folder
     try:
-        root().mkdir(parents=True, exist_ok=True)
-        with _locked(model):
-            if wrong := fault(model, thorough=thorough):
-                _LOG.warning("preparing %s in %s (%s): %s", model.name, model.folder, wrong, model.source)
-                _prepare(model)
+        cache_root().mkdir(parents=True, exist_ok=True)
+        # The kernel releases the lock when the process ends, however it ends.
+        with (cache_root() / f".{model.folder.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _LOG.warning("another process is preparing %s; waiting for it", model.name)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if fault := find_fault(model, thorough=thorough):
+                _LOG.warning("preparing %s in %s (%s): %s", model.name, model.folder, fault, model.source)
+                _build(model)
     except OSError as error:
         raise ConfigError(
-            f"{model.name} cannot be prepared in {root()}: {error}. AGENTFLY_CACHE may name another folder"
+            f"{model.name} cannot be prepared in {cache_root()}: {error}. AGENTFLY_CACHE may name another folder"
         ) from error
     return model.folder
 
 
-def fault(model: Prepared, *, thorough: bool = False) -> str:
-    """What is wrong with a prepared model; empty: nothing. `thorough` compares checksums, else only sizes."""
-    return damage(model.folder, thorough=thorough) if model.folder.exists() else "it is not prepared"
+def find_fault(model: PreparedModel, *, thorough: bool = False) -> str:
+    """Describe what is wrong with a prepared model; empty if nothing is. `thorough` verifies checksums, not sizes."""
+    return find_damage(model.folder, thorough=thorough) if model.folder.exists() else "it is not prepared"
 
 
-@contextmanager
-def _locked(model: Prepared) -> Iterator[None]:
-    """Hold the right to prepare a model. The lock goes with the process, however it ends."""
-    with (root() / f".{model.folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _LOG.warning("another process is preparing %s; waiting for it", model.name)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _prepare(model: Prepared) -> None:
-    beside = f".{model.folder.name}.part-"
-    for left in root().glob(f"{beside}*"):
-        shutil.rmtree(left)
-    # Its name is its own, so that what a killed preparation may still have running writes to a folder that is gone.
-    part = Path(tempfile.mkdtemp(prefix=beside, dir=root()))
+def _build(model: PreparedModel) -> None:
+    prefix = f".{model.folder.name}.part-"
+    for remains in cache_root().glob(f"{prefix}*"):
+        shutil.rmtree(remains)
+    # A unique name: processes that a killed build left running write to a folder that no longer exists.
+    draft = Path(tempfile.mkdtemp(prefix=prefix, dir=cache_root()))
     try:
-        made, scratch = part / "model", part / "scratch"
-        made.mkdir()
+        folder = draft / "model"
+        folder.mkdir()
+        scratch = draft / "scratch"
         scratch.mkdir()
-        model.build(made, scratch)
-        seal(made, model=model.name, version=model.version, source=model.source)
+        model.build(folder, scratch)
+        seal(folder, model=model.name, version=model.version, source=model.source)
         if model.folder.exists():
-            model.folder.rename(part / "broken")
-        made.rename(model.folder)
-        to_disk(root())
+            model.folder.rename(draft / "broken")
+        folder.rename(model.folder)
+        fsync_path(cache_root())
     finally:
-        shutil.rmtree(part)
+        shutil.rmtree(draft)

@@ -1,8 +1,9 @@
-"""A language model of a million parameters, made on the spot: it has learned to call a tool, and little else."""
+"""A language model of a million parameters, built and trained in about two minutes; it can call one tool."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -10,75 +11,143 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.extras import needed
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from agentfly.extras import require_extra
 
 SEED = 0
 STEPS = 1000
-"""Enough to copy names nearly always; what to look up is left to be learned from rewards."""
+"""Enough to copy names almost always; which lookups to make is left to reinforcement learning."""
 BATCH = 8
-_SORTED = 8
-"""Batches whose examples are sorted by length among them."""
+_SORT_WINDOW = 8
+"""Number of batches whose examples are sorted by length together."""
 LEARNING_RATE = 1e-3
-SPREAD = 0.08
-"""Of the first weights: one over the root of the width. With the usual 0.02, names are copied much later."""
-IGNORED = -100
-"""The label of a token that the model did not write."""
-_FRAME = ("system\nTools: lookup(who, what)", "user\n", "assistant\n", "tool\n")
-"""What the template writes around a conversation, for the tokenizer to know the words of."""
+INIT_STD = 0.08
+"""1 / sqrt(hidden size). With the usual 0.02, the model learns to copy names much later."""
+IGNORE_INDEX = -100
+"""Label of tokens that the model did not sample."""
+VOCABULARY = 448
+CONTEXT = 2048
+"""Maximum number of tokens of a conversation."""
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_CALL_TAGS = ("<tool_call>", "</tool_call>")
+_TEMPLATE_TEXTS = ("system\nTools: lookup(who, what)", "user\n", "assistant\n", "tool\n")
+"""Text that the template adds around messages; the tokenizer is trained on it too."""
+_PIECES = Regex(r"[A-Z]|(?<=[A-Z])[a-z]| ?[a-z]+|\d|(?: ?[^\sA-Za-z\d])+|\s+")
+"""A capital, the letter after it, and a digit are one token each, without a leading space: a name is the same few
+frequent tokens in every context. Copying rare tokens is learned much later."""
+
+TEMPLATE = """\
+{%- if messages[0].role == 'system' or tools %}
+  {{- '<|im_start|>system\\n' }}
+  {%- if messages[0].role == 'system' %}{{ messages[0].content ~ ('\\n' if tools else '') }}{% endif %}
+  {%- if tools %}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}
+      {%- set function = tool.function %}
+      {{- ' ' ~ function.name ~ '(' ~ function.parameters.properties | join(', ') ~ ')' }}
+    {%- endfor %}
+  {%- endif %}
+  {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in (messages[1:] if messages[0].role == 'system' else messages) %}
+  {{- '<|im_start|>' ~ message.role ~ '\\n' ~ (message.content or '') }}
+  {%- for call in message.tool_calls or [] %}
+    {{- '<tool_call>{"name": "' ~ call.function.name ~ '", "arguments": ' }}
+    {{- call.function.arguments | tojson ~ '}</tool_call>' }}
+  {%- endfor %}
+  {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""ChatML with Hermes calls. Tools are listed by name and parameter names only: schemas would dominate the prompt."""
+
 Example = tuple[list[int], list[int]]
-"""Tokens, and the label of each."""
+"""Token ids and their labels, of equal length."""
 
 
 def version() -> str:
-    """Of what makes the model: another recipe is another model."""
-    recipe = hashlib.sha256()
-    for name in ("tiny.py", "tiny_tokenizer.py", "lookup.py"):
-        recipe.update((resources.files("agentfly.models") / name).read_bytes())
-    return recipe.hexdigest()[:8]
+    """Hash of the sources that determine the model's weights."""
+    digest = hashlib.sha256()
+    for name in ("tiny.py", "lookup.py"):
+        digest.update((resources.files("agentfly.models") / name).read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def build(
     folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED, heads: int = 5, layers: int = 3
 ) -> None:
-    """Make the tokenizer and the model, let it imitate the demonstrations, write both."""
+    """Build the tokenizer and the model, train it on demonstrations, and write both to `folder`."""
     from agentfly.models.lookup import demonstrations
-    from agentfly.models.tiny_tokenizer import tiny_tokenizer
 
-    with _apart(seed):
-        shown = list(demonstrations(steps * BATCH, seed))
-        tokenizer = tiny_tokenizer(text for each in shown for text in (*_FRAME, *each.texts))
-        model = _model(tokenizer, heads, layers)
-        _imitate(model, examples(tokenizer, shown), Random(seed))
-        _write(folder, model, tokenizer)
+    with _isolate_torch(seed):
+        demos = list(demonstrations(steps * BATCH, seed))
+        tokenizer = build_tokenizer(text for demo in demos for text in (*_TEMPLATE_TEXTS, *demo.texts))
+        model = _build_model(tokenizer, heads, layers)
+        _train(model, build_examples(tokenizer, demos), Random(seed))
+        _save(folder, model, tokenizer)
 
 
 def build_new(
-    folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = 448, context: int = 8192
+    folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = VOCABULARY, context: int = 8192
 ) -> None:
-    """Write a model of this size that knows nothing, with a tokenizer that knows the words of these texts."""
-    from agentfly.models.tiny_tokenizer import tiny_tokenizer
-
-    with _apart(seed):
-        tokenizer = tiny_tokenizer(texts, vocabulary, context)
-        _write(folder, _model(tokenizer, heads=5, layers=3), tokenizer)
+    """Write an untrained model of this size, with a tokenizer trained on `texts`."""
+    with _isolate_torch(seed):
+        tokenizer = build_tokenizer(texts, vocabulary, context)
+        _save(folder, _build_model(tokenizer, heads=5, layers=3), tokenizer)
 
 
-def _write(folder: Path, model: Any, tokenizer: Any) -> None:
-    from agentfly.models.bars import without_bars
+def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, context: int = CONTEXT) -> Any:
+    """Train a byte-level BPE tokenizer on `texts`; it includes the chat template."""
+    from transformers import PreTrainedTokenizerFast
 
-    with without_bars():
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(_CALL_TAGS),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tags = re.compile("|".join(_CALL_TAGS))
+    tokenizer.train_from_iterator((piece for text in texts for piece in tags.split(text)), trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _CALL_TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=TEMPLATE, model_max_length=context
+    )
+
+
+def build_examples(tokenizer: Any, demos: Sequence[Any]) -> list[Example]:
+    """Tokenize demonstrations the way a chain records them; only sampled tokens have a label."""
+    from agentfly.models.lookup import TOOL_SCHEMA
+    from agentfly.templates import load_template
+    from agentfly.types import Message
+
+    template = load_template(None, tokenizer, tools=[TOOL_SCHEMA])
+    examples = []
+    for demo in demos:
+        tokens = template.start([Message("user", demo.question)])
+        labels = [IGNORE_INDEX] * len(tokens)
+        for reply, observation in (*demo.calls, (demo.answer, None)):
+            sampled = [*template.codec.encode(reply), template.close_id]
+            observed = [] if observation is None else template.extend([Message("tool", observation, name="lookup")]).ids
+            tokens += sampled + observed
+            labels += sampled + [IGNORE_INDEX] * len(observed)
+        examples.append((tokens, labels))
+    return examples
 
 
 @contextmanager
-def _apart(seed: int) -> Iterator[None]:
-    """Whatever the caller has set in torch neither changes the model nor is changed."""
-    with needed("to build a tiny model", "train"):
+def _isolate_torch(seed: int) -> Iterator[None]:
+    """Seed torch inside the block, independent of the caller's settings, which are restored."""
+    with require_extra("to build a tiny model", "train"):
         import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with another number of threads, sums come out otherwise in the last digit
+    torch.set_num_threads(1)  # another number of threads changes the order of sums, and so the last digits
     try:
         with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.enable_grad():
             torch.default_generator.manual_seed(seed)
@@ -87,64 +156,53 @@ def _apart(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _model(tokenizer: Any, heads: int, layers: int) -> Any:
+def _build_model(tokenizer: Any, heads: int, layers: int) -> Any:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32 * heads, intermediate_size=16 * (28 * heads // 5),
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, tie_word_embeddings=True,
-        max_position_embeddings=tokenizer.model_max_length, initializer_range=SPREAD, **ends,
+        max_position_embeddings=tokenizer.model_max_length, initializer_range=INIT_STD, **special,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(do_sample=True, **ends)
+    model.generation_config = GenerationConfig(do_sample=True, **special)
     return model
 
 
-def examples(tokenizer: Any, shown: Sequence[Any]) -> list[Example]:
-    """Demonstrations as an agent's chain would have recorded them; only what the model says is to be learned."""
-    from agentfly.models.lookup import Lookup
-    from agentfly.templates import load_template
-    from agentfly.types import Message
-
-    template = load_template(None, tokenizer, tools=[Lookup.lookup.schema])
-
-    def example(each: Any) -> Example:
-        tokens = template.start([Message("user", each.question)])
-        labels = [IGNORED] * len(tokens)
-        for said, observed in (*each.calls, (each.answer, None)):
-            spoken = [*template.codec.encode(said), template.close_id]
-            answer = [] if observed is None else template.extend([Message("tool", observed, name="lookup")]).ids
-            tokens += spoken + answer
-            labels += spoken + [IGNORED] * len(answer)
-        return tokens, labels
-
-    return [example(each) for each in shown]
-
-
-def _imitate(model: Any, shown: Sequence[Example], random: Random) -> None:
+def _train(model: Any, examples: Sequence[Example], random: Random) -> None:
+    """One epoch of supervised learning, with a learning rate that falls linearly to a tenth."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(shown) // BATCH)
-    for batch in _batches(shown, random):
-        length = max(len(tokens) for tokens, _ in batch)
-        tokens, labels = (
-            torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows])
-            for rows, filler in zip(zip(*batch, strict=True), (model.config.pad_token_id, IGNORED), strict=True)
-        )
-        logits = model(tokens, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(examples) // BATCH)
+    window = _SORT_WINDOW * BATCH
+    for start in range(0, len(examples), window):
+        # Batches of similar length need little padding.
+        by_length = sorted(examples[start : start + window], key=lambda example: len(example[0]))
+        batches = [by_length[at : at + BATCH] for at in range(0, len(by_length), BATCH)]
+        for batch in random.sample(batches, len(batches)):
+            length = max(len(tokens) for tokens, _ in batch)
+            tokens, labels = (  # each [batch, length]
+                torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
+                for rows, padding in zip(
+                    zip(*batch, strict=True), (model.config.pad_token_id, IGNORE_INDEX), strict=True
+                )
+            )
+            logits = model(tokens, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE_INDEX
+            )
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
 
 
-def _batches(shown: Sequence[Example], random: Random) -> Iterator[Sequence[Example]]:
-    """Batches of examples that are about as long as one another: padding is work for nothing."""
-    for start in range(0, len(shown), _SORTED * BATCH):
-        alike = sorted(shown[start : start + _SORTED * BATCH], key=lambda example: len(example[0]))
-        batches = [alike[at : at + BATCH] for at in range(0, len(alike), BATCH)]
-        yield from random.sample(batches, len(batches))
+def _save(folder: Path, model: Any, tokenizer: Any) -> None:
+    from agentfly.models.huggingface import hide_progress_bars
+
+    with hide_progress_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,8 +1,8 @@
-"""Environment instances: who lends them, and where they live."""
+"""Environment instances: pools, leases, and the runtimes that instances run in."""
 
-from agentfly.resources.figures import Figures
-from agentfly.resources.leases import Group, Leases
+from agentfly.resources.lease import GroupLeases, Leases
 from agentfly.resources.manager import ResourceManager
-from agentfly.resources.stock import QueueTimeout
+from agentfly.resources.metrics import PoolMetrics
+from agentfly.resources.pool import QueueTimeout
 
-__all__ = ["Figures", "Group", "Leases", "QueueTimeout", "ResourceManager"]
+__all__ = ["GroupLeases", "Leases", "PoolMetrics", "QueueTimeout", "ResourceManager"]

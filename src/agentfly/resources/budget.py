@@ -1,7 +1,7 @@
-"""What all pools together may use, and who gets the next room under it.
+"""Global limits over all pools of a manager, and which pool may start the next instance.
 
-Room goes to the environment that somebody waits for and that has fewest instances, so that none starves; among equals
-to whoever has waited longest. What an older request waits for is never taken from it.
+The next instance goes to the pool that has waiting requests and the fewest instances, so that no pool starves; ties go
+to the longest waiting request. An instance that an older request waits for is never evicted in favor of a newer one.
 """
 
 from __future__ import annotations
@@ -10,68 +10,66 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentfly.errors import ConfigError
-from agentfly.resources.stock import Stock
+from agentfly.resources.pool import PoolState
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What all pools together may use."""
+    """Limits over all pools together."""
 
     instances: int | None = None
-    """Most instances at once; None: no limit."""
+    """Maximum number of instances; None: no limit."""
     memory: int | None = None
-    """Bytes, as the pools declare them for an instance; None: no limit."""
+    """Bytes, as declared by `Pool.memory` for each instance; None: no limit."""
 
     @property
     def unlimited(self) -> bool:
         return self.instances is None and self.memory is None
 
-    def refuse_what_never_fits(self, stocks: Iterable[Stock]) -> None:
-        """Raise where one instance of each of these would be too much already."""
-        asked = list(stocks)
-        names, memory = " and ".join(stock.name for stock in asked), sum(map(_memory, asked))
-        if self.instances is not None and len(asked) > self.instances:
+    def raise_if_never_fits(self, pools: Iterable[PoolState]) -> None:
+        """Raise ConfigError if one instance of each of these pools exceeds the budget."""
+        requested = list(pools)
+        names = " and ".join(pool.name for pool in requested)
+        memory = sum(pool.memory_per_instance for pool in requested)
+        if self.instances is not None and len(requested) > self.instances:
             raise ConfigError(f"a chain needs {names}; a budget of {self.instances} instances has no room")
         if self.memory is not None and memory > self.memory:
             raise ConfigError(f"{names} need {memory} bytes; a budget of {self.memory} bytes has no room")
 
-    def fits(self, stock: Stock, stocks: Iterable[Stock]) -> bool:
-        """Whether there is room for one more instance of an environment, beside all there are."""
-        there = list(stocks)
-        if self.instances is not None and sum(each.count for each in there) >= self.instances:
+    def fits(self, pool: PoolState, pools: Iterable[PoolState]) -> bool:
+        """Whether one more instance of `pool` fits beside all instances of `pools`."""
+        existing = list(pools)
+        if self.instances is not None and sum(each.count for each in existing) >= self.instances:
             return False
-        used = sum(each.count * _memory(each) for each in there)
-        return self.memory is None or used + _memory(stock) <= self.memory
+        used = sum(each.count * each.memory_per_instance for each in existing)
+        return self.memory is None or used + pool.memory_per_instance <= self.memory
 
-    def spare_for(self, stock: Stock, stocks: Iterable[Stock]) -> Stock | None:
-        """A pool with an idle instance that may go to make room for another; None where there is none."""
-        demand = stock.head
-        if demand is None:
+    def find_evictable(self, pool: PoolState, pools: Iterable[PoolState]) -> PoolState | None:
+        """Another pool with an idle instance that may be closed to make room for `pool`; None if there is none."""
+        request = pool.head
+        if request is None:
             return None
-        for other in stocks:
-            kept = other.head is not None and not demand < other.head
-            if other is not stock and len(other.idle) > kept:
+        for other in pools:
+            reserved = other.head is not None and not request < other.head  # one idle instance for an older request
+            if other is not pool and len(other.idle) > reserved:
                 return other
         return None
 
-    def owes(self, stock: Stock, stocks: Iterable[Stock]) -> bool:
-        """Whether an instance that came back must make room for another environment that has less than its share."""
+    def must_yield(self, pool: PoolState, pools: Iterable[PoolState]) -> bool:
+        """Whether an instance that was released must be closed to make room for a pool below its fair share."""
         if self.unlimited:
             return False
-        mine, there = stock.head, list(stocks)
-        for other in there:
+        mine = pool.head
+        existing = list(pools)
+        for other in existing:
             theirs = other.head
-            if other is stock or theirs is None or other.wanted() <= 0 or self.fits(other, there):
+            if other is pool or theirs is None or other.num_to_start() <= 0 or self.fits(other, existing):
                 continue
-            if mine is None or stock.count - other.count >= 2 or (other.count == 0 and theirs < mine):
+            if mine is None or pool.count - other.count >= 2 or (other.count == 0 and theirs < mine):
                 return True
         return False
 
 
-def need(stock: Stock) -> tuple[bool, int, int]:
-    """Who gets the next room: what somebody waits for, where there are fewest, and where the wait began first."""
-    return (stock.head is None, stock.count, stock.head.order if stock.head is not None else 0)
-
-
-def _memory(stock: Stock) -> int:
-    return stock.pool.memory or 0
+def priority(pool: PoolState) -> tuple[bool, int, int]:
+    """Sort key for the next start: pools with waiting requests, then fewest instances, then the oldest request."""
+    return (pool.head is None, pool.count, pool.head.order if pool.head is not None else 0)

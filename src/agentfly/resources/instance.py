@@ -1,4 +1,4 @@
-"""One environment instance, from its making to its end."""
+"""One environment instance, from creation to termination."""
 
 from __future__ import annotations
 
@@ -8,72 +8,73 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentfly.environment import Environment, Housed
+from agentfly.environment import Environment, InstanceHandle
 from agentfly.errors import EnvironmentFault, describe
-from agentfly.resources.figures import Holder, Lent
+from agentfly.resources.metrics import Holder, LeaseInfo
 from agentfly.threads import call
 
 _numbers = itertools.count(1)
 
 
 class Instance:
-    """An instance, what it lives in, and who has it."""
+    """An environment instance with its runtime handle and its lease holders."""
 
     __slots__ = (
-        "_turns", "holders", "housed", "idle_since", "kind", "lent_at", "number", "resting", "spoiled", "uses",
+        "_lock", "env_class", "evict_reason", "handle", "holders", "idle_since", "leased_at", "number", "pausing",
+        "uses",
     )  # fmt: skip
 
-    def __init__(self, kind: type[Environment], housed: Housed) -> None:
-        self.kind, self.housed = kind, housed
+    def __init__(self, env_class: type[Environment], handle: InstanceHandle) -> None:
+        self.env_class = env_class
+        self.handle = handle
         self.number = next(_numbers)
         self.uses = 0
         self.holders: list[Holder] = []
-        """Those who have it; more than one only where it is shared."""
-        self.idle_since = self.lent_at = time.monotonic()
-        self.spoiled = ""
-        """Why it must not be lent again; empty while it may be."""
-        self.resting: asyncio.Task[None] | None = None
-        """What put it to rest; None while it is awake."""
-        self._turns: asyncio.Lock | None = None
+        """Current lease holders; more than one only for a shared instance."""
+        self.idle_since = self.leased_at = time.monotonic()
+        self.evict_reason = ""
+        """Why it must not be leased again; empty while it may be."""
+        self.pausing: asyncio.Task[None] | None = None
+        """The task that paused it; None while it is running."""
+        self._lock: asyncio.Lock | None = None
 
     def __repr__(self) -> str:
-        return f"<{self.kind.__name__} {self.number}>"
+        return f"<{self.env_class.__name__} {self.number}>"
 
     @property
     def environment(self) -> Environment:
-        return self.housed.environment
+        return self.handle.environment
 
     @property
-    def turns(self) -> asyncio.Lock:
-        """For those who share it and must not act at once."""
-        self._turns = self._turns or asyncio.Lock()
-        return self._turns
+    def lock(self) -> asyncio.Lock:
+        """Serializes the actions of chains that share the instance."""
+        self._lock = self._lock or asyncio.Lock()
+        return self._lock
 
     @property
-    def lent(self) -> Lent:
-        """The lease as others may see it."""
-        return Lent(self.number, tuple(self.holders), time.monotonic() - self.lent_at)
+    def lease_info(self) -> LeaseInfo:
+        return LeaseInfo(self.number, tuple(self.holders), time.monotonic() - self.leased_at)
 
     async def step(self, method: str, timeout: float, *args: Any) -> None:
-        """Call one of the contract's methods, within its time; whatever goes wrong is an EnvironmentFault."""
-        await self._within(timeout, method, getattr(self.environment, method), *args)
+        """Call `start`, `reset`, `check` or `close` with a timeout in seconds. Every failure is an EnvironmentFault."""
+        await self._call(timeout, method, getattr(self.environment, method), *args)
 
-    async def rest(self, timeout: float) -> None:
-        """Put it to rest; where that fails it is not lent again."""
+    async def pause(self, timeout: float) -> None:
+        """Pause it. If that fails it is not leased again."""
         try:
-            await self._within(timeout, "rest", self.housed.rest)
+            await self._call(timeout, "rest", self.handle.rest)
         except EnvironmentFault as fault:
-            self.spoiled = str(fault)
+            self.evict_reason = str(fault)
 
-    async def wake(self, timeout: float) -> None:
-        """Wake it. Of several who are lent it at once, one does, and the others wait for that."""
-        async with self.turns:
-            if self.resting is not None and not self.spoiled:
-                await self.resting
-                await self._within(timeout, "wake", self.housed.wake)
-                self.resting = None
+    async def resume(self, timeout: float) -> None:
+        """Resume it. If several chains lease it at once, one resumes it and the others wait."""
+        async with self.lock:
+            if self.pausing is not None and not self.evict_reason:
+                await self.pausing
+                await self._call(timeout, "wake", self.handle.wake)
+                self.pausing = None
 
-    async def _within(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:
+    async def _call(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
@@ -81,5 +82,5 @@ class Instance:
         except EnvironmentFault:
             raise
         except Exception as error:
-            wrong = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
-            raise EnvironmentFault(f"{self.kind.__name__}.{name} {wrong}") from error
+            reason = f"took longer than {timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise EnvironmentFault(f"{self.env_class.__name__}.{name} {reason}") from error

@@ -1,8 +1,8 @@
-"""The one place that starts, lends, queues, recycles and buries environment instances.
+"""ResourceManager: starts, leases, queues, recycles and closes environment instances.
 
-A chain asks its `Leases` for an environment type and gets an instance; every tool and reward of that chain gets the
-same one; it goes back when the chain has ended and its reward has seen it, however the chain ended. How the instances
-of an environment are kept is declared by its `pool`, or for one manager by `ResourceManager(pools={Counter: Pool(…)})`.
+A chain asks its `Leases` for an environment class and gets an instance; every tool and reward of that chain gets the
+same one. The instance is released after the chain has ended and its reward was computed, also on errors. The pool of
+an environment is configured by its `pool`, or for one manager by `ResourceManager(pools={Counter: Pool(…)})`.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from agentfly.environment import Environment, Housed, Place, Pool
+from agentfly.environment import Environment, InstanceHandle, Pool, Runtime
 from agentfly.errors import ConfigError
+from agentfly.resources.allocator import Allocator
 from agentfly.resources.budget import Budget
-from agentfly.resources.exchange import Exchange
-from agentfly.resources.figures import Figures
-from agentfly.resources.leases import Group, Leases, Lender
-from agentfly.resources.stock import Stock
+from agentfly.resources.lease import GroupLeases, InstanceProvider, Leases
+from agentfly.resources.metrics import PoolMetrics
+from agentfly.resources.pool import PoolState
 from agentfly.types import Task
 
 
-class Here:
-    """Instances in this process."""
+class InProcess:
+    """Runtime for instances in this process."""
 
-    name = "here"
+    name = "in_process"
     max_instances = None
 
-    async def house(self, kind: type[Environment]) -> Housed:
-        """The environment itself."""
-        return Housed(kind())
+    async def create(self, env_class: type[Environment]) -> InstanceHandle:
+        """The environment itself, without a proxy."""
+        return InstanceHandle(env_class())
 
 
-PLACES = {
-    "here": f"{__name__}:Here",
-    "process": "agentfly.resources.process:Process",
-    "ray": "agentfly.resources.on_ray:OnRay",
-    "sandbox": "agentfly.resources.sandboxed:Sandboxed",
+RUNTIMES = {
+    "in_process": f"{__name__}:InProcess",
+    "process": "agentfly.resources.runtimes.process:ProcessRuntime",
+    "ray": "agentfly.resources.runtimes.ray:RayRuntime",
+    "sandbox": "agentfly.resources.runtimes.sandbox:SandboxRuntime",
 }
-"""Places by name; those with settings of their own are given as objects."""
+"""Runtimes by name. A runtime with settings of its own is passed as an object."""
 
 
 class ResourceManager:
-    """Lends instances to chains. Those of one event loop form one pool of each kind; when the loop ends, so do they."""
+    """Leases instances to chains. Each event loop has its own pools, which are closed when the loop ends."""
 
     def __init__(
         self,
@@ -54,88 +54,87 @@ class ResourceManager:
         instances: int | None = None,
         memory: int | None = None,
     ) -> None:
-        """`pools`: settings that go before the environments' own. `instances`, `memory` (bytes): what all may use."""
+        """pools: overrides of the environments' own settings. instances, memory (bytes): limits over all pools."""
         self.pools = dict(pools or {})
-        for kind, pool in self.pools.items():
-            if not (inspect.isclass(kind) and issubclass(kind, Environment)) or not isinstance(pool, Pool):
-                raise ConfigError(f"pools= maps environment classes to Pool(…), not {kind!r} to {pool!r}")
+        for env_class, pool in self.pools.items():
+            if not (inspect.isclass(env_class) and issubclass(env_class, Environment)) or not isinstance(pool, Pool):
+                raise ConfigError(f"pools= maps environment classes to Pool(…), not {env_class!r} to {pool!r}")
         for name, value in (("instances", instances), ("memory", memory)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, or None for no limit, not {value!r}")
         self.budget = Budget(instances, memory)
-        self._exchanges: dict[asyncio.AbstractEventLoop, Exchange] = {}
+        self._allocators: dict[asyncio.AbstractEventLoop, Allocator] = {}
 
     @property
-    def live(self) -> int:
-        """Instances made and not yet closed."""
-        return sum(exchange.count for exchange in list(self._exchanges.values()))
+    def num_instances(self) -> int:
+        """Number of instances in any state, until they are closed."""
+        return sum(allocator.num_instances for allocator in list(self._allocators.values()))
 
-    def figures(self) -> list[Figures]:
-        """Every pool as it is."""
-        return [figures for exchange in list(self._exchanges.values()) for figures in exchange.figures()]
+    def pool_metrics(self) -> list[PoolMetrics]:
+        """A snapshot of every pool."""
+        return [metrics for allocator in list(self._allocators.values()) for metrics in allocator.pool_metrics()]
 
     def metrics(self) -> dict[str, float]:
-        """The figures as flat numbers, such as `Counter/waiting`."""
-        return {name: value for each in self.figures() for name, value in each.metrics.items()}
+        """The pool metrics as flat numbers, such as `Counter/waiting`."""
+        return {name: value for each in self.pool_metrics() for name, value in each.scalars.items()}
 
     def leases(
-        self, task: Task, plan: Iterable[type[Environment]] = (), *, group: Group | None = None, chain: str = ""
+        self, task: Task, plan: Iterable[type[Environment]] = (), *, group: GroupLeases | None = None, chain: str = ""
     ) -> Leases:
         """The leases of one chain; use it as an async context manager.
 
-        `plan` are the environments that the chain may need. All are acquired at once when the first is touched.
+        plan: the environments that the chain may need. All are acquired at once when the first is used.
         """
-        return Leases(self._lender, task, plan, group, chain)
+        return Leases(self._provider, task, plan, group=group, chain=chain)
 
-    def group(self) -> Group:
-        """What the chains of one task share."""
-        return Group(self._lender)
+    def group(self) -> GroupLeases:
+        """The leases that the chains of one task share."""
+        return GroupLeases(self._provider)
 
-    async def warm_up(self, kinds: Iterable[type[Environment]]) -> None:
-        """Begin to start what these environments' pools keep warm, and go on without waiting for it."""
-        await self._exchange.live()
-        self._exchange.prepare(kinds)
+    async def warm_up(self, env_classes: Iterable[type[Environment]]) -> None:
+        """Begin to start the `min_warm` instances of these environments, without waiting for them."""
+        await self._allocator.start()
+        self._allocator.warm_up(env_classes)
 
     async def close(self) -> None:
-        """End every instance of this event loop. The manager can be used again after that."""
+        """Close every instance of this event loop. The manager can be used again afterwards."""
         loop = asyncio.get_running_loop()
-        if loop in self._exchanges:
-            await self._exchanges[loop].end()
-            self._exchanges.pop(loop, None)
+        if loop in self._allocators:
+            await self._allocators[loop].close()
+            self._allocators.pop(loop, None)
 
     @property
-    def _lender(self) -> Lender:
-        return self._exchange
+    def _provider(self) -> InstanceProvider:
+        return self._allocator
 
     @property
-    def _exchange(self) -> Exchange:
+    def _allocator(self) -> Allocator:
         loop = asyncio.get_running_loop()
-        if loop not in self._exchanges:
-            # An exchange refers to its loop, so a weak mapping would never let either go.
-            for closed in [known for known in list(self._exchanges) if known.is_closed()]:
-                self._exchanges.pop(closed, None)
-            self._exchanges[loop] = Exchange(self.budget, self._open)
-        return self._exchanges[loop]
+        if loop not in self._allocators:
+            # An allocator refers to its loop, so a weak mapping would never release either.
+            for closed in [known for known in list(self._allocators) if known.is_closed()]:
+                self._allocators.pop(closed, None)
+            self._allocators[loop] = Allocator(self.budget, self._open_pool)
+        return self._allocators[loop]
 
-    def _open(self, kind: type[Environment]) -> Stock:
-        pool = self.pools.get(kind, kind.pool)
+    def _open_pool(self, env_class: type[Environment]) -> PoolState:
+        pool = self.pools.get(env_class, env_class.pool)
         if not isinstance(pool, Pool):
             settings = ", ".join(field.name for field in fields(Pool))
-            raise ConfigError(f"{kind.__name__}.pool is {pool!r}; write pool = Pool(…) with any of {settings}")
-        return Stock(kind, pool, place_of(pool.place))
+            raise ConfigError(f"{env_class.__name__}.pool is {pool!r}; write pool = Pool(…) with any of {settings}")
+        return PoolState(env_class, pool, resolve_runtime(pool.runtime))
 
 
-def place_of(given: Place | str) -> Place:
-    """The place that a pool names."""
-    if not isinstance(given, str):
-        if not callable(getattr(given, "house", None)):
-            raise ConfigError(
-                f"{given!r} is no place; there are {', '.join(PLACES)}, or an object such as Container(…)"
-            )
-        return given
-    if given not in PLACES:
-        raise ConfigError(f"there is no place {given!r}; there are {', '.join(PLACES)}, or give a Place")
-    module, _, name = PLACES[given].partition(":")
-    found: Any = getattr(importlib.import_module(module), name)
-    place: Place = found()
-    return place
+def resolve_runtime(runtime: Runtime | str) -> Runtime:
+    """The runtime object for `Pool.runtime`, which is a name or the object itself."""
+    known = ", ".join(RUNTIMES)
+    if not isinstance(runtime, str):
+        if not callable(getattr(runtime, "create", None)):
+            raise ConfigError(f"{runtime!r} is not a runtime; use one of {known}, or an object such as Container(…)")
+        return runtime
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"there is no runtime {runtime!r}; use one of {known}, or an object such as Container(…)")
+    module, _, name = RUNTIMES[runtime].partition(":")
+    runtime_class: Any = getattr(importlib.import_module(module), name)
+    created: Runtime = runtime_class()
+    return created

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from agentfly.errors import DataError
-from agentfly.outcome import CallStatus, StopReason
 from agentfly.scoring import reward
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import CallStatus, StopReason, Trajectory
 
 FORMAT = 0.1
 """What keeping the format is worth, where it is worth something."""

@@ -7,11 +7,10 @@ from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
-from agentfly.outcome import Score
 from agentfly.resources import Leases
 from agentfly.scoring import REWARDS, Reward, RewardLike
 from agentfly.tooling import Context
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
 
 
@@ -34,8 +33,8 @@ class Product(Reward):
         for each in self.parts:
             each.check(task, used)
 
-    def acted_in(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
-        kinds = (kind for each in self.parts for kind in each.acted_in(task, used).values())
+    def env_parameters(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
+        kinds = (kind for each in self.parts for kind in each.env_parameters(task, used).values())
         return {f"{number}": kind for number, kind in enumerate(dict.fromkeys(kinds))}
 
     async def score(

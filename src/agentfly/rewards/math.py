@@ -8,11 +8,10 @@ for each answer, and waiting for a turn is nobody's fault.
 from __future__ import annotations
 
 from agentfly.environments.math.judge import MathJudge
-from agentfly.outcome import CallStatus
 from agentfly.rewards.answers import answer_in
 from agentfly.scoring import reward
 from agentfly.segment import Author
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import CallStatus, Trajectory
 from agentfly.types import Message
 
 TRIED = 0.1

@@ -1,27 +1,26 @@
-"""Running chains: `rollout` runs many, `Chain` is one, and the rest is what may be declared about them."""
+"""Running chains: `rollout` runs many, `Chain` is one attempt, and the other names are settings."""
 
-from agentfly.rollout.chain import Chain, ChainAgent, Settings
-from agentfly.rollout.folding import Folding, KeepImages, KeepObservations, Steps, Summarise
-from agentfly.rollout.policy import Control, FailurePolicy, Limits, Reaction
-from agentfly.rollout.result import RunResult
-from agentfly.rollout.scheduling import Job, rollout, run_chain, run_jobs
+from agentfly.rollout.chain import Chain, ChainAgent, ChainSettings
+from agentfly.rollout.history import Folding, KeepImages, KeepObservations, StepHistory, Summarize
+from agentfly.rollout.limits import ChainLimits, FailurePolicy, LoopControl, RecoveryRule
+from agentfly.rollout.scheduler import ChainJob, RunResult, rollout, run_chain, run_chains
 
 __all__ = [
     "Chain",
     "ChainAgent",
-    "Control",
+    "ChainJob",
+    "ChainLimits",
+    "ChainSettings",
     "FailurePolicy",
     "Folding",
-    "Job",
     "KeepImages",
     "KeepObservations",
-    "Limits",
-    "Reaction",
+    "LoopControl",
+    "RecoveryRule",
     "RunResult",
-    "Settings",
-    "Steps",
-    "Summarise",
+    "StepHistory",
+    "Summarize",
     "rollout",
     "run_chain",
-    "run_jobs",
+    "run_chains",
 ]

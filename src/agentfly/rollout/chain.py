@@ -1,32 +1,46 @@
-"""One chain: the loop on one screen (`Chain._turns`), and below it what each of its steps does."""
+"""One attempt at a task. `Chain._loop` is the whole loop: sample, parse, call tools, decide, show the results.
+
+Whatever is raised during the loop becomes a typed stop reason; then the chain is scored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
-from agentfly.backend import Backend, Request, Speaks
-from agentfly.errors import ConfigError, ModelBroken
-from agentfly.outcome import CallStatus, Failure, FailureKind, StopReason, Turn
+from agentfly.backends.base import Backend, PromptFormat, Request
+from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, NonFiniteError, RewardFault, describe
 from agentfly.resources import Leases
-from agentfly.rollout.acting import Actions
-from agentfly.rollout.ending import cancelled_from_outside, scored, stop_of
-from agentfly.rollout.events import ChainStarted, Event, Observer, Replied, Rewarded, Tokens
-from agentfly.rollout.folding import Folding, joined, told_also
-from agentfly.rollout.judging import Judge, prediction
-from agentfly.rollout.policy import Control, FailurePolicy, Limits
+from agentfly.rollout.events import ChainScored, ChainStarted, Event, Observer, ReplyReceived, TokensSampled
+from agentfly.rollout.history import Folding, append_user_text, join_content
+from agentfly.rollout.limits import ChainLimits, FailurePolicy, LoopControl, StopPolicy
+from agentfly.rollout.tool_calls import ToolRunner
 from agentfly.rollout.transcript import Transcript
 from agentfly.scoring import Scorer
 from agentfly.segment import Author
-from agentfly.template import Template
+from agentfly.templates.template import Template
 from agentfly.tooling import Context, Toolbox, ToolResult
-from agentfly.trajectory import Trajectory, chain_id
-from agentfly.types import Completion, Finish, Message, Reply, Sampling, Task, ToolCall
+from agentfly.trajectory import (
+    CallStatus,
+    Failure,
+    FailureKind,
+    StopReason,
+    TrainingTreatment,
+    Trajectory,
+    TurnRecord,
+    chain_id,
+)  # fmt: skip
+from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, Task, ToolCall
+
+_UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, FailureKind.CANCELLED}
+"""Failures after which the model's behavior cannot be scored."""
 
 
 class ChainAgent(Protocol):
@@ -34,42 +48,42 @@ class ChainAgent(Protocol):
 
     backend: Backend
     template: Template | None
-    """None where the server renders."""
+    """None if the server renders the prompt."""
     toolbox: Toolbox
     scorer: Scorer | None
-    control: Control
+    control: LoopControl
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools as the chat format carries them."""
+        """The tools in OpenAI function format."""
 
-    def opening(self, task: Task) -> Sequence[Message]:
+    def initial_messages(self, task: Task) -> Sequence[Message]:
         """The conversation a chain starts with."""
 
     async def generate_async(self, request: Request) -> Completion:
         """Sample one turn."""
 
     def read(self, request: Request, completion: Completion) -> Reply:
-        """What the model said in a turn."""
+        """Parse a sampled turn."""
 
-    def retell(self, said: Message) -> Message:
-        """How a turn of the model reads where the history is rendered anew."""
+    def history_message(self, message: Message) -> Message:
+        """The message of a turn as it is rendered when the history is rewritten."""
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
-        """What the model is told of its calls."""
+        """The messages that show tool results to the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How the chains of a run are run."""
+class ChainSettings:
+    """Settings shared by the chains of a run."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
+    limits: ChainLimits = field(default_factory=ChainLimits)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     folding: Folding | None = None
     """None: the history only grows."""
     seed: int | None = None
-    """The same seed gives each chain and turn the same draws, whatever the interleaving; None draws anew."""
+    """Seeds the sampling of each chain and turn independently of scheduling order; None uses a random seed."""
     observer: Observer | None = None
 
 
@@ -77,30 +91,37 @@ class Chain:
     """One attempt at a task."""
 
     def __init__(
-        self, agent: ChainAgent, task: Task, group: int, chain: int, settings: Settings, leases: Leases
+        self, agent: ChainAgent, task: Task, group: int, chain: int, settings: ChainSettings, leases: Leases
     ) -> None:
-        self.agent, self.task, self.group, self.chain = agent, task, group, chain
-        self.settings, self.leases = settings, leases
-        self.transcript = Transcript(agent.template if agent.backend.speaks is Speaks.TOKENS else None)
-        self.turns: list[Turn] = []
+        self.agent = agent
+        self.task = task
+        self.group = group
+        self.chain = chain
+        self.settings = settings
+        self.leases = leases
+        self.transcript = Transcript(agent.template if agent.backend.prompt_format is PromptFormat.TOKENS else None)
+        self.turns: list[TurnRecord] = []
         self.failures: list[Failure] = []
         self.prediction = ""
-        self._judge = Judge(agent.control)
-        self._opening: Sequence[Message] = ()
-        self._calls = 0
-        self._sampled = 0
-        self._cut = StopReason.TRUNCATED
-        """What it means if the turn under way is cut at its token limit."""
-        self._summing_up = False
+        self._stop_policy = StopPolicy(agent.control)
+        self._initial: Sequence[Message] = ()
+        self._num_calls = 0
+        self._num_sampled = 0
+        self._truncation = StopReason.TRUNCATED
+        """Stop reason if the current turn is truncated at its token limit."""
+        self._summarizing = False
         self._attempt = 0
-        self._unrecorded: Finish | None = None
-        """How the reply ended that is being acted on; None between turns."""
+        self._unrecorded: FinishReason | None = None
+        """Finish reason of a reply whose calls are running; None between turns."""
 
     async def run(self, attempt: int = 0, earlier: Sequence[Failure] = ()) -> Trajectory:
-        """Run to an end of any kind, and score it. Raises only the user's own mistakes, and cancellation."""
-        started, self._attempt = time.perf_counter(), attempt
-        stop = await self._stop()
-        policy = self.settings.failures
+        """Run the chain and score it. Raises only ConfigError, NonFiniteError and cancellation.
+
+        attempt: index of this attempt. earlier: failures of the previous attempts.
+        """
+        started = time.perf_counter()
+        self._attempt = attempt
+        stop = await self._run_loop()
         trajectory = Trajectory(
             task=self.task,
             segments=self.transcript.close(),
@@ -109,201 +130,256 @@ class Chain:
             prediction=self.prediction,
             group=self.group,
             chain=self.chain,
-            treatment=policy.treatment(stop.failure),
+            treatment=self.settings.failures.treatment(stop.failure),
             failures=(*earlier, *self.failures),
             seconds=time.perf_counter() - started,
             attempts=attempt + 1,
         )
-        trajectory = await scored(trajectory, self.agent.scorer, self._context(), self.leases, policy)
+        trajectory = await self._score(trajectory)
         if trajectory.score is not None:
-            self._emit(Rewarded, trajectory.score)
+            self._emit(ChainScored, trajectory.score)
         return trajectory
 
-    async def _stop(self) -> StopReason:
-        """Take the turns, and make a typed end of whatever they raise."""
+    async def _run_loop(self) -> StopReason:
+        """Run the loop under the chain's time limit, and convert what it raises to a stop reason."""
         limit = asyncio.timeout(self.settings.limits.chain_seconds)
         try:
             async with limit:
-                return await self._turns()
-        except (ConfigError, ModelBroken):
+                return await self._loop()
+        except (ConfigError, NonFiniteError):
             raise
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and cancelled_from_outside():
-                raise
-            stop, what = stop_of(error)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0:
+                raise  # this task was cancelled; any other CancelledError comes from something it awaited
             if limit.expired():
-                stop, what = StopReason.TIMEOUT, f"the chain took longer than {self.settings.limits.chain_seconds:g} s"
+                stop = StopReason.TIMEOUT
+                message = f"the chain took longer than {self.settings.limits.chain_seconds:g} s"
+            elif isinstance(error, EnvironmentFault):
+                stop, message = StopReason.ENVIRONMENT_FAULT, str(error)
+            elif isinstance(error, BackendFault):
+                stop, message = StopReason.BACKEND_FAULT, str(error)
+            else:
+                stop, message = StopReason.AGENT_FAULT, describe(error)
+                if frames := traceback.extract_tb(error.__traceback__):
+                    message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})"
         assert stop.failure is not None
-        self._fail(stop.failure, what)
-        if self._unrecorded is not None:  # what was sampled is a turn, also where its calls came to nothing
-            self.turns.append(Turn(self._unrecorded))
+        self._add_failure(stop.failure, message)
+        if self._unrecorded is not None:  # sampled tokens belong to a turn even if its calls failed
+            self.turns.append(TurnRecord(self._unrecorded))
         return stop
 
-    async def _turns(self) -> StopReason:
+    async def _loop(self) -> StopReason:
         self._emit(ChainStarted, self.task)
-        self._opening = self.agent.opening(self.task)
-        self.transcript.begin(self._opening, Author.TASK, turn=0)
+        self._initial = self.agent.initial_messages(self.task)
+        self.transcript.begin(self._initial, Author.TASK, turn=0)
         while True:
-            sampling = self._room()
+            sampling = self._next_sampling()
             if isinstance(sampling, StopReason):
                 return sampling
-            request, asked = self._request(sampling), time.perf_counter()
+            request = self._build_request(sampling)
+            asked = time.perf_counter()
             completion = await self.agent.generate_async(request)
             answered = time.perf_counter()
-            if completion.finish is Finish.ABORTED:
-                return self._aborted(request, completion)
-            reply = self._read(request, completion)
-            results = await self._act(reply.calls) if reply.calls and not self._summing_up else []
-            self._record(completion, results, answered - asked, time.perf_counter() - answered)
-            if self._summing_up:
-                self._fold(reply.message.text)
+            if completion.finish is FinishReason.ABORTED:
+                if completion.token_ids:
+                    self._parse_reply(request, completion)
+                    self._record_turn(completion, (), 0.0, 0.0)
+                self._add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
+                return StopReason.CANCELLED
+            reply = self._parse_reply(request, completion)
+            results = await self._run_calls(reply.calls) if reply.calls and not self._summarizing else []
+            self._record_turn(completion, results, answered - asked, time.perf_counter() - answered)
+            if self._summarizing:
+                self._fold_summary(reply.message.text)
                 continue
-            self.prediction = prediction(reply, results)
-            stop, nudge = self._judge.verdict(reply, results, self._cut if completion.finish is Finish.LENGTH else None)
-            told = told_also(self.agent.observe(reply.calls[: len(results)], results), nudge)
+            self.prediction = _extract_prediction(reply, results)
+            truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
+            stop, nudge = self._stop_policy.decide(reply, results, truncation)
+            observations = append_user_text(self.agent.observe(reply.calls[: len(results)], results), nudge)
             author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
             if stop is not None:
-                self.transcript.note(told, author, turn=len(self.turns) - 1)
+                self.transcript.note(observations, author, turn=len(self.turns) - 1)
                 return stop
-            self._go_on(told, author)
+            self._show(observations, author)
 
-    # ── before a reply ──
+    # ── before a turn ──
 
-    def _room(self) -> Sampling | StopReason:
-        """The sampling of the next turn, cut to the room that is left; or why there is none."""
+    def _next_sampling(self) -> Sampling | StopReason:
+        """Sampling parameters of the next turn, with max_tokens within all limits; a stop reason if none are left."""
         limits, sampling = self.settings.limits, self.settings.sampling
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
-        shown, room, self._cut = len(self.transcript.segment), sampling.max_tokens, StopReason.TRUNCATED
+        prompt_length = len(self.transcript.segment)
+        max_tokens = sampling.max_tokens
+        self._truncation = StopReason.TRUNCATED
         for limit, used, reason in (
-            (limits.context_length, shown, StopReason.CONTEXT_LIMIT),
-            (self.agent.backend.context_length, shown, StopReason.CONTEXT_LIMIT),
-            (limits.max_chain_tokens, self._sampled, StopReason.MAX_TOKENS),
+            (limits.context_length, prompt_length, StopReason.CONTEXT_LIMIT),
+            (self.agent.backend.context_length, prompt_length, StopReason.CONTEXT_LIMIT),
+            (limits.max_chain_tokens, self._num_sampled, StopReason.MAX_TOKENS),
         ):
-            if limit is not None and (room is None or limit - used < room):
-                room, self._cut = limit - used, reason
-        if room is not None and room <= 0:
-            return self._cut
+            if limit is not None and (max_tokens is None or limit - used < max_tokens):
+                max_tokens, self._truncation = limit - used, reason
+        if max_tokens is not None and max_tokens <= 0:
+            return self._truncation
         if self.settings.seed is not None:
-            seed = _mixed(self.settings.seed, self.group, self.chain, len(self.turns))
-            return replace(sampling, max_tokens=room, seed=seed)
-        return sampling if room == sampling.max_tokens else replace(sampling, max_tokens=room)
+            key = repr((self.settings.seed, self.group, self.chain, len(self.turns)))
+            seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
+            return replace(sampling, max_tokens=max_tokens, seed=seed)
+        return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens)
 
-    def _request(self, sampling: Sampling) -> Request:
-        name, turn, template = chain_id(self.group, self.chain), len(self.turns), self.agent.template
-        if template is None or self.agent.backend.speaks is Speaks.MESSAGES:
-            messages = tuple(self.transcript.messages)
-            heard = None if self.settings.observer is None else partial(self._emit, Tokens, turn, ())
-            tools = self.agent.schemas
-            return Request((), sampling, messages=messages, tools=tools, chain=name, turn=turn, on_text=heard)
+    def _build_request(self, sampling: Sampling) -> Request:
+        name = chain_id(self.group, self.chain)
+        turn = len(self.turns)
+        template = self.agent.template
+        if template is None or self.agent.backend.prompt_format is PromptFormat.MESSAGES:
+            on_text = None if self.settings.observer is None else partial(self._emit, TokensSampled, turn, ())
+            return Request(
+                (),
+                sampling,
+                messages=tuple(self.transcript.messages),
+                tools=self.agent.schemas,
+                chain=name,
+                turn=turn,
+                on_text=on_text,
+            )
         segment = self.transcript.segment
         prompt = segment.prompt
-        watch = None if self.settings.observer is None else self._watch(template, prompt, turn)
-        return Request(prompt, sampling, template.stop_ids, (), (), segment.images, name, turn, watch)
+        on_tokens = None
+        if self.settings.observer is not None:
+            decode = template.stream(prompt)
 
-    def _watch(self, template: Template, prompt: Sequence[int], turn: int) -> Callable[[Sequence[int]], None]:
-        stream = template.stream(prompt)
+            def emit_tokens(ids: Sequence[int]) -> None:
+                self._emit(TokensSampled, turn, tuple(ids), decode(ids))
 
-        def on_tokens(ids: Sequence[int]) -> None:
-            self._emit(Tokens, turn, tuple(ids), stream(ids))
+            on_tokens = emit_tokens
+        return Request(
+            prompt,
+            sampling,
+            stop_ids=template.stop_ids,
+            images=segment.images,
+            chain=name,
+            turn=turn,
+            on_tokens=on_tokens,
+        )
 
-        return on_tokens
+    # ── after a turn ──
 
-    # ── after a reply ──
-
-    def _read(self, request: Request, completion: Completion) -> Reply:
-        """What the model said, written into the record; its calls with the ids that pair them with their answers."""
-        reply, turn = self.agent.read(request, completion), len(self.turns)
+    def _parse_reply(self, request: Request, completion: Completion) -> Reply:
+        """Parse a turn and record it. Every call gets an id, which pairs it with its result."""
+        turn = len(self.turns)
+        reply = self.agent.read(request, completion)
         if not isinstance(reply, Reply):
-            raise ConfigError(
-                f"{type(self.agent).__name__} made a {type(reply).__name__} of a turn; parse gives a Reply"
-            )
-        said, allowed = reply.message, self.settings.limits.max_calls_per_turn
-        if len(said.tool_calls) > allowed:
-            # The first call above the limit is kept: its answer states the limit, and every kept call has an answer.
-            said = replace(said, tool_calls=said.tool_calls[: allowed + 1])
-            reply = replace(reply, message=said)
-        if not all(call.id for call in said.tool_calls):
+            raise ConfigError(f"{type(self.agent).__name__}.parse returned a {type(reply).__name__}, not a Reply")
+        message = reply.message
+        limit = self.settings.limits.max_calls_per_turn
+        if len(message.tool_calls) > limit:
+            # The first call above the limit is kept: its result states the limit, and every kept call has a result.
+            message = replace(message, tool_calls=message.tool_calls[: limit + 1])
+            reply = replace(reply, message=message)
+        if not all(call.id for call in message.tool_calls):
             calls = []
-            for call in said.tool_calls:
-                self._calls += 1
-                name = call.id or f"call{self._calls:05d}"
-                calls.append(ToolCall(call.name, call.arguments, name, call.problem, call.raw))
-            said = Message("assistant", said.content, tuple(calls), said.thinking)
-            reply = Reply(said, reply.answer, reply.problems)
-        self.transcript.sampled(completion, said, self.agent.retell(said), turn)
+            for call in message.tool_calls:
+                self._num_calls += 1
+                call_id = call.id or f"call{self._num_calls:05d}"
+                calls.append(ToolCall(call.name, call.arguments, call_id, call.problem, call.raw))
+            message = Message("assistant", message.content, tuple(calls), message.thinking)
+            reply = Reply(message, reply.answer, reply.problems)
+        self.transcript.add_sampled(completion, message, self.agent.history_message(message), turn)
         self._unrecorded = completion.finish
-        self._emit(Replied, turn, said)
+        self._emit(ReplyReceived, turn, message)
         return reply
 
-    def _aborted(self, request: Request, completion: Completion) -> StopReason:
-        if completion.token_ids:
-            self._read(request, completion)
-            self._record(completion, (), 0.0, 0.0)
-        self._fail(FailureKind.CANCELLED, "the backend gave the turn up")
-        return StopReason.CANCELLED
-
-    async def _act(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        actions = Actions(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
+    async def _run_calls(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        runner = ToolRunner(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
         limit = self.settings.limits.max_calls_per_turn
         if len(calls) > 1 and self.agent.template is not None and "tools" in self.agent.template.refused:
-            # This chat format carries one answer a turn (Llama): the first call is run, and the model is told so.
-            only = (await actions.run(calls[:1], limit))[0]
+            # This chat format has one result per turn (Llama): run the first call and inform the model.
+            result = (await runner.run(calls[:1], limit))[0]
             count = f"more than {limit}" if len(calls) > limit else len(calls)
             note = f"(Only the first of your {count} calls was run: make one call a turn.)"
-            return [replace(only, observation=joined([only.observation, note]))]
-        return await actions.run(calls, limit)
+            return [replace(result, observation=join_content([result.observation, note]))]
+        return await runner.run(calls, limit)
 
     def _context(self) -> Context:
         return Context(self.task, self.group, self.chain, len(self.turns))
 
-    def _record(self, completion: Completion, results: Sequence[ToolResult], generating: float, acting: float) -> None:
+    def _record_turn(
+        self, completion: Completion, results: Sequence[ToolResult], generation_s: float, tools_s: float
+    ) -> None:
         for result in results:
             if result.status is CallStatus.ERROR:
-                self._fail(FailureKind.TOOL, Message("tool", result.observation).text)
-        self.turns.append(Turn(completion.finish, tuple([result.record for result in results]), generating, acting))
+                self._add_failure(FailureKind.TOOL, Message("tool", result.observation).text)
+        records = tuple([result.record for result in results])
+        self.turns.append(TurnRecord(completion.finish, records, generation_s, tools_s))
         self._unrecorded = None
-        self._sampled += len(completion.token_ids)
-        if not completion.token_ids:
-            self._refuse_uncounted()
+        self._num_sampled += len(completion.token_ids)
+        if not completion.token_ids:  # without ids nothing can be counted, so a token limit would have no effect
+            for name in ("max_chain_tokens", "context_length"):
+                if getattr(self.settings.limits, name) is not None:
+                    raise ConfigError(f"{name} cannot be enforced: the server returns no token ids to count")
 
-    def _fail(self, kind: FailureKind, what: str) -> None:
-        self.failures.append(Failure(kind, what, len(self.turns), self._attempt))
+    def _add_failure(self, kind: FailureKind, message: str) -> None:
+        self.failures.append(Failure(kind, message, len(self.turns), self._attempt))
 
-    def _refuse_uncounted(self) -> None:
-        """Without ids nothing can be counted, and a limit that nobody keeps would be none."""
-        limits = self.settings.limits
-        for name in ("max_chain_tokens", "context_length"):
-            if getattr(limits, name) is not None:
-                raise ConfigError(f"{name} cannot be kept: the server returns no token ids to count")
-
-    def _go_on(self, told: Sequence[Message], author: Author) -> None:
-        """Show the model what it is told, with the history as the folding rule leaves it."""
+    def _show(self, observations: Sequence[Message], author: Author) -> None:
+        """Append the observations to the prompt, or begin a new segment if the folding rule rewrites the history."""
         folding, turn = self.settings.folding, len(self.turns)
         if folding is not None:
-            since = [*self.transcript.messages[len(self._opening) :], *told]
-            if (asked := folding.asks(since, len(self.transcript.segment))) is not None:
-                self._summing_up = True
-                told = told_also(told, [asked])
-            elif (folded := folding.fold(self._opening, since, None)) is not None:
+            later = [*self.transcript.messages[len(self._initial) :], *observations]
+            if (question := folding.summary_request(later, len(self.transcript.segment))) is not None:
+                self._summarizing = True
+                observations = append_user_text(observations, [question])
+            elif (folded := folding.fold(self._initial, later, None)) is not None:
                 self.transcript.begin(folded, Author.HISTORY, turn)
                 return
-        self.transcript.add(told, author, turn)
+        self.transcript.add(observations, author, turn)
 
-    def _fold(self, summary: str) -> None:
-        self._summing_up = False
+    def _fold_summary(self, summary: str) -> None:
+        self._summarizing = False
         assert self.settings.folding is not None
         messages = self.transcript.messages
-        folded = self.settings.folding.fold(self._opening, messages[len(self._opening) :], summary)
+        folded = self.settings.folding.fold(self._initial, messages[len(self._initial) :], summary)
         self.transcript.begin(messages if folded is None else folded, Author.HISTORY, len(self.turns))
+
+    async def _score(self, trajectory: Trajectory) -> Trajectory:
+        """Attach the score; it stays None without a scorer, if scoring failed, or if the environment died."""
+        scorer, policy = self.agent.scorer, self.settings.failures
+        if scorer is None or trajectory.stop.failure in _UNSCORED:
+            return trajectory
+        if trajectory.stop is StopReason.TIMEOUT and trajectory.treatment is not TrainingTreatment.TRAIN:
+            return trajectory  # the environment may still be busy with the last action, and the score would be unused
+        turn = len(trajectory.turns)
+        failures = list(trajectory.failures)
+        stop, treatment = trajectory.stop, policy.reward
+        for _ in range(policy.retries + 1):
+            try:
+                score = await scorer.score(trajectory, self._context(), self.leases)
+                return replace(trajectory, score=score, failures=tuple(failures))
+            except RewardFault as error:
+                failures.append(Failure(FailureKind.REWARD, str(error), turn, self._attempt))
+            except EnvironmentFault as error:
+                failures.append(Failure(FailureKind.ENVIRONMENT, str(error), turn, self._attempt))
+                stop, treatment = StopReason.ENVIRONMENT_FAULT, policy.environment
+                break
+        # A chain that failed before keeps its stop reason, and one that was not to be trained its treatment.
+        return replace(
+            trajectory,
+            failures=tuple(failures),
+            stop=stop if trajectory.stop.failure is None else trajectory.stop,
+            treatment=treatment if trajectory.treatment is TrainingTreatment.TRAIN else trajectory.treatment,
+        )
 
     def _emit(self, event: type[Event], *fields: Any) -> None:
         if self.settings.observer is not None:
             self.settings.observer(event(self.group, self.chain, *fields))
 
 
-def _mixed(*numbers: int) -> int:
-    """One seed made of several numbers."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=4).digest(), "big")
+def _extract_prediction(reply: Reply, results: Sequence[ToolResult]) -> str:
+    """The final answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text."""
+    for result in results:
+        if result.ends_chain:
+            return Message("tool", result.observation).text
+    return reply.message.text if reply.answer is None else reply.answer

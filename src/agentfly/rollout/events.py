@@ -1,8 +1,8 @@
-"""What happens in a rollout, as it happens.
+"""Events of a rollout, in the order in which they are emitted.
 
-For every chain: ChainStarted, then for each turn Tokens (as they come; without ids from a server that gives none),
-Replied, Called for each call that is run and Observed for every call, then Rewarded if there is a reward, then
-ChainEnded. A chain that is run anew says Retried and starts over. A run that is cancelled says nothing more.
+Per chain: ChainStarted; per turn TokensSampled (as tokens arrive; without ids from a server that returns none),
+ReplyReceived, ToolCalled for each executed call and ToolReturned for every call; ChainScored if there is a reward;
+ChainEnded. A retried chain emits ChainRetried and starts over. A cancelled run emits nothing further.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentfly.outcome import Failure, Score
 from agentfly.tooling import ToolResult
-from agentfly.trajectory import Trajectory, chain_id
+from agentfly.trajectory import Failure, Score, Trajectory, chain_id
 from agentfly.types import Message, Task, ToolCall
 
 
@@ -36,8 +35,8 @@ class ChainStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens(Event):
-    """The model sampled some tokens."""
+class TokensSampled(Event):
+    """The model sampled tokens."""
 
     turn: int
     ids: tuple[int, ...]
@@ -46,7 +45,7 @@ class Tokens(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Replied(Event):
+class ReplyReceived(Event):
     """The model finished a turn."""
 
     turn: int
@@ -54,7 +53,7 @@ class Replied(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Called(Event):
+class ToolCalled(Event):
     """A tool is being called."""
 
     turn: int
@@ -62,8 +61,8 @@ class Called(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Observed(Event):
-    """A call came to something."""
+class ToolReturned(Event):
+    """A call has a result."""
 
     turn: int
     call: ToolCall
@@ -71,14 +70,14 @@ class Observed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Retried(Event):
-    """A chain failed and is run anew."""
+class ChainRetried(Event):
+    """A chain failed and is run again."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Rewarded(Event):
+class ChainScored(Event):
     """A chain was scored."""
 
     score: Score

@@ -1,24 +1,23 @@
-"""What a training run leaves and shows: its folder, its figures, its alarms, its report, and the sinks that watch."""
+"""Training runs: run directory, metrics, alarms, report and loggers."""
 
-from agentfly.runs.alarms import Limits, Watch
-from agentfly.runs.directory import RunDirectory, Stored
+from agentfly.runs.alarms import AlarmMonitor, AlarmThresholds
+from agentfly.runs.directory import RunDirectory, RunWriter, StoredTrajectory
+from agentfly.runs.loggers import RunLogger, RunLoggers, open_loggers
 from agentfly.runs.metrics import chain_metrics
 from agentfly.runs.record import Alarm, EvalFigures, Progress, StepRecord
-from agentfly.runs.sinks import Sink, Sinks, open_sinks
-from agentfly.runs.writer import RunWriter
 
 __all__ = [
     "Alarm",
+    "AlarmMonitor",
+    "AlarmThresholds",
     "EvalFigures",
-    "Limits",
     "Progress",
     "RunDirectory",
+    "RunLogger",
+    "RunLoggers",
     "RunWriter",
-    "Sink",
-    "Sinks",
     "StepRecord",
-    "Stored",
-    "Watch",
+    "StoredTrajectory",
     "chain_metrics",
-    "open_sinks",
+    "open_loggers",
 ]

@@ -1,53 +1,67 @@
-"""The folder of a training run, as anybody may read it while the run goes on or after it ended.
+"""The run directory: everything that a training run writes to disk. It can be read during the run and afterwards.
 
     config.json                         the settings in effect
     recipe.py                           the recipe it was started from, if any
-    metrics.jsonl                       a line a step
-    evals.jsonl                         a line an evaluation; step 0 is before training
-    alarms.jsonl                        a line an alarm
+    metrics.jsonl                       one line per step
+    evals.jsonl                         one line per evaluation; step 0 is before training
+    alarms.jsonl                        one line per alarm
     trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
-    checkpoints/                        what resuming needs
+    checkpoints/                        the state needed to resume
     reward.png, report.html             written at the end
 
-A run that was killed leaves at most one torn line at the end of each file; readers leave it out, resuming cuts it.
+A killed run leaves at most one incomplete line at the end of each file. Reading skips it, resuming removes it. One
+process at a time writes a run; it holds a lock on the directory.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import fcntl
 import gzip
 import json
 import math
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 import numpy as np
 
-from agentfly.errors import DataError
-from agentfly.runs.files import read_lines
+from agentfly.errors import ConfigError, DataError, RecordError
+from agentfly.runs.files import (
+    PARTIAL_FILES,
+    append_lines,
+    encode_line,
+    explain_write_error,
+    read_lines,
+    replace_non_finite,
+    write_atomic,
+)
 from agentfly.runs.record import Alarm, EvalFigures, StepRecord
 from agentfly.segment import Floats
 from agentfly.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A chain as the run keeps it."""
+class StoredTrajectory:
+    """A chain as stored in the run directory."""
 
     trajectory: Trajectory
     advantages: tuple[Floats, ...] = ()
-    """For each segment one number a token; empty for a chain that nothing was learned from."""
+    """One array [tokens] per segment; empty for a chain that was not trained on."""
 
 
 class RunDirectory:
-    """Everything a training run leaves on disk. This one reads; a `RunWriter` writes."""
+    """Read access to a run directory; `RunWriter` writes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         if not self._config.is_file():
-            raise DataError(f"{self.path} holds no run: there is no {self._config.name} in it")
+            raise DataError(f"{self.path} is not a run directory: it has no {self._config.name}")
 
     @property
     def _config(self) -> Path:
@@ -67,7 +81,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints; the trainer's own."""
+        """The folder of checkpoints, written by the trainer."""
         return self.path / "checkpoints"
 
     @property
@@ -91,11 +105,11 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """After its recipe, or else its folder."""
+        """The name of the recipe, or of the folder."""
         return Path(self.config.get("recipe") or self.path.resolve()).stem
 
     def records(self) -> list[StepRecord]:
-        """The steps so far, in order, each with its evaluation and alarms."""
+        """The completed steps in order, each with its evaluation and alarms."""
         metrics = {_step(line): line for line in read_lines(self.metrics_file)}
         evals = {_step(line): line for line in read_lines(self.evals_file)}
         alarms = self.alarms()
@@ -108,14 +122,14 @@ class RunDirectory:
         lines = read_lines(self.alarms_file)
         return [Alarm(line["kind"], line["message"], tuple(line["chains"]), _step(line)) for line in lines]
 
-    def trajectories(self, step: int, *, held_out: bool = False) -> list[Stored]:
-        """The chains of a step, or of the evaluation after it; none where none were kept."""
+    def trajectories(self, step: int, *, held_out: bool = False) -> list[StoredTrajectory]:
+        """The chains of a step, or of the evaluation after it; empty if none were stored."""
         path = self.trajectory_file(step, held_out=held_out)
         if not path.is_file():
             return []
         try:
             lines = gzip.decompress(path.read_bytes()).splitlines()
-            return [_stored(json.loads(line)) for line in lines]
+            return [_load_stored(json.loads(line)) for line in lines]
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
@@ -134,7 +148,7 @@ def _record(
     step: int, line: Mapping[str, Any], held_out: Mapping[str, Any] | None, alarms: tuple[Alarm, ...]
 ) -> StepRecord:
     figures = _numbers(line)
-    metrics = {name: value for name, value in figures.items() if name.partition("/")[0] not in _ELSEWHERE}
+    metrics = {name: value for name, value in figures.items() if name.partition("/")[0] not in _OTHER_FIELDS}
     seconds = {name[5:]: value for name, value in figures.items() if name.startswith("time/")}
     evaluation = None
     if held_out is not None:
@@ -146,16 +160,166 @@ def _record(
     return StepRecord(step, steps, metrics, seconds, evaluation, lent, waiting, alarms)
 
 
-_ELSEWHERE = ("step", "steps", "time", "environments")
-"""First words of the names that a record keeps outside its metrics."""
+_OTHER_FIELDS = ("step", "steps", "time", "environments")
+"""First parts of the names that a record stores outside its metrics."""
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line; null is a number that was none."""
-    read = {name: math.nan if value is None else value for name, value in line.items()}
-    return {name: float(value) for name, value in read.items() if isinstance(value, int | float)}
+    """The numbers of a line; null is NaN."""
+    values = {name: math.nan if value is None else value for name, value in line.items()}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _stored(value: Mapping[str, Any]) -> Stored:
+def _load_stored(value: Mapping[str, Any]) -> StoredTrajectory:
     advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
-    return Stored(Trajectory.from_json(value["trajectory"]), advantages)
+    return StoredTrajectory(Trajectory.from_json(value["trajectory"]), advantages)
+
+
+class RunWriter(RunDirectory):
+    """Write access to a run directory. Holds a lock that excludes other writers; close it, or use `with`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        super().__init__(path)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], recipe: Path | None = None) -> Self:
+        """Create a run in a folder without one. Settings that JSON cannot hold are stored as text."""
+        path = Path(path).absolute()
+        text = json.dumps(replace_non_finite(config), indent=2, ensure_ascii=False, default=str) + "\n"
+        source = None if recipe is None else recipe.read_bytes()
+        with explain_write_error(path):
+            for folder in (path / "trajectories", path / "checkpoints"):
+                folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as undo:
+            lock = undo.enter_context(_acquire_lock(path))
+            if (path / "config.json").exists() and _has_results(RunDirectory(path)):
+                raise ConfigError(f"{path} has a run already; resume it, or use another folder")
+            if source is not None:
+                write_atomic(path / "recipe.py", source)
+            write_atomic(
+                path / "config.json", text.encode("utf-8", "backslashreplace")
+            )  # last: this file makes the folder a run
+            undo.pop_all()
+        return cls(path, lock)
+
+    @classmethod
+    def resume(cls, path: str | Path, step: int) -> Self:
+        """Continue a run after `step`; removes everything later and all incomplete files."""
+        path = RunDirectory(path).path
+        with contextlib.ExitStack() as undo:
+            writer = cls(path, undo.enter_context(_acquire_lock(path)))
+            writer.truncate_after(step)
+            undo.pop_all()
+        return writer
+
+    def append(self, record: StepRecord) -> None:
+        """Append a step. Its metrics line is written last: a step with one is complete."""
+        self._require_open()
+        if record.alarms:
+            lines = [
+                {"step": record.step, "kind": a.kind, "message": a.message, "chains": a.chains} for a in record.alarms
+            ]
+            append_lines(self.alarms_file, lines)
+        place = {"step": record.step, "steps": record.steps}
+        if record.eval is not None:
+            known = {name: float(getattr(record.eval, name)) for name in ("reward", "low", "high", "tasks")}
+            others = {name: float(value) for name, value in record.eval.metrics.items()}
+            append_lines(self.evals_file, [{**place, **known, "metrics": others}])
+        if record.metrics or record.seconds:
+            append_lines(self.metrics_file, [{**place, **dataclasses.replace(record, eval=None).flat(), **place}])
+
+    def write_trajectories(
+        self,
+        step: int,
+        trajectories: Iterable[Trajectory],
+        advantages: Mapping[str, Sequence[Floats]] | None = None,
+        *,
+        held_out: bool = False,
+    ) -> list[str]:
+        """Store the chains of a step with their advantages by chain id.
+
+        Returns one message for each chain that JSON cannot hold.
+        """
+        self._require_open()
+        lines: list[bytes] = []
+        problems: list[str] = []
+        for each in trajectories:
+            rounded = [_round(segment) for segment in (advantages or {}).get(each.id, ())]
+            try:
+                lines.append(encode_line({"trajectory": each.to_json(), "advantages": rounded}))
+            except (RecordError, ValueError) as error:
+                problems.append(f"chain {each.id} is not stored: {error}")
+        write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
+        return problems
+
+    def truncate_after(self, step: int) -> None:
+        """Remove everything later than a step. Idempotent: if interrupted, call it again."""
+        self._require_open()
+        for path in (self.metrics_file, self.evals_file, self.alarms_file):
+            if path.exists():
+                remaining = (line for line in read_lines(path) if line["step"] <= step)
+                write_atomic(path, b"".join(map(encode_line, remaining)))
+        chains = self.path / "trajectories"
+        with explain_write_error(self.path):
+            for path in (*self.path.glob(PARTIAL_FILES), *chains.glob(PARTIAL_FILES), self.report, self.curve):
+                path.unlink(missing_ok=True)
+            for path in chains.glob("*.jsonl.gz"):
+                number = path.name.partition("-")[2].partition(".")[0]
+                if number.isdecimal() and int(number) > step:
+                    path.unlink()
+
+    def close(self) -> None:
+        if not self._lock.closed:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also releases it for children forked at this moment
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._lock.closed:
+            raise DataError(f"the run in {self.path} is closed; resume it to continue writing")
+
+
+def _round(advantages: Floats) -> list[float | None]:
+    """Round to six decimals, which halves the file size."""
+    out: list[float | None] = np.round(np.asarray(advantages, np.float64), 6).tolist()
+    return out if np.isfinite(advantages).all() else replace_non_finite(out)
+
+
+_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """Close inherited locks in a forked child: a child that outlives the writer would keep the run locked."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def _has_results(run: RunDirectory) -> bool:
+    """Whether a new run would overwrite results."""
+    return any(each.exists() for each in (run.metrics_file, run.evals_file)) or any(run.checkpoints.glob("step-*"))
+
+
+def _acquire_lock(path: Path) -> IO[str]:
+    with explain_write_error(path):
+        lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(f"the run in {path} is being written by process {holder}; wait for it to end") from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    _LOCKS.add(lock)
+    return lock

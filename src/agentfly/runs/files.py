@@ -1,4 +1,4 @@
-"""Files that a kill or a full disk cannot spoil: lines are added whole or not at all, other files change at once."""
+"""Crash-safe files: lines are appended completely or not at all, other files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from typing import Any
 
 from agentfly.errors import DataError
 
-PARTS = ".*.part"
-"""What a kill leaves of files that were being replaced."""
+PARTIAL_FILES = ".*.part"
+"""Glob of temporary files that a killed process leaves behind."""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file of lines; none where there is no file.
+    """Read the JSON objects of a JSONL file; empty if there is no file.
 
-    A last line that has no end was being written when its process was killed, or is being written: it is left out.
+    A last line without a line break is incomplete (its process was killed or is writing it) and is skipped.
     """
     try:
-        whole, _, _torn = path.read_bytes().rpartition(b"\n")
+        complete, _, _partial = path.read_bytes().rpartition(b"\n")
     except FileNotFoundError:
         return []
-    return [_object(line, f"line {number} of {path}") for number, line in enumerate(whole.splitlines(), 1) if line]
+    return [
+        _parse_object(line, f"line {number} of {path}") for number, line in enumerate(complete.splitlines(), 1) if line
+    ]
 
 
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """Add lines at the end of a file. Where they cannot be written whole, the file stays as it was."""
-    data = b"".join(to_line(finite(value)) for value in values)
-    with unwritable(path), path.open("ab", buffering=0) as file:
+    """Append lines to a file. If they cannot be written completely, the file stays unchanged."""
+    data = b"".join(encode_line(replace_non_finite(value)) for value in values)
+    with explain_write_error(path), path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
             if file.write(data) != len(data):
@@ -42,43 +44,40 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
             raise
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Write a file so that whoever looks, even after a crash, finds all of what was there before or all of this."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with unwritable(path):
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a file atomically: readers see the old or the new content, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with explain_write_error(path):
         try:
-            with beside.open("wb") as file:
+            with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
-def to_line(value: Mapping[str, Any]) -> bytes:
-    """A JSON object in one line.
-
-    Half a surrogate pair, which UTF-8 has no bytes for, is written as the escape that JSON has for it.
-    """
+def encode_line(value: Mapping[str, Any]) -> bytes:
+    """Encode a JSON object as one line. Half a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 @contextlib.contextmanager
-def unwritable(path: Path) -> Iterator[None]:
-    """Say which file could not be written, and why."""
+def explain_write_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError that names the file and the reason."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{path} could not be written ({error.strerror or error}); what was there is unharmed: "
-            "make room or give another folder, then resume the run"
+            f"{path} could not be written ({error.strerror or error}); existing content is unharmed: "
+            "free disk space or use another folder, then resume the run"
         ) from error
 
 
-def _object(line: bytes, place: str) -> dict[str, Any]:
+def _parse_object(line: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -88,10 +87,10 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     return value
 
 
-def finite(value: Any) -> Any:
-    """The same with null for every number that is none: JSON has no word for NaN and infinity."""
+def replace_non_finite(value: Any) -> Any:
+    """Copy a value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(name): finite(each) for name, each in value.items()}
+        return {str(name): replace_non_finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

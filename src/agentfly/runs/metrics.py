@@ -1,4 +1,4 @@
-"""What chains were like, in numbers: pure functions of finished trajectories."""
+"""Metrics of finished chains: pure functions of trajectories."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from agentfly.outcome import CallStatus, FailureKind, Treatment
-from agentfly.runs.components import component_means, component_shares
 from agentfly.segment import Author
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import CallStatus, FailureKind, TrainingTreatment, Trajectory
+
+MAX_COMPONENTS = 16
+"""A reward that reports more numbers is not decomposed."""
+_MIN_STD = 1e-6
+_MAX_VALUE = 1e100
 
 
 def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None) -> dict[str, float]:
-    """Figures of chains by name. With the `version` that is being trained, also how old their weights were."""
+    """Metrics of chains by name; with the weight `version` that is being trained, also their staleness."""
     out = {"chains": float(len(trajectories))}
-    out.update(_rewards(trajectories))
-    out.update(_lengths(trajectories))
-    out.update(_calls(trajectories))
-    out.update(_ends(trajectories))
-    spread = [is_uniform(group) for group in groups(trajectories) if sum(map(_counts, group)) > 1]
-    if spread:
-        out["group/zero_variance"] = _mean(spread)
+    out.update(_reward_metrics(trajectories))
+    out.update(_length_metrics(trajectories))
+    out.update(_call_metrics(trajectories))
+    out.update(_outcome_metrics(trajectories))
+    uniform = [is_uniform(group) for group in groups(trajectories) if sum(map(_is_compared, group)) > 1]
+    if uniform:
+        out["group/zero_variance"] = _mean(uniform)
     out.update(component_means(trajectories))
     out.update(component_shares(trajectories))
     if version is not None:
@@ -32,7 +35,7 @@ def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None
 
 
 def groups(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """The chains of each task together."""
+    """The chains, grouped by task."""
     out: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         out.setdefault(trajectory.group, []).append(trajectory)
@@ -40,35 +43,35 @@ def groups(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
 
 
 def is_uniform(group: Iterable[Trajectory]) -> bool:
-    """Whether all chains that count earned the same from each turn on: comparing them teaches nothing.
+    """Whether all compared chains have the same return from each turn on, so that their advantages are zero.
 
-    A chain that ended sooner stands with what its last turn earned, as in the algorithms that compare.
+    Shorter chains are padded with the return of their last turn, as in the group-based algorithms.
     """
-    earned = [_earned(t) for t in group if _counts(t)]
-    longest = max(map(len, earned), default=0)
-    return len({each + each[-1:] * (longest - len(each)) for each in earned}) <= 1
+    returns = [_returns(t) for t in group if _is_compared(t)]
+    longest = max(map(len, returns), default=0)
+    return len({each + each[-1:] * (longest - len(each)) for each in returns}) <= 1
 
 
-def _counts(trajectory: Trajectory) -> bool:
-    return trajectory.treatment in (Treatment.TRAIN, Treatment.ZERO)
+def _is_compared(trajectory: Trajectory) -> bool:
+    return trajectory.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO)
 
 
-def _earned(trajectory: Trajectory) -> tuple[float, ...]:
-    """What a chain earned from each turn on; a single number where that is the same; none where nobody knows."""
+def _returns(trajectory: Trajectory) -> tuple[float, ...]:
+    """The return from each turn on; a single number if it is the same for all; empty if the chain has no score."""
     score = trajectory.score
-    if trajectory.treatment is Treatment.ZERO:
+    if trajectory.treatment is TrainingTreatment.ZERO:
         return (0.0,)
     if score is None or score.per_turn is None:
         return () if score is None else (score.total,)
-    unpaid = max(len(trajectory.turns), 1) - len(score.per_turn)
-    return tuple(accumulate((*score.per_turn, *[0.0] * unpaid)[::-1]))[::-1]
+    missing = max(len(trajectory.turns), 1) - len(score.per_turn)
+    return tuple(accumulate((*score.per_turn, *[0.0] * missing)[::-1]))[::-1]
 
 
-def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     rewards = np.array([t.reward for t in trajectories if t.reward is not None])
     out = {
         "reward/unscored": _mean(t.reward is None for t in trajectories),
-        "treatment/lost": _mean(not _counts(t) for t in trajectories),
+        "treatment/lost": _mean(not _is_compared(t) for t in trajectories),
     }
     if len(rewards):
         for name in ("mean", "std", "min", "max"):
@@ -78,7 +81,7 @@ def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return out
 
 
-def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     authors: Counter[Author] = Counter()
     for span in (span for t in trajectories for segment in t.segments for span in segment.spans):
         authors[span.author] += len(span)
@@ -95,7 +98,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _calls(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _call_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     calls = [call for t in trajectories for call in t.calls]
     status = Counter(call.status for call in calls)
     made, count = max(len(calls), 1), max(len(trajectories), 1)
@@ -105,13 +108,13 @@ def _calls(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "calls/invalid_rate": status[CallStatus.INVALID] / made,
         "calls/unknown_rate": status[CallStatus.UNKNOWN] / made,
     }
-    # A name that the model made up is counted above: as a metric of its own it would grow without end.
+    # Unknown tool names are only counted above: one metric per invented name would grow without bound.
     named = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR))
     out.update({f"calls/tool/{name}": made / count for name, made in named.items()})
     return out
 
 
-def _ends(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _outcome_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     truncated = (t.stop.failure is FailureKind.TRUNCATION for t in trajectories)
     kinds = Counter(failure.kind for t in trajectories for failure in t.failures)
     return {
@@ -123,12 +126,58 @@ def _ends(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """By how many versions the weights that sampled each token lag behind."""
+    """Number of weight versions between sampling and training, per sampled token."""
     ages = [version - s.weight_versions[s.mask] for t in trajectories for s in t.segments]
     every = np.concatenate(ages) if ages else np.zeros(0)
     if not len(every):
         return {}
     return {"policy/staleness": float(every.mean()), "policy/staleness_max": float(every.max())}
+
+
+def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of every number that the reward reported in addition to its total."""
+    reported: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in reported_components(trajectory).items():
+            reported.setdefault(name, []).append(value)
+    return {f"score/{name}": sum(values) / len(values) for name, values in reported.items()}
+
+
+def component_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The fraction of the reward's variance that each component explains; empty if fewer than two of them vary.
+
+    Components are the reported numbers of which the total is a weighted sum. The weights are found by least squares
+    over the chains of a step: with standardized components x [chains, components] and reward y [chains], y = x w, and
+    the share of component i is w_i^2 / sum_j w_j^2.
+    """
+    scored = [t for t in trajectories if t.score is not None]
+    numbers = [reported_components(t) for t in scored]
+    names = sorted(set.intersection(*map(set, numbers))) if numbers else []
+    if not 2 <= len(names) <= MAX_COMPONENTS or len(scored) <= len(names) + 1:
+        return {}
+    figures = np.array([[each[name] for name in names] for each in numbers], np.float64)
+    rewards = np.array([t.reward for t in scored], np.float64)
+    if np.abs(rewards).max() > _MAX_VALUE or rewards.std() < _MIN_STD:
+        return {}
+    spread = figures.std(axis=0)
+    varying = spread > _MIN_STD
+    standardized = (figures - figures.mean(axis=0))[:, varying] / spread[varying]
+    target = (rewards - rewards.mean()) / rewards.std()
+    weights, *_ = np.linalg.lstsq(standardized, target, rcond=None)
+    found = np.abs(weights) > 1e-3
+    if np.abs(standardized @ weights - target).max() > 1e-3 or found.sum() < 2:
+        return {}  # the total is not a weighted sum of them, or equals one of them
+    squares = weights[found] ** 2
+    components = np.array(names)[varying][found]
+    return {
+        f"reward_share/{name}": float(square / squares.sum()) for name, square in zip(components, squares, strict=True)
+    }
+
+
+def reported_components(trajectory: Trajectory) -> dict[str, float]:
+    """The numbers that a reward reported, without those whose square overflows a float."""
+    metrics = {} if trajectory.score is None else trajectory.score.metrics
+    return {n: float(v) for n, v in metrics.items() if isinstance(v, int | float) and abs(v) < _MAX_VALUE}
 
 
 def _mean(values: Iterable[float]) -> float:

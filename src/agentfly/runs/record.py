@@ -1,7 +1,7 @@
-"""What a training step hands to whoever watches: figures, alarms, and how far it is.
+"""The record of a training step that loggers receive: metrics, alarms and progress.
 
-Metric names have slashes, the first word says whose they are: `reward/mean`, `chain/turns`, `policy/kl`. A figure that
-nobody measured is missing; one that is no number is NaN.
+Metric names are grouped by a prefix: `reward/mean`, `chain/turns`, `policy/kl`. A metric that was not measured is
+missing; one that is undefined is NaN.
 """
 
 from __future__ import annotations
@@ -10,70 +10,70 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PHASES = ("generate", "tools", "waiting", "update", "publish", "evaluate", "save", "other")
-"""Where the time of a step goes."""
+"""The phases of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that looks wrong, and the chains in which to look for it."""
+    """A suspected problem, with the ids of chains that show it."""
 
     kind: str
     message: str
     chains: tuple[str, ...] = ()
-    """Ids of the chains that show it best, worst first."""
+    """Chain ids, worst first."""
     step: int = 0
-    """The step in which it was noticed; its chains are in that step's trajectories."""
+    """The step in which it was raised; its chains are in that step's trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalFigures:
-    """How the model did on tasks that it is not trained on."""
+    """The result of an evaluation on held-out tasks."""
 
     reward: float
     low: float
-    """The lower end of the 95 % confidence interval of the reward; NaN where nothing can be said."""
+    """Lower bound of the 95 % confidence interval of the reward; NaN if unknown."""
     high: float
     tasks: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Whatever else was measured."""
+    """Further metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a step is, told as often as anything changes."""
+    """Progress within a step, reported on every change."""
 
     phase: str
-    """One of `PHASES`, or any other word for what is being done."""
+    """One of `PHASES`, or another description."""
     done: int = 0
     total: int = 0
-    """0 where nobody knows."""
+    """0 if unknown."""
     lent: int = 0
-    """Environments that chains hold."""
+    """Environments leased by chains."""
     waiting: int = 0
-    """Chains that wait for one."""
+    """Chains waiting for an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One finished step. Step 0 is the evaluation before training, and has an `eval` alone."""
+    """A finished step. Step 0 is the evaluation before training and has only `eval`."""
 
     step: int
     steps: int
-    """How many the run takes in all."""
+    """Total number of steps of the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of the step, by phase; they add up to what it took."""
+    """Duration of each phase; their sum is the duration of the step."""
     eval: EvalFigures | None = None
-    """None where the step was not followed by an evaluation."""
+    """None if no evaluation followed the step."""
     lent: int = 0
-    """Most environments that were lent at once."""
+    """Maximum number of environments leased at the same time."""
     waiting: int = 0
-    """Most chains that waited for one at once."""
+    """Maximum number of chains waiting at the same time."""
     alarms: tuple[Alarm, ...] = ()
-    """What was noticed in this step."""
+    """Alarms raised in this step."""
 
     def flat(self) -> dict[str, float]:
-        """Every figure under its name, as files and dashboards keep them."""
+        """All metrics by name, as written to files and dashboards."""
         out = dict(self.metrics)
         if self.seconds:
             out.update({f"time/{phase}": seconds for phase, seconds in self.seconds.items()})
@@ -81,4 +81,4 @@ class StepRecord:
         if self.eval is not None:
             out.update({f"eval/{name}": value for name, value in self.eval.metrics.items()})
             out.update({"eval/reward": self.eval.reward, "eval/low": self.eval.low, "eval/high": self.eval.high})
-        return {name: float(value) for name, value in out.items()}  # numpy and torch have numbers of their own
+        return {name: float(value) for name, value in out.items()}  # numpy and torch scalars become floats

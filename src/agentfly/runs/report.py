@@ -1,4 +1,7 @@
-"""One page that says how a run went. It needs no network, and nothing that a model wrote can act in it."""
+"""The report of a run: one self-contained HTML page and the reward curve as PNG.
+
+The page loads nothing from the network, and model output in it is escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,69 +11,75 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import escape
 from rich.text import Text
 
 from agentfly.errors import ConfigError
-from agentfly.runs.curve import draw
-from agentfly.runs.directory import RunDirectory, Stored
-from agentfly.runs.files import replace
+from agentfly.extras import require_extra
+from agentfly.runs.directory import RunDirectory, StoredTrajectory
+from agentfly.runs.files import write_atomic
+from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number, sanitize
 from agentfly.runs.record import PHASES, StepRecord
-from agentfly.runs.words import ALL_FIGURES, duration, sanitize, written
-from agentfly.segment import Author
-from agentfly.trajectory import COLOURS, Trajectory
+from agentfly.segment import AUTHOR_COLORS, Author
+from agentfly.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRAIN = "#2563eb"
+HELD_OUT = "#d97706"
+FAINT = "#64748b"
 Decode = Callable[[Sequence[int]], str]
-LONGEST = 6000
-"""Most characters of a stretch that are shown; the rest is in the run's folder."""
-PROMPT = 240
-"""Most characters of a prompt that are shown."""
-TASKS = 3
-"""Held-out tasks that are shown before and after."""
-CHAINS = 12
-"""Most chains shown for alarms."""
-ENDS = 5
-"""Steps at the beginning and the end that the figures are means of."""
-_AUTHORS = {colour: author.value for author, colour in COLOURS.items()}
+MAX_TEXT = 6000
+"""Maximum number of characters shown of a span; the rest is in the run directory."""
+MAX_PROMPT = 240
+"""Maximum number of characters shown of a prompt."""
+MAX_TASKS = 3
+"""Number of held-out tasks shown before and after training."""
+MAX_CHAINS = 12
+"""Maximum number of chains shown for alarms."""
+MAX_STEPS = 5
+"""Number of first and last steps that metrics are averaged over."""
+_AUTHORS = {color: author.value for author, color in AUTHOR_COLORS.items()}
 
 
 def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
-    """Write the page into the run's folder. With `decode`, chains are shown token for token, else as messages."""
+    """Write the report to the run directory. With `decode`, chains are shown as decoded tokens, else as messages."""
     source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    text = sanitize(page.render(_facts(directory, decode)))
-    replace(directory.report, text.encode("utf-8", "backslashreplace"))
+    text = sanitize(page.render(_page_variables(directory, decode)))
+    write_atomic(directory.report, text.encode("utf-8", "backslashreplace"))
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A chain as the page shows it."""
+class ReportChain:
+    """A chain as the report shows it."""
 
     name: str
     anchor: str
-    stretches: list[tuple[str, str, str]]
-    """Of each: its style, its author, and its text."""
+    spans: list[tuple[str, str, str]]
+    """Style, author and text of each span."""
 
 
-def _facts(directory: RunDirectory, decode: Decode | None) -> dict[str, Any]:
+def _page_variables(directory: RunDirectory, decode: Decode | None) -> dict[str, Any]:
     records, config = directory.records(), directory.config
     trained = [record for record in records if record.metrics]
     seconds = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in records) for phase in _phases(records)}
     total = sum(seconds.values())
     alarms = directory.alarms()
-    chains = _alarmed(directory, decode)
+    chains = _alarm_chains(directory, decode)
     return {
         "name": directory.name,
         "config": json.dumps(config, indent=2, ensure_ascii=False),
         "steps": trained[-1].step if trained else 0,
         "asked": records[-1].steps if records else 0,
         "chains": int(math.fsum(r.metrics.get("chains", 0.0) for r in trained)),
-        "took": duration(total),
-        "shares": [(phase, spent / total, duration(spent)) for phase, spent in seconds.items() if total > 0],
-        "curve": _curve(records),
+        "took": format_duration(total),
+        "shares": [(phase, spent / total, format_duration(spent)) for phase, spent in seconds.items() if total > 0],
+        "curve": _curve_svg(records),
         "figures": list(_figures(trained)),
         "evals": [(record.step, record.eval) for record in records if record.eval is not None],
         "alarms": alarms,
@@ -78,7 +87,7 @@ def _facts(directory: RunDirectory, decode: Decode | None) -> dict[str, Any]:
         "anchor": anchor,
         "anchors": {chain.anchor for chain in chains},
         "pairs": list(_pairs(directory, [r.step for r in records if r.eval is not None], decode)),
-        "authors": {author.value: colour for author, colour in COLOURS.items()},
+        "authors": {author.value: color for author, color in AUTHOR_COLORS.items()},
         "isnan": math.isnan,
     }
 
@@ -88,11 +97,11 @@ def _phases(records: Sequence[StepRecord]) -> list[str]:
     return [*(phase for phase in PHASES if phase in seen), *sorted(seen - set(PHASES))]
 
 
-def _curve(records: Sequence[StepRecord]) -> str:
-    """The curve as an SVG element, or why there is none."""
+def _curve_svg(records: Sequence[StepRecord]) -> str:
+    """The reward curve as an SVG element, or the reason why there is none."""
     buffer = io.StringIO()
     try:
-        draw(records).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        draw_curve(records).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     except ConfigError as error:
         return str(escape(str(error)))
     text = buffer.getvalue()
@@ -100,18 +109,20 @@ def _curve(records: Sequence[StepRecord]) -> str:
 
 
 def _figures(trained: Sequence[StepRecord]) -> Iterator[tuple[str, str, str]]:
-    """What was measured: in the first steps, and in the last."""
+    """Name and value of each metric in the first and in the last steps."""
     for word, name, how in ALL_FIGURES:
         values = [v for v in (r.metrics.get(name, math.nan) for r in trained) if math.isfinite(v)]
         if values:
-            count = min(ENDS, max(len(values) // 2, 1))
+            count = min(MAX_STEPS, max(len(values) // 2, 1))
             ends = (values[:count], values[-count:])
-            first, last = (written(sum(each) / len(each), how) for each in ends)
+            first, last = (format_number(sum(each) / len(each), how) for each in ends)
             yield word, first, last
 
 
-def _pairs(directory: RunDirectory, steps: Sequence[int], decode: Decode | None) -> Iterator[tuple[str, Shown, Shown]]:
-    """The same held-out tasks before and after: those that gained most, and last the one that gained least."""
+def _pairs(
+    directory: RunDirectory, steps: Sequence[int], decode: Decode | None
+) -> Iterator[tuple[str, ReportChain, ReportChain]]:
+    """The same held-out tasks before and after training: the most improved, and last the least improved."""
     if len(steps) < 2:
         return
     before, after = (
@@ -119,55 +130,106 @@ def _pairs(directory: RunDirectory, steps: Sequence[int], decode: Decode | None)
         for step in (steps[0], steps[-1])
     )
     same = [name for name in before if name in after and before[name].trajectory.task == after[name].trajectory.task]
-    one_a_task = list({before[name].trajectory.group: name for name in reversed(same)}.values())
-    ranked = sorted(one_a_task, key=lambda name: _earned(after[name]) - _earned(before[name]), reverse=True)
-    for name in ranked if len(ranked) <= TASKS else [*ranked[: TASKS - 1], ranked[-1]]:
+    one_per_task = list({before[name].trajectory.group: name for name in reversed(same)}.values())
+    ranked = sorted(
+        one_per_task, key=lambda name: _stored_reward(after[name]) - _stored_reward(before[name]), reverse=True
+    )
+    for name in ranked if len(ranked) <= MAX_TASKS else [*ranked[: MAX_TASKS - 1], ranked[-1]]:
         first, last = before[name].trajectory, after[name].trajectory
-        yield first.task.question, _shown(first, steps[0], decode), _shown(last, steps[-1], decode)
+        yield first.task.question, _show_chain(first, steps[0], decode), _show_chain(last, steps[-1], decode)
 
 
-def _earned(stored: Stored) -> float:
+def _stored_reward(stored: StoredTrajectory) -> float:
     return stored.trajectory.reward or 0.0
 
 
-def _alarmed(directory: RunDirectory, decode: Decode | None) -> list[Shown]:
-    """The chains that alarms name, as far as they were kept."""
+def _alarm_chains(directory: RunDirectory, decode: Decode | None) -> list[ReportChain]:
+    """The chains that alarms name, as far as they were stored."""
     wanted = dict.fromkeys((alarm.step, name) for alarm in directory.alarms() for name in alarm.chains)
-    kept = {
+    stored = {
         (step, each.trajectory.id): each.trajectory
-        for step in {step for step, _ in list(wanted)[:CHAINS]}
+        for step in {step for step, _ in list(wanted)[:MAX_CHAINS]}
         for each in directory.trajectories(step)
     }
-    return [_shown(kept[key], key[0], decode) for key in list(wanted)[:CHAINS] if key in kept]
+    return [_show_chain(stored[key], key[0], decode) for key in list(wanted)[:MAX_CHAINS] if key in stored]
 
 
-def _shown(trajectory: Trajectory, step: int, decode: Decode | None) -> Shown:
-    name = f"step {step}, chain {trajectory.id}{_end(trajectory)}"
-    return Shown(name, anchor(step, trajectory.id), list(_stretches(trajectory.render(decode))))
-
-
-def _end(trajectory: Trajectory) -> str:
-    earned = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
-    return f": {trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{earned}"
+def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None) -> ReportChain:
+    reward = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
+    outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
+    name = f"step {step}, chain {trajectory.id}: {outcome}"
+    return ReportChain(name, anchor(step, trajectory.id), list(_spans(trajectory.render(decode))))
 
 
 def anchor(step: int, chain: str) -> str:
-    """Where on the page a chain is."""
+    """The HTML id of a chain."""
     return f"chain-{step}-{chain}"
 
 
-def _stretches(text: Text) -> Iterator[tuple[str, str, str]]:
-    """What each author wrote, in order, with the author's style and name."""
+def _spans(text: Text) -> Iterator[tuple[str, str, str]]:
+    """The text of each author in order, with the author's style and name."""
     at = 0
     for span in text.spans:
         yield "", "", text.plain[at : span.start]
         author = _AUTHORS.get(str(span.style), "")
-        yield str(span.style), author, _readable(text.plain[span.start : span.end], author)
+        yield str(span.style), author, _shorten(text.plain[span.start : span.end], author)
         at = span.end
 
 
-def _readable(said: str, author: str) -> str:
-    """Cut where it is long: a prompt at its front, since its question is at its end."""
-    if author == Author.TASK.value and len(said) > PROMPT:
-        return f"({len(said) - PROMPT} characters) …{said[-PROMPT:]}"
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]}… ({len(said) - LONGEST} characters)"
+def _shorten(text: str, author: str) -> str:
+    """Truncate long text; a prompt at its start, because the question is at its end."""
+    if author == Author.TASK.value and len(text) > MAX_PROMPT:
+        return f"({len(text) - MAX_PROMPT} characters) …{text[-MAX_PROMPT:]}"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} characters)"
+
+
+def write_curve(directory: RunDirectory) -> None:
+    """Write the reward curve to the run directory."""
+    buffer = io.BytesIO()
+    draw_curve(directory.records(), directory.name).savefig(buffer, dpi=160)
+    write_atomic(directory.curve, buffer.getvalue())
+
+
+def draw_curve(records: Sequence[StepRecord], title: str = "") -> Figure:
+    """Draw the reward of every step, its smoothed curve, and evaluations with confidence intervals.
+
+    Uses no global matplotlib state and opens no window.
+    """
+    with require_extra("the reward curve", "train"):
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    points = [(r.step, r.metrics.get("reward/mean", math.nan)) for r in records]
+    points = [(step, reward) for step, reward in points if math.isfinite(reward)]
+    if points:
+        steps, rewards = zip(*points, strict=True)
+        axes.plot(steps, rewards, color=TRAIN, alpha=0.25, linewidth=1, marker="." if len(steps) < 3 else None)
+        axes.plot(steps, smooth(rewards), color=TRAIN, linewidth=2, label="training tasks")
+    evals = [(r.step, r.eval) for r in records if r.eval is not None and math.isfinite(r.eval.reward)]
+    if evals:
+        bounds = [(max(each.reward - each.low, 0.0), max(each.high - each.reward, 0.0)) for _, each in evals]
+        errors: Any = [[0.0 if math.isnan(half) else half for half in side] for side in zip(*bounds, strict=True)]
+        style: dict[str, Any] = {"color": HELD_OUT, "capsize": 3, "linewidth": 1.5, "fmt": "-o", "markersize": 5}
+        x = [step for step, _ in evals]
+        y = [each.reward for _, each in evals]
+        axes.errorbar(x, y, errors, label="held-out tasks, 95 % interval", **style)
+    # Matplotlib would render text between dollar signs as a formula.
+    axes.set_title(title.replace("$", r"\$"), loc="left", fontsize=11, fontweight="bold")
+    axes.set_xlabel("step", color=FAINT)
+    axes.set_ylabel("reward", color=FAINT)
+    axes.locator_params(axis="x", integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=FAINT, length=0)
+    axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best", fontsize=9, labelcolor=FAINT)
+    return figure
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Centered moving average over about 5 % of the values."""
+    half = max(len(values) // 40, 1)
+    around = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
+    return [sum(each) / len(each) for each in around]

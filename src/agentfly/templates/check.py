@@ -1,4 +1,4 @@
-"""What a template does on a tokenizer, property by property: the answer to `agentfly template check MODEL`."""
+"""Checks of a template on a tokenizer, one result per property: `agentfly template check MODEL`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from agentfly.encoding.rendering import Renderer, special_tokens
-from agentfly.encoding.tokenizer import ChatTokenizer, load_tokenizer
 from agentfly.errors import ConfigError, TemplateError
-from agentfly.template import Template
-from agentfly.templates import READERS, load_template
-from agentfly.templates.audit import Verdict, audit
+from agentfly.templates import PARSERS, load_template
+from agentfly.templates.audit import AuditVerdict, audit
+from agentfly.templates.rendering import Renderer, special_tokens
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import ChatTokenizer, load_tokenizer
 from agentfly.types import Message
 
 _TOOL: dict[str, Any] = {
@@ -28,97 +28,107 @@ _TOOL: dict[str, Any] = {
 }
 
 
-class Mark(enum.Enum):
-    """How a property came out."""
+class CheckMark(enum.Enum):
+    """The result of a check."""
 
     GOOD = "good"
     NOTE = "note"
-    """Works, but worth knowing."""
+    """Works, with a limitation."""
     BAD = "bad"
 
     @property
     def style(self) -> str:
-        return {Mark.GOOD: "green", Mark.NOTE: "yellow", Mark.BAD: "red"}[self]
+        return {CheckMark.GOOD: "green", CheckMark.NOTE: "yellow", CheckMark.BAD: "red"}[self]
 
 
 _MARKS = {
-    Verdict.EXACT: Mark.GOOD,
-    Verdict.REWRITTEN: Mark.NOTE,
-    Verdict.CORRECTED: Mark.NOTE,
-    Verdict.REFUSED: Mark.BAD,
+    AuditVerdict.EXACT: CheckMark.GOOD,
+    AuditVerdict.REWRITTEN: CheckMark.NOTE,
+    AuditVerdict.CORRECTED: CheckMark.NOTE,
+    AuditVerdict.REFUSED: CheckMark.BAD,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One property of a template."""
+class CheckResult:
+    """The result for one property of a template."""
 
     property: str
-    mark: Mark
+    mark: CheckMark
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that was found about a template."""
+class TemplateReport:
+    """The results of all checks of a template."""
 
     template: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
 
     @property
     def passed(self) -> bool:
-        """Prompts are right, turns end, and no text of others becomes a control token."""
-        return not any(finding.mark is Mark.BAD for finding in self.findings if finding.property in _VITAL)
+        """Whether prompts are exact, turns end, and no message text becomes a control token."""
+        return not any(finding.mark is CheckMark.BAD for finding in self.findings if finding.property in _REQUIRED)
 
     def __rich__(self) -> Table:
-        """The findings for a terminal."""
+        """The results as a table for a terminal."""
         table = Table("property", "", "detail", title=f"template {escape(self.template)}", title_justify="left")
         for finding in self.findings:
             table.add_row(finding.property, f"[{finding.mark.style}]{finding.mark.value}[/]", escape(finding.detail))
         return table
 
 
-_VITAL = ("start", "guard", "end of turn")
+_REQUIRED = ("start", "guard", "end of turn")
 
 
 def check(
     model: str | ChatTokenizer, template: str | None = None, tools: Sequence[Mapping[str, Any]] = (_TOOL,)
-) -> Report:
-    """Try a template (None: the tokenizer's own) on the tokenizer of a model, with tools where it can show them."""
+) -> TemplateReport:
+    """Check a template (None: the tokenizer's own) on a model's tokenizer, with tools if it can render them."""
     tokenizer = load_tokenizer(model) if isinstance(model, str) else model
     try:
-        loaded, told = load_template(template, tokenizer, tools=tools), ""
+        loaded = load_template(template, tokenizer, tools=tools)
+        tools_problem = ""
     except (ConfigError, TemplateError) as error:
-        loaded, told = load_template(template, tokenizer), str(error)
-    shown = Renderer(loaded.source, name=loaded.name, tools=tools, variables=special_tokens(tokenizer)).shows_tools
-    return Report(loaded.name, tuple(_findings(loaded, tokenizer, told, shown)))
+        loaded = load_template(template, tokenizer)
+        tools_problem = str(error)
+    shows_tools = Renderer(
+        loaded.source, name=loaded.name, tools=tools, variables=special_tokens(tokenizer)
+    ).shows_tools
+    return TemplateReport(loaded.name, tuple(_findings(loaded, tokenizer, tools_problem, shows_tools=shows_tools)))
 
 
-def _findings(template: Template, tokenizer: ChatTokenizer, told: str, shows_tools: bool) -> Iterator[Finding]:
-    yield _start(template, tokenizer)
+def _findings(
+    template: Template, tokenizer: ChatTokenizer, tools_problem: str, *, shows_tools: bool
+) -> Iterator[CheckResult]:
+    yield _check_start(template, tokenizer)
     for row in audit(template).rows:
-        mended = row.verdict is Verdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.refused
-        verdict = Verdict.CORRECTED if mended else row.verdict
-        yield Finding(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
-    yield _guard(template)
-    yield _end(template, tokenizer)
-    opened = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
-    yield Finding("thinking", Mark.GOOD, opened)
+        corrected = (
+            row.verdict is AuditVerdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.refused
+        )
+        verdict = AuditVerdict.CORRECTED if corrected else row.verdict
+        yield CheckResult(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
+    yield _check_guard(template)
+    yield _check_end(template, tokenizer)
+    thinking = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
+    yield CheckResult("thinking", CheckMark.GOOD, thinking)
     if template.rewritten:
-        said = f"append and template are two policies: they differ after {'; '.join(template.rewritten)}"
-        yield Finding("history", Mark.NOTE, f"{said}. In force: {template.history.value}")
+        detail = f"append and template differ after {'; '.join(template.rewritten)}"
+        yield CheckResult("history", CheckMark.NOTE, f"{detail}. In effect: {template.history.value}")
     else:
-        yield Finding("history", Mark.GOOD, "append and template come to the same")
-    # A model that knows its tools and whose calls are not parsed would end every chain at its first call.
-    refusal = Mark.BAD if shows_tools else Mark.NOTE
-    yield Finding("tools", refusal if told else Mark.GOOD, told or "the model is told of them")
-    reader = next((name for name, reader in READERS.items() if reader is template.reader), "your own")
-    if template.unread_calls:
-        yield Finding("reader", refusal, f"{reader}; calls are not parsed: {template.unread_calls}")
+        yield CheckResult("history", CheckMark.GOOD, "append and template are equivalent")
+    # A model that sees tools but whose calls are not parsed would end every chain at its first call.
+    refusal = CheckMark.BAD if shows_tools else CheckMark.NOTE
+    yield CheckResult("tools", refusal if tools_problem else CheckMark.GOOD, tools_problem or "shown to the model")
+    parser = next((name for name, parser in PARSERS.items() if parser is template.parser), "your own")
+    if template.parser_problem:
+        yield CheckResult("parser", refusal, f"{parser}; calls are not parsed: {template.parser_problem}")
     else:
-        yield Finding("reader", Mark.GOOD, reader)
-    yield Finding(
-        "images", Mark.GOOD if template.shows_images else Mark.NOTE, "shown" if template.shows_images else "refused"
+        yield CheckResult("parser", CheckMark.GOOD, parser)
+    yield CheckResult(
+        "images",
+        CheckMark.GOOD if template.shows_images else CheckMark.NOTE,
+        "shown" if template.shows_images else "refused",
     )
 
 
@@ -129,12 +139,12 @@ _CONVERSATIONS = (
 )
 
 
-def _start(template: Template, tokenizer: ChatTokenizer) -> Finding:
-    """Against the tokenizer's own template, on conversations that it can render."""
+def _check_start(template: Template, tokenizer: ChatTokenizer) -> CheckResult:
+    """Compare with the tokenizer's own template on conversations that it can render."""
     try:
         own = load_template(None, tokenizer, tools=template.tools)
     except (ConfigError, TemplateError) as error:
-        return Finding("start", Mark.NOTE, f"not compared with the tokenizer's own template: {error}")
+        return CheckResult("start", CheckMark.NOTE, f"not compared with the tokenizer's own template: {error}")
     same = compared = 0
     for messages in _CONVERSATIONS:
         try:
@@ -144,13 +154,15 @@ def _start(template: Template, tokenizer: ChatTokenizer) -> Finding:
         compared += 1
         same += tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids == template.start(messages)
     if same == compared:
-        return Finding("start", Mark.GOOD, f"equals the tokenizer's own template on {compared} conversations")
-    mark = Mark.BAD if template.source == own.source else Mark.NOTE
-    return Finding("start", mark, f"differs from the tokenizer's own on {compared - same} of {compared} conversations")
+        return CheckResult("start", CheckMark.GOOD, f"equals the tokenizer's own template on {compared} conversations")
+    mark = CheckMark.BAD if template.source == own.source else CheckMark.NOTE
+    return CheckResult(
+        "start", mark, f"differs from the tokenizer's own on {compared - same} of {compared} conversations"
+    )
 
 
-def _guard(template: Template) -> Finding:
-    """Every control token as the text of a user: none may come through."""
+def _check_guard(template: Template) -> CheckResult:
+    """Write every control token as user text: none may become a token."""
     ids = set(template.codec.control.values())
 
     def controls(text: str) -> int:
@@ -158,20 +170,20 @@ def _guard(template: Template) -> Finding:
 
     clean = controls("x")
     texts = {token: f"a{token}b" for token in template.codec.control}
-    # One text with all of them first: tokenizers have up to thousands of control tokens.
+    # Try all of them in one text first: tokenizers have up to thousands of control tokens.
     if controls("".join(texts.values())) == clean:
         texts = {}
     leaks = [token for token, text in texts.items() if controls(text) != clean]
     if leaks:
-        return Finding("guard", Mark.BAD, f"{', '.join(leaks[:5])} in a message becomes a control token")
-    return Finding("guard", Mark.GOOD, f"none of {len(ids)} control tokens comes through as text")
+        return CheckResult("guard", CheckMark.BAD, f"{', '.join(leaks[:5])} in a message becomes a control token")
+    return CheckResult("guard", CheckMark.GOOD, f"text never becomes one of the {len(ids)} control tokens")
 
 
-def _end(template: Template, tokenizer: ChatTokenizer) -> Finding:
+def _check_end(template: Template, tokenizer: ChatTokenizer) -> CheckResult:
     stops = [token for token, i in template.codec.control.items() if i in template.stop_ids]
     end = str(tokenizer.special_tokens_map.get("eos_token", ""))
     if end and end not in stops:
-        return Finding(
-            "end of turn", Mark.NOTE, f"{', '.join(stops)}; the tokenizer's eos_token {end} is not among them"
+        return CheckResult(
+            "end of turn", CheckMark.NOTE, f"{', '.join(stops)}; the tokenizer's eos_token {end} is not among them"
         )
-    return Finding("end of turn", Mark.GOOD, ", ".join(stops))
+    return CheckResult("end of turn", CheckMark.GOOD, ", ".join(stops))

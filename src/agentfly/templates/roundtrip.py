@@ -1,7 +1,8 @@
-"""Choose the reader of a template's tool calls by rendering calls and parsing them back.
+"""Properties of an unknown template, found by rendering probes: its closing tokens and the parser of its tool calls.
 
-Turn markers do not determine the call syntax: Qwen2.5 and Qwen3-Coder share theirs, and one writes JSON where the other
-writes XML. A template whose calls no reader parses is refused with tools: every call would pass for an answer.
+Turn markers do not determine the call syntax: Qwen2.5 and Qwen3-Coder share theirs, but one writes JSON and the other
+XML. So probe calls are rendered and parsed back. A template whose calls no parser parses is refused with tools: every
+call would be taken for an answer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentfly.encoding.codec import any_of
 from agentfly.errors import TemplateError
-from agentfly.template import Reader, Template
-from agentfly.templates.readers import READERS
-from agentfly.templates.readers.calls import read_json
+from agentfly.templates.codec import Codec, match_any
+from agentfly.templates.parsers import PARSERS
+from agentfly.templates.parsers.calls import parse_json
+from agentfly.templates.rendering import Renderer, special_tokens
+from agentfly.templates.template import Template, TurnParser
+from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.types import Message, ToolCall
 
 _MARK = "zQvalue"
@@ -25,14 +28,14 @@ _TEXT = "zQtext"
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A turn with calls, and the name of what it tests."""
+    """A turn with calls, and a description of what it tests."""
 
-    what: str
+    description: str
     turn: Message
 
 
 def _call(number: int, **arguments: object) -> ToolCall:
-    # Kimi K2 takes a call's name from its id; no other template minds an id of this form.
+    # Kimi K2 takes the name of a call from its id; all other templates accept an id of this form.
     return ToolCall("search", arguments, f"functions.search:{number}")
 
 
@@ -46,34 +49,50 @@ _PROBES = (
 
 
 class _CallsDropped(TemplateError):
-    """The template writes a turn without its calls."""
+    """The template renders a turn without its calls."""
 
 
-def choose_reader(template: Template, preferred: str, *, only: bool = False, trust: bool = False) -> tuple[str, str]:
-    """Return the name of the first reader that parses all calls of this template, and "".
+def find_closing_tokens(tokenizer: ChatTokenizer, source: str) -> tuple[str, ...]:
+    """Return the control tokens that end an assistant turn in this template; empty if none is rendered."""
+    codec = Codec(tokenizer)
+    renderer = Renderer(source, name="the tokenizer's own", variables=special_tokens(tokenizer))
+    turn = [Message("user", "u"), Message("assistant", _TEXT)]
+    for messages in (turn, [*turn, Message("user", "v")]):
+        try:
+            text = renderer.render(messages, open_turn=False)
+        except TemplateError:
+            continue
+        for piece in codec.pieces(text[text.rfind(_TEXT) + len(_TEXT) :]):
+            if isinstance(piece, int):
+                return tuple(token for token, token_id in codec.control.items() if token_id == piece)
+    return ()
 
-    When no reader does, return `preferred` and the reason. `only` tries no other reader than `preferred`; `trust` takes
-    `preferred` where the template writes no calls.
+
+def choose_parser(template: Template, preferred: str, *, only: bool = False, trust: bool = False) -> tuple[str, str]:
+    """Return the name of the first parser that parses all calls of this template, and "".
+
+    If no parser does, return `preferred` and the reason. `only`: try no parser but `preferred`. `trust`: accept
+    `preferred` if the template renders no calls.
     """
     try:
-        turns = list(_render(template))
+        turns = list(_render_probes(template))
     except _CallsDropped as error:
         return preferred, "" if trust else str(error)
     except TemplateError as error:
         return preferred, str(error.__cause__ or error).rstrip(".")
-    for name in (preferred,) if only else dict.fromkeys((preferred, *READERS)):
-        if all(not _mismatch(READERS[name], probe, text) for probe, text in turns):
+    for name in (preferred,) if only else dict.fromkeys((preferred, *PARSERS)):
+        if all(not _mismatch(PARSERS[name], probe, text) for probe, text in turns):
             return name, ""
     return preferred, next(
-        f"{f'its reader {preferred!r} does not parse' if only else 'no reader parses'} {probe.what}. The template "
-        f"writes {text[:160]!r}; as {preferred!r}: {wrong}"
+        f"{f'its parser {preferred!r} does not parse' if only else 'no parser parses'} {probe.description}. "
+        f"The template writes {text[:160]!r}; as {preferred!r}: {wrong}"
         for probe, text in turns
-        if (wrong := _mismatch(READERS[preferred], probe, text))
+        if (wrong := _mismatch(PARSERS[preferred], probe, text))
     )
 
 
-def _render(template: Template) -> Iterator[tuple[_Probe, str]]:
-    """Yield the probes that this template can write, with the text of the turn as a model would sample it."""
+def _render_probes(template: Template) -> Iterator[tuple[_Probe, str]]:
+    """Yield the probes that this template can render, with the text of the turn as a model would sample it."""
     for probe in _PROBES:
         try:
             text, rest = render_turn(template, probe.turn)
@@ -81,7 +100,7 @@ def _render(template: Template) -> Iterator[tuple[_Probe, str]]:
             if probe is _PROBES[0]:
                 raise
             continue
-        # Templates that write one call a turn (Llama, gpt-oss) or no text beside calls skip those probes.
+        # Probes are skipped if the template renders one call per turn (Llama, gpt-oss) or no text with calls.
         if all(str(call.arguments["q"]) in text for call in probe.turn.tool_calls):
             yield probe, text
         elif probe is _PROBES[0]:
@@ -93,48 +112,49 @@ def _render(template: Template) -> Iterator[tuple[_Probe, str]]:
 def render_turn(template: Template, turn: Message) -> tuple[str, str]:
     """Return the text of a turn as a model would sample it, up to the first stop token, and what comes after it."""
     asked = [Message("user", "u")]
-    prompt, whole = template.render(asked), template.render([*asked, turn], open_turn=False)
+    prompt = template.render(asked)
+    whole = template.render([*asked, turn], open_turn=False)
     start = next(
         (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )
     if start < len(prompt) and whole.rfind("<", 0, start) > whole.rfind(">", 0, start):
         start = whole.rfind("<", 0, start)  # the common prefix ends inside a tag
     text = whole[start:]
-    # Templates that show no thinking in history may close in the turn what the prompt opened.
+    # Templates that render no thinking in history may close in the turn the tag that the prompt opened.
     closing = re.match(r"\s*</([^<>]+)>", text)
     if closing and f"<{closing[1]}>" in prompt[start:]:
         text = text[closing.end() :]
     else:
-        text = template.opened_thinking(whole[:start]) + text
-    stop = re.search(any_of(token for token, i in template.codec.control.items() if i in template.stop_ids), text)
+        text = template.thinking_opening(whole[:start]) + text
+    stop = re.search(match_any(token for token, i in template.codec.control.items() if i in template.stop_ids), text)
     end = stop.start() if stop else len(text)
     return text[:end], text[end:]
 
 
-def _mismatch(reader: Reader, probe: _Probe, text: str) -> str:
-    """Say how what the reader found differs from what was written; "" when it is the same."""
-    reply = reader(text)
+def _mismatch(parser: TurnParser, probe: _Probe, text: str) -> str:
+    """Return how the parsed turn differs from the probe; "" if it is the same."""
+    reply = parser(text)
     if problem := next((call.problem for call in reply.calls if call.problem), ""):
         return problem[:120]
     if len(reply.calls) != len(probe.turn.tool_calls):
         return f"it finds {len(reply.calls)} calls, not {len(probe.turn.tool_calls)}"
     for found, written in zip(reply.calls, probe.turn.tool_calls, strict=True):
-        if found.name != written.name or not _same(found.arguments, written.arguments):
+        if found.name != written.name or not _equal(found.arguments, written.arguments):
             return f"it finds {found.name}({json.dumps(dict(found.arguments), ensure_ascii=False)[:120]})"
-    said = reply.message.text.strip()
-    if said != (probe.turn.text if _TEXT in said else ""):
-        return f"it takes {said[:80]!r} for text"
-    if _TEXT in text and _TEXT not in said + reply.message.thinking:
+    content = reply.message.text.strip()
+    if content != (probe.turn.text if _TEXT in content else ""):
+        return f"it takes {content[:80]!r} for text"
+    if _TEXT in text and _TEXT not in content + reply.message.thinking:
         return "it loses the text before the call"
     return ""
 
 
-def _same(found: object, written: object) -> bool:
-    """The values are equal, where formats without types give numbers and objects as text."""
+def _equal(found: object, written: object) -> bool:
+    """Whether the values are equal; formats without types return numbers and objects as text."""
     if isinstance(written, Mapping) and isinstance(found, Mapping):
-        return found.keys() == written.keys() and all(_same(found[key], written[key]) for key in written)
+        return found.keys() == written.keys() and all(_equal(found[key], written[key]) for key in written)
     if isinstance(written, list) and isinstance(found, Sequence) and not isinstance(found, str):
-        return len(found) == len(written) and all(map(_same, found, written))
+        return len(found) == len(written) and all(map(_equal, found, written))
     if isinstance(found, str) and not isinstance(written, str):
-        return found == str(written) or read_json(found)[0] == written
+        return found == str(written) or parse_json(found)[0] == written
     return found == written

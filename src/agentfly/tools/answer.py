@@ -1,11 +1,11 @@
-"""Giving the final answer as a call."""
+"""Tools that give the final answer and end the chain."""
 
 from agentfly.tooling import tool
 
-_LONGEST = 100_000
+_MAX_LENGTH = 100_000
 
 
-@tool(ends_chain=True, max_length=_LONGEST)
+@tool(ends_chain=True, max_length=_MAX_LENGTH)
 async def answer(answer: str) -> str:
     """Give the final answer. Nothing can be done after it.
 
@@ -15,7 +15,7 @@ async def answer(answer: str) -> str:
     return answer
 
 
-@tool(ends_chain=True, max_length=_LONGEST)
+@tool(ends_chain=True, max_length=_MAX_LENGTH)
 async def answer_qa(answer: str) -> str:
     """Give the final answer to the question. Nothing can be done after it.
 
@@ -25,7 +25,7 @@ async def answer_qa(answer: str) -> str:
     return answer
 
 
-@tool(ends_chain=True, max_length=_LONGEST)
+@tool(ends_chain=True, max_length=_MAX_LENGTH)
 async def answer_math(answer: str) -> str:
     """Give the final result of the problem. Nothing can be done after it.
 

@@ -1,4 +1,4 @@
-"""Arithmetic, evaluated without `eval`: only numbers, operators and the functions named here exist."""
+"""Arithmetic without `eval`: only numbers, operators and the functions listed here are evaluated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from agentfly.tooling import tool
 
-_LARGEST = 20_000
-"""Bits of the largest whole number worked out; anything larger would hang the machine, not answer a question."""
-_LONGEST = 10_000
-"""Characters of an expression that is read."""
+_MAX_BITS = 20_000
+"""Maximum bits of an integer, also of intermediate results: larger ones would take too much time and memory."""
+_MAX_LENGTH = 10_000
+"""Maximum characters of an expression."""
 
 
 def _power(base: float, exponent: float) -> float:
-    if isinstance(base, int) and isinstance(exponent, int) and abs(exponent) * max(base.bit_length(), 1) > _LARGEST:
+    if isinstance(base, int) and isinstance(exponent, int) and abs(exponent) * max(base.bit_length(), 1) > _MAX_BITS:
         raise ValueError("the power is too large to work out")
     result: float = base**exponent
     if isinstance(result, complex):
@@ -26,7 +26,7 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _round(number: float, digits: int = 0) -> float:
-    if abs(digits) > _LARGEST:
+    if abs(digits) > _MAX_BITS:
         raise ValueError("that is too many digits to round to")
     return round(number, digits) if digits else round(number)
 
@@ -57,8 +57,8 @@ async def calculate(expression: str) -> str:
     Args:
         expression: Numbers, the operators + - * / // % **, brackets, and functions such as sqrt, log, round, min, max.
     """
-    if len(expression) > _LONGEST:
-        return f"Error: the expression has {len(expression)} characters; at most {_LONGEST} are read."
+    if len(expression) > _MAX_LENGTH:
+        return f"Error: the expression has {len(expression)} characters; at most {_MAX_LENGTH} are read."
     try:
         tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
         value = _evaluate(tree.body)
@@ -73,23 +73,20 @@ calculator = calculate
 
 
 def _evaluate(node: ast.AST) -> Any:
-    value = _value(node)
-    if isinstance(value, int) and value.bit_length() > _LARGEST:
-        raise ValueError("a number on the way is too large to work out")
-    return value
-
-
-def _value(node: ast.AST) -> Any:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return number
+            value = number
         case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
+            value = _CONSTANTS[name]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(operand))
+            value = _OPERATORS[type(op)](_evaluate(operand))
         case ast.BinOp(op=op, left=left, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
+            value = _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*map(_evaluate, args))
-    known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
-    raise ValueError(f"{ast.unparse(node)!r} is not allowed; there are numbers, + - * / // % ** and {known}")
+            value = _FUNCTIONS[name](*map(_evaluate, args))
+        case _:
+            known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
+            raise ValueError(f"{ast.unparse(node)!r} is not allowed; there are numbers, + - * / // % ** and {known}")
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise ValueError("a number on the way is too large to work out")
+    return value

@@ -1,7 +1,7 @@
-"""Searching as a plain tool: the web, Wikipedia, a retrieval server, or any source under a name of your own.
+"""Search tools: the web, Wikipedia, a retrieval server, or any other retriever under a name of your choice.
 
-Nothing is opened before the first search, so that a missing key is told then, and only to whom it concerns. Chains
-share the connections, the rate and the cache of an engine.
+A retriever is opened on the first search, so a missing API key is reported only when the tool is used. All chains share
+the connections, the rate limit and the cache of a retriever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVER = "RETRIEVER_API_URL"
 """The environment variable with the address of the retrieval server."""
 
 
-async def _found(source: Retriever | str, query: str, top_k: int) -> str:
+async def _search(source: Retriever | str, query: str, top_k: int) -> str:
     if not query.strip():
         return "Error: the query is empty. Say what to look for."
     retriever = await call(open_retriever, source) if isinstance(source, str) else source
@@ -28,7 +28,7 @@ async def _found(source: Retriever | str, query: str, top_k: int) -> str:
 
 
 def search_tool(source: Retriever | str, name: str = "search", *, top_k: int = TOP_K) -> Tool:
-    """A tool that searches a source: a retriever, an index's folder, a server's address, or an engine's name."""
+    """Make a search tool of a retriever, the folder of an index, a server address, or an engine's name."""
 
     @tool(name=name)
     async def search(query: str) -> str:
@@ -37,7 +37,7 @@ def search_tool(source: Retriever | str, name: str = "search", *, top_k: int = T
         Args:
             query: What to look for: a name, or a few words that the passage should have.
         """
-        return await _found(source, query, top_k)
+        return await _search(source, query, top_k)
 
     return search
 
@@ -49,7 +49,7 @@ async def google_search(query: str) -> str:
     Args:
         query: What to look for, in the words that a page about it would have.
     """
-    return await _found("serper", query, TOP_K)
+    return await _search("serper", query, TOP_K)
 
 
 @tool
@@ -59,7 +59,7 @@ async def wikipedia_search(query: str) -> str:
     Args:
         query: What to look for: the name of an article, or a few words.
     """
-    return await _found("wikipedia", query, TOP_K)
+    return await _search("wikipedia", query, TOP_K)
 
 
 @tool
@@ -71,4 +71,4 @@ async def retrieve(query: str) -> str:
     """
     if not (address := os.environ.get(SERVER)):
         raise ConfigError(f"set {SERVER} to the address of a retrieval server; `agentfly search serve` starts one")
-    return await _found(address, query, TOP_K)
+    return await _search(address, query, TOP_K)

@@ -1,6 +1,37 @@
-"""From trajectories to new weights."""
+"""Training: from trajectories to new weights. Importing this package does not import torch."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentfly.agent import BaseAgent, wait_for
+from agentfly.rollout.config import parse_tasks
+from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
-from agentfly.training.starting import train
 
 __all__ = ["TrainConfig", "train"]
+
+
+def train(
+    agent: Callable[..., BaseAgent],
+    tasks: Any,
+    config: TrainConfig | None = None,
+    *,
+    eval_tasks: Any = (),
+    run: str | Path,
+    resume: bool = False,
+) -> RunDirectory:
+    """Train an agent on tasks and write everything to the run directory `run`.
+
+    agent: a function that makes the agent, such as `lambda **model: HFAgent(**model, tools=…, reward=…)`; `model` holds
+    the model, backend and template of the configuration. tasks, eval_tasks: what `agent.run` takes.
+    resume: continue the run in that directory after its newest checkpoint.
+    """
+    from agentfly.training.trainer import Trainer, TrainPlan
+
+    held_out = parse_tasks(eval_tasks) if eval_tasks else ()
+    plan = TrainPlan(agent, parse_tasks(tasks), config or TrainConfig(), held_out)
+    wait_for(Trainer(plan, Path(run), resume=resume).run())
+    return RunDirectory(run)

@@ -1,13 +1,13 @@
-"""What the learner is given to learn from, and how it is cut into pieces that fit into memory.
+"""Training samples, the model inputs made of them, and how they are split to fit into memory.
 
-A sample is a sequence of tokens, some of which the model sampled: those, and no others, are learned from. With `P` the
-prompt, `A` what was sampled and `E` what an environment answered, the model is shown all before the last sampled token,
-and asked at the places before sampled ones:
+A sample is a sequence of tokens of which the model sampled some; only those are trained on. With `p` the prompt, `a`
+sampled tokens and `e` what an environment answered, the model reads everything before the last sampled token, and its
+output is used at the positions before sampled tokens:
 
-    tokens   p0 p1 p2 a0 a1 e0 e1 a2 a3 e2
-    shown    p0 p1 p2 a0 a1 e0 e1 a2
-    asked          ^  ^        ^  ^
-    for            a0 a1       a2 a3
+    tokens      p0 p1 p2 a0 a1 e0 e1 a2 a3 e2
+    input_ids   p0 p1 p2 a0 a1 e0 e1 a2
+    positions          ^  ^        ^  ^
+    targets            a0 a1       a2 a3
 """
 
 from __future__ import annotations
@@ -16,103 +16,149 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from agentfly.algorithm import Piece
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.algorithms.loss import TokenBatch
 from agentfly.errors import RecordError
 from agentfly.segment import Floats, Ids
+
+if TYPE_CHECKING:
+    from agentfly.training.logprobs import TokenScores
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Tokens of some sequences, and which of them the model is asked for."""
+class ModelInputs:
+    """Several sequences as the model reads them, without padding."""
 
-    tokens: tuple[Ids, ...]
-    """What each sequence shows the model: all before its last sampled token."""
-    asked: tuple[Ids, ...]
-    """For each, the places just before its sampled tokens."""
+    input_ids: tuple[Ids, ...]
+    """Per sequence: all tokens before its last sampled token."""
+    positions: tuple[Ids, ...]
+    """Per sequence, [sampled]: the positions just before its sampled tokens."""
     targets: Ids
-    """The sampled tokens of all, one after the other."""
+    """The sampled tokens of all sequences, concatenated."""
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Sequences:
-        sampled = [np.flatnonzero(piece.mask).astype(np.int32) for piece in pieces]
-        if any(len(places) and places[0] == 0 for places in sampled):
+    def from_segments(cls, segments: Sequence[SegmentArrays]) -> ModelInputs:
+        sampled = [np.flatnonzero(segment.mask).astype(np.int32) for segment in segments]
+        if any(len(indices) and indices[0] == 0 for indices in sampled):
             raise RecordError("the first token of a segment has nothing before it: the model cannot have sampled it")
-        shown = [
-            piece.tokens[: places[-1] if len(places) else 0] for piece, places in zip(pieces, sampled, strict=True)
-        ]
-        targets = [piece.tokens[places] for piece, places in zip(pieces, sampled, strict=True)]
-        return cls(tuple(shown), tuple(places - 1 for places in sampled), np.concatenate(targets))
+        return cls(
+            input_ids=tuple(segment.tokens[: num_input_tokens(segment)] for segment in segments),
+            positions=tuple(indices - 1 for indices in sampled),
+            targets=np.concatenate([each.tokens[indices] for each, indices in zip(segments, sampled, strict=True)]),
+        )
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many tokens each sequence sampled."""
-        return tuple(map(len, self.asked))
+        """Number of sampled tokens of each sequence."""
+        return tuple(map(len, self.positions))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A segment of a chain with what its tokens were worth: one number a token everywhere, 0 where none was sampled."""
+    """A segment with its advantages; every array is [tokens], 0 where the model did not sample."""
 
-    piece: Piece
+    segment: SegmentArrays
     advantages: Floats
     temperature: float = 1.0
-    """It was sampled with; 0 is greedy, whose log-probabilities are those of 1."""
+    """Sampling temperature; 0 is greedy, scored as temperature 1."""
     returns: Floats | None = None
-    """What the critic should have said; None without one."""
-    reference: Floats | None = None
+    """The critic's regression targets; None without a critic."""
+    reference_logprobs: Floats | None = None
     """Log-probabilities under the reference model; None without one."""
-    old: Floats | None = None
-    """Log-probabilities under the model before the update; None lets the learner find them where it needs them."""
+    old_logprobs: Floats | None = None
+    """Log-probabilities before the update; None lets the learner compute them where it needs them."""
     name: str = ""
-    """For messages: group/chain#segment."""
+    """For error messages: group/chain#segment."""
 
     def __post_init__(self) -> None:
-        for name in ("advantages", "returns", "reference", "old"):
-            numbers = getattr(self, name)
-            if numbers is not None and len(numbers) != len(self.piece.tokens):
-                raise RecordError(
-                    f"sample {self.name} has {len(self.piece.tokens)} tokens but {len(numbers)} {name}: one each"
-                )
+        length = len(self.segment.tokens)
+        for name in ("advantages", "returns", "reference_logprobs", "old_logprobs"):
+            array = getattr(self, name)
+            if array is not None and len(array) != length:
+                raise RecordError(f"sample {self.name} has {length} tokens but {len(array)} {name}: one each")
 
     @cached_property
-    def sampled(self) -> int:
-        """How many tokens the model wrote."""
-        return int(self.piece.mask.sum())
+    def num_sampled(self) -> int:
+        """Number of tokens the model sampled."""
+        return int(self.segment.mask.sum())
 
 
-def shown(piece: Piece) -> int:
-    """How many tokens of a piece the model is shown: what comes after the last sampled one changes nothing."""
-    places = np.flatnonzero(piece.mask)
-    return int(places[-1]) if len(places) else 0
+def num_input_tokens(segment: SegmentArrays) -> int:
+    """Tokens of a segment that the model reads: those after the last sampled token have no effect."""
+    sampled = np.flatnonzero(segment.mask)
+    return int(sampled[-1]) if len(sampled) else 0
 
 
-def micro_batches(
+def gather_field(samples: Sequence[Sample], field: str, device: torch.device) -> Tensor:
+    """A field of the samples at their sampled tokens: [sampled tokens of all samples]."""
+    for sample in samples:
+        if getattr(sample, field) is None:
+            raise RecordError(f"sample {sample.name} has no {field}, which this learner needs")
+    return _concatenate([getattr(sample, field)[sample.segment.mask] for sample in samples], device)
+
+
+def build_token_batch(
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    scores: TokenScores,
+    *,
+    on_policy: bool,
+    with_reference: bool,
+    entropy_gradient: bool,
+) -> TokenBatch:
+    """Assemble what the loss reads. `weights`: per sample, the weight of one of its tokens in the loss.
+
+    on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
+    """
+    device = scores.logprobs.device
+    counts = torch.tensor([sample.num_sampled for sample in samples])
+    return TokenBatch(
+        logprobs=scores.logprobs,
+        old_logprobs=scores.logprobs.detach() if on_policy else gather_field(samples, "old_logprobs", device),
+        sampler_logprobs=_concatenate([each.segment.logprobs[each.segment.mask] for each in samples], device),
+        advantages=gather_field(samples, "advantages", device),
+        weights=_concatenate([np.repeat(weights, counts.numpy())], device),
+        sequence_ids=torch.arange(len(counts)).repeat_interleave(counts).to(device),
+        num_sequences=len(samples),
+        reference_logprobs=gather_field(samples, "reference_logprobs", device) if with_reference else None,
+        entropies=scores.entropies if entropy_gradient else scores.entropies.detach(),
+    )
+
+
+def _concatenate(arrays: Sequence[Floats], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays).astype(np.float32)).to(device)
+
+
+def split_micro_batches(
     items: Sequence[T], budget: int, length: Callable[[T], int], *, padded: bool = False
 ) -> list[list[T]]:
-    """Batches of at most `budget` tokens, of items about as long as one another; an item alone may be longer.
+    """Batches of at most `budget` tokens, of items of similar length; a longer item is alone in its batch.
 
-    `padded`: every item takes as many tokens as the longest of its batch.
+    padded: every item takes as many tokens as the longest of its batch.
     """
     batches: list[list[T]] = []
-    taken = longest = 0
+    total = longest = 0
     for item in sorted(items, key=length, reverse=True):
         tokens = length(item)
-        if batches and (taken + longest if padded else taken + tokens) <= budget:
+        if batches and (total + longest if padded else total + tokens) <= budget:
             batches[-1].append(item)
         else:
             batches.append([item])
-            taken, longest = 0, tokens
-        taken += longest if padded else tokens
+            total = 0
+            longest = tokens
+        total += longest if padded else tokens
     return batches
 
 
-def mini_batches(items: Sequence[T], count: int) -> list[Sequence[T]]:
-    """At most `count` batches in order, as many items in each as in the others, or one more."""
+def split_mini_batches(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """At most `count` batches in order, whose sizes differ by at most one."""
     bounds = np.linspace(0, len(items), min(count, len(items)) + 1).astype(int)
     return [items[start:end] for start, end in pairwise(bounds)]

@@ -1,14 +1,14 @@
-"""Checkpoints: what a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to resume with the same result.
 
     checkpoints/step-000040/
-        model/                what plain transformers loads: config, weights, tokenizer (or a peft adapter)
+        model/                what transformers loads: config, weights, tokenizer (or a peft adapter)
         trainer.safetensors   optimizer, critic, generators
-        trainer.json          step, place in the data, schedules, controllers
-        manifest.json         the size and the checksum of every file; written last
+        trainer.json          step, position in the data, schedules, controllers
+        manifest.json         size and checksum of every file; written last
 
-A checkpoint is written beside its place, flushed to the disk, and then renamed, so that one is there whole or not at
-all. An older one is removed only after a later one stands. What cannot be written or read is told, and harms nothing.
-A folder that is named like a checkpoint but was never sealed is neither counted nor removed.
+A checkpoint is written to a temporary folder, flushed to disk and renamed, so it exists completely or not at all. An
+older one is removed only after a newer one exists. A folder that is named like a checkpoint but has no manifest is
+neither counted nor removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from agentfly.errors import ConfigError, DataError
-from agentfly.manifest import MANIFEST, damage, seal, to_disk
+from agentfly.manifest import MANIFEST, find_damage, fsync_path, seal
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d{6,})")
@@ -36,50 +36,61 @@ _PARTS = ("model", "trainer.safetensors", "trainer.json")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What the trainer remembers beside the model's weights."""
+class TrainerState:
+    """The state of a run beside the model's weights."""
 
     step: int
-    """Steps that were done."""
+    """Steps completed."""
     tensors: Mapping[str, torch.Tensor]
     values: Mapping[str, Any]
-    """Anything that JSON can keep."""
+    """Values that JSON can hold."""
 
 
-class Checkpoints:
-    """The checkpoints of a run, the newest and the best of which are kept."""
+class CheckpointManager:
+    """The checkpoints of a run; retains the newest and the best."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+        """`keep`: how many of the newest are retained."""
+        self._folder = folder
+        self._keep = keep
 
-    def save(self, state: State, write_model: Callable[[Path], None], *, best: int | None = None) -> Path:
-        """Write a checkpoint; then remove those that are neither among the newest nor of the step `best`."""
-        place = self._folder / f"step-{state.step:06d}"
-        draft = self._folder / f".{place.name}.draft"
+    def save(self, state: TrainerState, write_model: Callable[[Path], None], *, best: int | None = None) -> Path:
+        """Write a checkpoint, then remove those that are neither among the newest nor of the step `best`."""
+        path = self.path(state.step)
+        draft = self._folder / f".{path.name}.draft"
         try:
             shutil.rmtree(draft, ignore_errors=True)
             (draft / "model").mkdir(parents=True)
             write_model(draft / "model")
-            save_file(_apart(state.tensors), draft / "trainer.safetensors")
+            # safetensors refuses tensors that share memory
+            tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.tensors.items()}
+            save_file(tensors, draft / "trainer.safetensors")
             (draft / "trainer.json").write_text(json.dumps({"step": state.step, **state.values}), encoding="utf-8")
             seal(draft)
-            _replace(draft, place)
+            if path.is_dir():  # of a run that was resumed from an earlier step
+                shutil.rmtree(path)
+            elif path.exists():
+                path.unlink()
+            os.rename(draft, path)
+            fsync_path(path.parent)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(draft, ignore_errors=True)
-            said = f"the checkpoint of step {state.step} could not be written to {self._folder}: {error}"
-            last = self.steps()
-            kept = f"step {last[-1]} is whole" if last else "there is no earlier one"
-            raise DataError(f"{said}; {kept}. Free some space, then go on with --resume") from error
+            steps = self.steps()
+            newest = f"the one of step {steps[-1]} is complete" if steps else "there is no earlier one"
+            raise DataError(
+                f"the checkpoint of step {state.step} could not be written to {self._folder}: {error}; {newest}. "
+                "Free some space, then resume with --resume"
+            ) from error
         for step in self.steps()[: -self._keep]:
             if step != best:
                 shutil.rmtree(self.path(step))
-        return place
+        return path
 
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """The steps that have a sealed checkpoint, in order."""
+        """The steps that have a complete checkpoint, in order."""
         return [step for step in self.candidates() if (self.path(step) / MANIFEST).is_file()]
 
     def candidates(self) -> list[int]:
@@ -90,65 +101,50 @@ class Checkpoints:
         steps = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
         return sorted({step for step in steps if os.path.lexists(self.path(step))})
 
-    def load(self, step: int | None = None) -> tuple[State, Path]:
-        """The state after `step`, and the folder of its model; None: the newest valid one, with a warning for others.
+    def load(self, step: int | None = None) -> tuple[TrainerState, Path]:
+        """The state after `step` and the folder of its model; None: the newest valid one, with a warning for others.
 
         Raises ConfigError where there is no such checkpoint, DataError where none that may be used is valid.
         """
         if step is not None:
             return self._load_step(step)
-        there = self.candidates()
-        if not there:
-            raise ConfigError(f"there is no checkpoint in {self._folder}: the run never got that far; start it anew")
+        candidates = self.candidates()
+        if not candidates:
+            raise ConfigError(f"there is no checkpoint in {self._folder}: the run never got that far; start it again")
         skipped = []
-        for each in reversed(there):
-            place = self.path(each)
-            if not (wrong := _find_damage(place)):
-                return _read(place)
-            _LOG.warning("%s is not a valid checkpoint (%s) and is skipped", place, wrong)
-            skipped.append(f"{place.name} ({wrong})")
-        raise DataError(f"no checkpoint in {self._folder} is valid: {'; '.join(skipped)}. Restore one, or start anew")
+        for each in reversed(candidates):
+            path = self.path(each)
+            if not (damage := _find_damage(path)):
+                return _read(path)
+            _LOG.warning("%s is not a valid checkpoint (%s) and is skipped", path, damage)
+            skipped.append(f"{path.name} ({damage})")
+        raise DataError(f"no checkpoint in {self._folder} is valid: {'; '.join(skipped)}. Restore one, or start again")
 
-    def _load_step(self, step: int) -> tuple[State, Path]:
-        there = self.steps()
-        if step not in there:
-            known = f"there are those of {', '.join(map(str, there))}" if there else "there is none"
+    def _load_step(self, step: int) -> tuple[TrainerState, Path]:
+        steps = self.steps()
+        if step not in steps:
+            known = f"there are those of {', '.join(map(str, steps))}" if steps else "there is none"
             raise ConfigError(f"there is no checkpoint of step {step}; {known}")
-        place = self.path(step)
-        if wrong := _find_damage(place):
-            others = [each for each in there if each != step and not _find_damage(self.path(each))]
-            cure = f"go on from a whole one with --from-step {others[-1]}" if others else "no other one is whole"
-            raise DataError(f"the checkpoint {place} is damaged ({wrong}); {cure}")
-        return _read(place)
+        path = self.path(step)
+        if damage := _find_damage(path):
+            valid = [each for each in steps if each != step and not _find_damage(self.path(each))]
+            advice = f"resume from a valid one with --from-step {valid[-1]}" if valid else "no other one is valid"
+            raise DataError(f"the checkpoint {path} is damaged ({damage}); {advice}")
+        return _read(path)
 
     def remove_after(self, step: int) -> None:
-        """Forget what came after `step`, since it will come again."""
+        """Remove the checkpoints after `step`, which will be written again."""
         for each in self.steps():
             if each > step:
                 shutil.rmtree(self.path(each))
 
 
-def _find_damage(place: Path) -> str:
-    """What keeps a folder from being a valid checkpoint; empty: nothing."""
-    missing = (f"{name} is missing" for name in _PARTS if not (place / name).exists())
-    return damage(place) or next(missing, "")
+def _find_damage(path: Path) -> str:
+    """Why a folder is not a valid checkpoint; empty if it is one."""
+    missing = (f"{name} is missing" for name in _PARTS if not (path / name).exists())
+    return find_damage(path) or next(missing, "")
 
 
-def _read(place: Path) -> tuple[State, Path]:
-    values = json.loads((place / "trainer.json").read_text(encoding="utf-8"))
-    return State(values.pop("step"), load_file(place / "trainer.safetensors"), values), place / "model"
-
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors that share no memory, as the format wants them."""
-    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-
-
-def _replace(draft: Path, place: Path) -> None:
-    if place.exists():  # of a run that was resumed from an earlier step
-        if place.is_dir():
-            shutil.rmtree(place)
-        else:
-            place.unlink()
-    os.rename(draft, place)
-    to_disk(place.parent)
+def _read(path: Path) -> tuple[TrainerState, Path]:
+    values = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
+    return TrainerState(values.pop("step"), load_file(path / "trainer.safetensors"), values), path / "model"

@@ -1,7 +1,8 @@
-"""The configuration of a training run: one frozen record of at most forty fields.
+"""The configuration of a training run: a frozen record of at most forty fields, related ones in nested records.
 
-Everything that can be found wrong is found here, before anything is loaded: an unknown field, a value of the wrong
-kind, sizes that do not go together, and a field that would have no effect.
+Everything that can be checked is checked here, before anything is loaded: unknown fields, values of the wrong type,
+sizes that do not fit together, and fields without effect. Nested fields have dotted names on the command line:
+`optimizer.learning_rate=1e-5`, `kl.coef=0.01`.
 """
 
 from __future__ import annotations
@@ -14,219 +15,306 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentfly.algorithm import Algorithm, Needs, SegmentReward
-from agentfly.algorithms import algorithm_of
+from agentfly.algorithms import build_algorithm
+from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
-from agentfly.rollout.options import RunOptions, sampling_of, settings_of
-from agentfly.runs.sinks import checked_sinks
+from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
+from agentfly.runs.loggers import validate_loggers
 from agentfly.types import Sampling
+
+CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The policy loss."""
+
+    type: Literal["clip", "gspo", "cispo", "plain"] = "clip"
+    """Surrogate: PPO's clipped ratio, GSPO's sequence ratio, CISPO's clipped weight, or the plain policy gradient."""
+    clip: tuple[float, ...] = (0.2, 0.2)
+    """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over tokens, mean over sequences of their token means, or sum over tokens divided by a constant length."""
+    entropy_coef: float = 0.0
+    """Entropy bonus coefficient."""
+    correction: str | None = None
+    """Importance-sampling correction for sampler/learner mismatch: token, sequence or geometric, -truncate or -mask."""
+    correction_cap: float = 2.0
+    """Importance ratio above which the correction truncates or masks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """The KL penalty against the initial policy."""
+
+    coef: float = 0.0
+    """KL coefficient. 0 disables the reference model."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """KL estimator per token; see `agentfly.algorithms.kl`."""
+    placement: Literal["loss", "reward"] = "loss"
+    """Whether KL is a term of the loss or is subtracted from the reward."""
+    target: float | None = None
+    """KL divergence per token, in nats, that the coefficient is adapted to; None keeps it constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate."""
+    critic_learning_rate: float | None = None
+    """Peak learning rate of the critic; None is `learning_rate`. Refused without a critic."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of matrices."""
+    warmup_steps: int = 0
+    """Training steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up; linear and cosine decay to 0 at the last step."""
+    max_grad_norm: float = 1.0
+    """Norm that gradients are clipped to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Evaluation on held-out tasks during training."""
+
+    every: int | None = None
+    """Training steps between evaluations; None evaluates before the first step and after the last."""
+    chains: int = 1
+    """Sampled chains per held-out task; one greedy chain is added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and how many are retained."""
+
+    every: int = 10
+    """Training steps between checkpoints; the last step always has one."""
+    keep: int = 2
+    """Newest checkpoints to retain; the one with the best evaluation is retained besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How an agent is trained."""
+    """How an agent is trained. A nested record may be given as a mapping of its fields."""
 
-    # ── the model ──
+    # ── model ──
     model: str = "tiny"
     """A name of `agentfly models`, a local folder, or a hub name."""
     backend: str | Mapping[str, Any] = "transformers"
-    """What samples: a name, or `{"backend": name, setting: …}`."""
+    """Sampling backend: a name, or `{"backend": name, setting: …}`."""
     template: str | None = None
-    """A chat template by name; None follows the tokenizer."""
+    """Chat template by name; None follows the tokenizer."""
     lora_rank: int | None = None
-    """Train adapters of this rank; None trains all weights."""
-    recompute: bool = False
-    """Compute activations anew in the backward pass (gradient checkpointing): slower, and much less memory."""
+    """Rank of LoRA adapters; None trains all weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: slower, with much less memory."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the learner's matrix products; its weights are float32. auto: bfloat16 where the hardware is quick in it."""
+    """Data type of the learner's matrix products; weights are float32. auto: bfloat16 where that is fast."""
 
-    # ── the rollout ──
+    # ── rollout ──
     tasks_per_step: int = 8
+    """Tasks per training step."""
     num_chains: int = 8
-    """Chains of each task."""
+    """Chains per task."""
     max_turns: int = 10
+    """Turns per chain at most."""
     sampling: Sampling = field(default_factory=Sampling)
     run_options: Mapping[str, Any] = field(default_factory=dict)
-    """What else `agent.run` may be told: max_chain_tokens, failures, strategy, folding, …"""
+    """Further options of `agent.run`: max_chain_tokens, failures, strategy, folding, …"""
 
-    # ── the algorithm ──
-    algorithm: Algorithm = field(default_factory=lambda: algorithm_of("grpo"))
-    """A name, or an algorithm with settings of its own, such as `PPO(lam=0.95)`."""
-    loss: Literal["clip", "gspo", "cispo", "plain"] = "clip"
-    clip: tuple[float, ...] = (0.2, 0.2)
-    """How far below and above 1 the ratio may go; a third number bounds the loss of bad tokens (dual clip)."""
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Each token counts the same; each sequence does; or each token is divided by a constant length."""
-    kl: float = 0.0
-    """The price of straying from the model as it was at the start; 0 keeps no reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    kl_in: Literal["loss", "reward"] = "loss"
-    kl_target: float | None = None
-    """The divergence that `kl` is steered towards; None keeps `kl` as it is."""
-    entropy: float = 0.0
-    """The reward for being undecided."""
-    correction: str | None = None
-    """Of what the sampler's numbers differ from the learner's: token, sequence or geometric, -truncate or -mask."""
-    correction_cap: float = 2.0
+    # ── algorithm and update ──
+    algorithm: Algorithm = field(default_factory=lambda: build_algorithm("grpo"))
+    """A name, or an algorithm object with its hyperparameters, such as `PPO(lam=0.95)`."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    kl: KLConfig = field(default_factory=KLConfig)
     segment_reward: SegmentReward = "broadcast"
-    """Which segments of a folded chain its reward goes to."""
+    """How the reward of a chain of several segments is credited to them."""
     zero_variance: Literal["skip", "keep", "resample"] | None = None
-    """Groups whose chains all earned the same. None: skip them where the algorithm compares within groups."""
-
-    # ── the update ──
-    learning_rate: float = 1e-6
-    critic_learning_rate: float | None = None
-    """None: the learning rate. Without a critic it has no effect and is refused."""
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes, after the warm-up, until the last step."""
-    max_grad_norm: float = 1.0
+    """Groups whose chains all have the same reward; None skips them where the algorithm compares within groups."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     epochs: int = 1
-    """How often a batch is gone through."""
+    """Passes over each batch."""
     mini_batches: int = 1
-    """Optimizer steps in one pass over a batch."""
+    """Optimizer steps per pass."""
     micro_batch_tokens: int = 16384
-    """Most tokens in one forward pass of the learner."""
+    """Tokens in one forward pass of the learner at most."""
 
-    # ── the run ──
+    # ── run ──
     steps: int = 100
+    """Training steps."""
     seed: int = 0
-    save_every: int = 10
-    """Steps between checkpoints; the last step always has one."""
-    keep: int = 2
-    """Newest checkpoints that stay; the one with the best evaluation stays besides."""
-    eval_every: int | None = None
-    """Steps between evaluations; None: before the first step and after the last."""
-    eval_chains: int = 1
-    """Chains of each held-out task; one more of each is greedy."""
-    sinks: tuple[str, ...] = ("console",)
-    """Who is told beside the JSON lines: console, tensorboard, wandb."""
+    """Seed of task order, sampling and initialization."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    loggers: tuple[str, ...] = ("console",)
+    """Loggers beside the JSON lines: console, tensorboard, wandb."""
+
+    def __new__(cls, **values: Any) -> Self:
+        for name in values:
+            if name not in cls.__dataclass_fields__:
+                raise ConfigError(_unknown_field(name))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, value in _checked({each.name: getattr(self, each.name) for each in fields(self)}).items():
-            object.__setattr__(self, name, value)
-        self._refuse_impossible_sizes()
-        self._refuse_what_has_no_effect()
+        hints = typing.get_type_hints(TrainConfig)
+        for each in fields(self):
+            object.__setattr__(self, each.name, _parse_field(each.name, getattr(self, each.name), hints[each.name]))
+        allowed = sorted(set(RunOptions.__annotations__) - {"observer", "seed", "sampling"})  # those the trainer sets
+        for name in self.run_options:
+            if name not in allowed:
+                raise ConfigError(f"run_options has {name!r}; it may have {', '.join(allowed)}")
+        options: Any = {**self.run_options, "sampling": self.sampling}
+        parse_settings(self.max_turns, options)  # raises where they are wrong
+        self._validate_numbers()
+        self._validate_combinations()
+        self._refuse_fields_without_effect()
 
     @property
     def chains_per_step(self) -> int:
         return self.tasks_per_step * self.num_chains
 
     @property
-    def skips(self) -> str:
-        """What becomes of groups whose chains all earned the same."""
-        return self.zero_variance or ("skip" if Needs.GROUPS in self.algorithm.needs else "keep")
+    def zero_variance_rule(self) -> Literal["skip", "keep", "resample"]:
+        """What happens to groups whose chains all have the same reward."""
+        return self.zero_variance or ("skip" if self.algorithm.needs_groups else "keep")
 
     @property
     def longest_chain(self) -> int | None:
-        """Most tokens that a chain can sample; None: no limit was given."""
-        most = self.sampling.max_tokens
-        limits = [self.run_options.get("max_chain_tokens"), None if most is None else most * self.max_turns]
+        """Sampled tokens of a chain at most; None without a limit."""
+        per_turn = self.sampling.max_tokens
+        limits = [self.run_options.get("max_chain_tokens"), None if per_turn is None else per_turn * self.max_turns]
         return min((each for each in limits if each is not None), default=None)
 
     @property
     def agent_settings(self) -> dict[str, Any]:
-        """What the agent is told about its model, where it runs without a learner."""
+        """Arguments of the agent's constructor, where it runs without a learner."""
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
         return {"model_name_or_path": self.model, **named, **({"template": self.template} if self.template else {})}
 
     @property
     def agent_options(self) -> dict[str, Any]:
-        """How the agent is run: options of `agent.run`."""
+        """Options of `agent.run`."""
         return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling}
 
-    def overridden(self, changes: Mapping[str, Any]) -> TrainConfig:
-        """The same with some fields changed; `sampling.temperature` reaches into a field."""
+    def override(self, changes: Mapping[str, Any]) -> TrainConfig:
+        """A copy with some fields changed; a dotted name reaches into a field."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, value in changes.items():
             head, dot, inner = name.partition(".")
             if head not in values:
-                raise ConfigError(_no_such_field(head))
-            values[head] = _reached(head, values[head], inner, value) if dot else value
+                raise ConfigError(_unknown_field(head))
+            values[head] = _override_inner(head, values[head], inner, value) if dot else value
         return TrainConfig(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """The effective configuration as JSON keeps it."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        """The effective configuration as JSON."""
+        return {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
 
-    def _refuse_impossible_sizes(self) -> None:
-        for name in _WHOLE:
-            least = 0 if name in ("warmup_steps", "seed") else 1
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
-        for name in ("learning_rate", "critic_learning_rate", "max_grad_norm", "kl_target"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+    def flat(self) -> dict[str, Any]:
+        """The effective configuration as JSON, with the fields of nested records under their dotted names."""
+        out: dict[str, Any] = {}
+        for name, value in self.to_json().items():
+            out |= {f"{name}.{inner}": each for inner, each in value.items()} if name in NESTED else {name: value}
+        return out
+
+    def _validate_numbers(self) -> None:
+        for name, value in self.flat().items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if isinstance(value, int) and name not in _FLOATS:
+                least = 0 if name in ("optimizer.warmup_steps", "seed") else 1
+                if value < least:
+                    raise ConfigError(f"{name} must be at least {least}, not {value}")
+            elif name in ("kl.coef", "optimizer.weight_decay", "loss.entropy_coef"):
+                if not 0 <= value < math.inf:
+                    raise ConfigError(f"{name} must be a number from 0, not {value}")
+            elif not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, not {value}")
-        for name in ("kl", "weight_decay", "entropy"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a number from 0, not {getattr(self, name)}")
+
+    def _validate_combinations(self) -> None:
         if self.chains_per_step % self.mini_batches:
             raise ConfigError(
                 f"{self.tasks_per_step} tasks × {self.num_chains} chains are {self.chains_per_step} chains a step, "
                 f"which do not divide into mini_batches={self.mini_batches}"
             )
-        if Needs.GROUPS in self.algorithm.needs and self.num_chains < 2:
-            raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be 2+")
-        if self.warmup_steps >= self.steps:
-            raise ConfigError(f"warmup_steps={self.warmup_steps} leaves none of steps={self.steps} at full rate")
-        if not 1 < self.correction_cap < math.inf:
-            raise ConfigError(f"correction_cap is a ratio above 1, not {self.correction_cap}")
-        if self.correction not in (None, *CORRECTIONS):
-            raise ConfigError(f"there is no correction {self.correction!r}; there are {', '.join(CORRECTIONS)}")
-        if not _is_clip(*self.clip):
+        if self.algorithm.needs_groups and self.num_chains < 2:
+            raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
+        if (warmup := self.optimizer.warmup_steps) >= self.steps:
+            raise ConfigError(f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate")
+        loss = self.loss
+        if not 1 < loss.correction_cap < math.inf:
+            raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")
+        if loss.correction not in (None, *CORRECTIONS):
+            raise ConfigError(f"there is no correction {loss.correction!r}; there are {', '.join(CORRECTIONS)}")
+        low, high, dual = (*loss.clip, math.inf)[:3] if 2 <= len(loss.clip) <= 3 else (math.nan,) * 3
+        if not (0 <= low <= 1 and 0 <= high < math.inf and dual > 1 + high):
             raise ConfigError(
-                f"clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
-                f"not {list(self.clip)}"
+                f"loss.clip is [low, high], or [low, high, dual] with dual above 1 + high, such as [0.2, 0.28]; "
+                f"not {list(loss.clip)}"
             )
-        if self.aggregation == "constant" and self.longest_chain is None:
-            raise ConfigError("aggregation='constant' divides by the longest chain: give sampling.max_tokens")
+        if loss.aggregation == "constant" and self.longest_chain is None:
+            raise ConfigError("loss.aggregation='constant' divides by the longest chain: give sampling.max_tokens")
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:
             raise ConfigError("training samples: sampling.temperature must be above 0 (evaluation can be greedy)")
 
-    def _refuse_what_has_no_effect(self) -> None:
+    def _refuse_fields_without_effect(self) -> None:
         """A field that was set and does nothing is a misunderstanding."""
-        default = {each.name: _default(each) for each in fields(self)}
-        idle: dict[str, str] = {}
-        if not self.kl:
-            idle |= dict.fromkeys(("kl_estimator", "kl_in", "kl_target"), "kl is 0")
-        if self.loss == "plain":
-            idle["clip"] = "loss='plain' clips nothing"
-        if self.correction is None:
-            idle["correction_cap"] = "there is no correction"
-        if Needs.VALUES not in self.algorithm.needs:
-            idle["critic_learning_rate"] = f"{self.algorithm} has no critic"
-        for name, reason in idle.items():
-            if getattr(self, name) != default[name]:
-                raise ConfigError(f"{name}={getattr(self, name)!r} would have no effect: {reason}")
-        if len(self.clip) == 3 and self.loss != "clip":
-            raise ConfigError(f"clip's third number would have no effect: loss={self.loss!r} knows no dual clip")
+        unused: list[tuple[str, Any, str, str]] = []  # record name, record, field, reason
+        if not self.kl.coef:
+            unused += [("kl", self.kl, name, "kl.coef is 0") for name in ("estimator", "placement", "target")]
+        if self.loss.type == "plain":
+            unused.append(("loss", self.loss, "clip", "loss.type='plain' clips nothing"))
+        if self.loss.correction is None:
+            unused.append(("loss", self.loss, "correction_cap", "there is no correction"))
+        if not self.algorithm.needs_values:
+            unused.append(("optimizer", self.optimizer, "critic_learning_rate", f"{self.algorithm} has no critic"))
+        for head, record, name, reason in unused:
+            if getattr(record, name) != getattr(type(record)(), name):
+                raise ConfigError(f"{head}.{name}={getattr(record, name)!r} would have no effect: {reason}")
+        if len(self.loss.clip) == 3 and self.loss.type != "clip":
+            raise ConfigError(
+                f"the third number of loss.clip would have no effect: loss.type={self.loss.type!r} has no dual clip"
+            )
 
 
-_WHOLE = (
-    "lora_rank", "tasks_per_step", "num_chains", "max_turns", "warmup_steps", "epochs", "mini_batches",
-    "micro_batch_tokens", "steps", "seed", "save_every", "keep", "eval_every", "eval_chains",
-)  # fmt: skip
-CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
-_OURS = {"observer", "seed", "sampling"}
-"""What a run may be told and the trainer says itself."""
+NESTED: dict[str, Any] = {
+    "loss": LossConfig,
+    "kl": KLConfig,
+    "optimizer": OptimizerConfig,
+    "evaluation": EvaluationConfig,
+    "checkpoint": CheckpointConfig,
+}
+_FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
+_MOVED = {
+    "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
+    "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
+    "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
+    "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
+    **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
+}  # fmt: skip
+"""Earlier names of fields → their names today, for error messages."""
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "algorithm": build_algorithm,
+    "sampling": parse_sampling,
+    "loggers": validate_loggers,
+}
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """`name=value` as typed on the command line: a value is JSON where it can be read as such, else text."""
+    """Parse `name=value` arguments of the command line: a value is JSON where it can be read as such, else text."""
     out: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals:
-            raise ConfigError(f"{argument!r} changes nothing; write field=value, such as learning_rate=3e-4")
+            raise ConfigError(f"{argument!r} changes nothing; write field=value, such as optimizer.learning_rate=3e-4")
         try:
             out[name.strip()] = json.loads(text)
         except ValueError:
@@ -234,92 +322,84 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "algorithm": algorithm_of,
-    "sampling": sampling_of,
-    "sinks": checked_sinks,
-}
-
-
-def refuse_wrong_fields(overrides: Mapping[str, Any]) -> None:
+def validate_overrides(overrides: Mapping[str, Any]) -> None:
     """Refuse overrides that are wrong for any configuration: unknown fields, and values of a wrong type."""
     hints = typing.get_type_hints(TrainConfig)
-    known = {each.name for each in fields(TrainConfig)}
     for name, value in overrides.items():
         head, dot, inner = name.partition(".")
-        if head not in known:
-            raise ConfigError(_no_such_field(head))
+        if head not in hints:
+            raise ConfigError(_unknown_field(head))
         if not dot:
-            _checked_field(head, value, hints[head])
+            _parse_field(head, value, hints[head])
+        elif head in NESTED:
+            _override_inner(head, NESTED[head](), inner, value)
         elif head == "sampling":
-            sampling_of({inner: value})
+            parse_sampling({inner: value})
 
 
-def _checked_field(name: str, value: Any, hint: Any) -> Any:
-    """A value in the type that its field declares."""
-    if name in _READERS:
-        return _READERS[name](value)
+def _parse_field(name: str, value: Any, hint: Any) -> Any:
+    """The value in the type that its field declares."""
+    if name in _PARSERS:
+        return _PARSERS[name](value)
+    if name in NESTED:
+        if isinstance(value, Mapping):
+            record = NESTED[name]()
+            for inner, each in value.items():
+                record = _override_inner(name, record, inner, each)
+            return record
+        if not isinstance(value, NESTED[name]):
+            first = fields(NESTED[name])[0].name
+            raise ConfigError(f"{name}={value!r:.60}: {name} is a group of fields; write {name}.{first}={value!r:.60}")
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+        hints = typing.get_type_hints(NESTED[name])
+        return NESTED[name](**{key: _parse_field(f"{name}.{key}", each, hints[key]) for key, each in value.items()})
     if isinstance(value, bool) and hint is not bool:
         raise ConfigError(f"{name}={value!r}: it takes no truth value")
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
-        said = "; ".join(dict.fromkeys(each["msg"] for each in error.errors()))
-        raise ConfigError(f"{name}={value!r:.60}: {said}") from None
+        messages = "; ".join(dict.fromkeys(each["msg"] for each in error.errors()))
+        raise ConfigError(f"{name}={value!r:.60}: {messages}") from None
 
 
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in the types that the fields declare; a wrong one is refused by name."""
-    hints = typing.get_type_hints(TrainConfig)
-    out = {name: _checked_field(name, value, hints[name]) for name, value in values.items()}
-    for name in out["run_options"]:
-        if name not in RunOptions.__annotations__ or name in _OURS:
-            there = ", ".join(sorted(set(RunOptions.__annotations__) - _OURS))
-            raise ConfigError(f"run_options has {name!r}; it may have {there}")
-    options: Any = {**out["run_options"], "sampling": out["sampling"]}
-    settings_of(out["max_turns"], options)  # says what is wrong with them
-    return out
-
-
-def _is_clip(low: float = math.nan, high: float = math.nan, dual: float = math.inf, *more: float) -> bool:
-    return not more and 0 <= low <= 1 and 0 <= high < math.inf and dual > 1 + high
-
-
-def _no_such_field(name: str) -> str:
-    known = [each.name for each in fields(TrainConfig)]
-    close = difflib.get_close_matches(name, known, 3)
-    return f"there is no field {name!r}; " + f"{'close ones' if close else 'there are'}: {', '.join(close or known)}"
-
-
-def _reached(head: str, held: Any, inner: str, value: Any) -> Any:
-    """A field with something inside of it changed."""
-    if isinstance(held, str) and head in ("algorithm", "backend"):
-        held = {"backend": held} if head == "backend" else algorithm_of(held)
-    if isinstance(held, Mapping):
-        return {**held, inner: value}
-    if not dataclasses.is_dataclass(held) or isinstance(held, type):
-        raise ConfigError(f"{head}={held!r} has nothing inside that could be changed")
-    known = [each.name for each in fields(held)]
+def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
+    """A field's value with something inside of it changed."""
+    if isinstance(value, str) and head in ("algorithm", "backend"):
+        value = {"backend": value} if head == "backend" else build_algorithm(value)
+    if head in NESTED and isinstance(value, Mapping):
+        value = _parse_field(head, value, None)
+    if isinstance(value, Mapping):
+        return {**value, inner: new}
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise ConfigError(f"{head}={value!r} has nothing inside that could be changed")
+    known = [each.name for each in fields(value)]
     if inner not in known:
         close = difflib.get_close_matches(inner, known, 1)
-        what = type(held).__name__ if head == "algorithm" else head
-        there = f"it has {', '.join(known)}" if known else "it has no settings"
+        owner = type(value).__name__ if head == "algorithm" else head
+        has = f"it has {', '.join(known)}" if known else "it has no settings"
         hint = f". Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{what} has no {inner!r}; {there}{hint}")
-    return dataclasses.replace(held, **{inner: value})
+        raise ConfigError(f"{owner} has no {inner!r}; {has}{hint}")
+    if head in NESTED:
+        new = _parse_field(f"{head}.{inner}", new, typing.get_type_hints(NESTED[head])[inner])
+    return dataclasses.replace(value, **{inner: new})
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:
-    return each.default_factory() if callable(each.default_factory) else each.default
+def _unknown_field(name: str) -> str:
+    if name in _MOVED:
+        return f"there is no field {name!r}; it is now {_MOVED[name]}"
+    known = [each.name for each in fields(TrainConfig)]
+    close = difflib.get_close_matches(name, [*known, *_MOVED], 3)
+    close = list(dict.fromkeys(_MOVED.get(each, each) for each in close))
+    return f"there is no field {name!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Algorithm):
         return {"name": type(value).__name__, **{each.name: getattr(value, each.name) for each in fields(value)}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: _to_json(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _to_json(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return value if isinstance(value, str | int | float | bool | types.NoneType) else repr(value)

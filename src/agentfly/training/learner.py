@@ -1,11 +1,12 @@
-"""The learner: scores what was sampled, and moves the model towards what paid.
+"""The learner: scores sampled tokens and updates the model.
 
-The model is the very one that it was given: where the engine samples from it too, nothing has to be delivered. It is
-never in training mode, since dropout would make it another model than the one that sampled.
+`Learner` is what the trainer needs, and `LocalLearner` implements it in one process. It trains the very model it is
+given: where the engine samples from the same object, no weights have to be sent. The model is never in training mode,
+since dropout would make it another model than the one that sampled.
 
-An update goes through its samples `epochs` times, in `mini_batches` steps each. The shares of the tokens in the loss
-are worked out for a mini-batch as a whole, so it may be cut to fit into memory without changing what is learned. The
-model as it was before the first step is the one that ratios refer to: with one step it is the model itself.
+An update passes over its samples `epochs` times, in `mini_batches` optimizer steps each. The weights of the tokens in
+the loss are computed per mini-batch, so splitting it into micro-batches changes memory, not the result. Ratios refer to
+the model before the first step; with a single step that is the model itself.
 """
 
 from __future__ import annotations
@@ -19,30 +20,68 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentfly.algorithm import Piece
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, combine_metrics
-from agentfly.backends.transformers.loading import dtype_of, load_model
-from agentfly.errors import ConfigError, DataError, ModelBroken, RecordError
-from agentfly.models.bars import without_bars
+from agentfly.backends.engine.loading import load_model, resolve_dtype
+from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
+from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
-from agentfly.training.batch import Sample, Sequences, micro_batches, mini_batches, shown
-from agentfly.training.critic import Critic, below
-from agentfly.training.lora import Merged, has_adapters, load_adapters, save_adapters
-from agentfly.training.microbatch import MicroBatch, names
-from agentfly.training.optimizer import Descent, Rate, Schedule, trainable
-from agentfly.training.policy import Policy
+from agentfly.training.batch import (
+    ModelInputs,
+    Sample,
+    build_token_batch,
+    gather_field,
+    num_input_tokens,
+    split_micro_batches,
+    split_mini_batches,
+)
+from agentfly.training.config import TrainConfig
+from agentfly.training.critic import Critic, strip_prefix
+from agentfly.training.lora import MergedWeights, has_adapters, load_adapters, save_adapters
+from agentfly.training.model import Policy
+from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-class Learner:
-    """A causal language model with its optimizer and, where asked for, a critic and a reference model."""
+class Learner(Protocol):
+    """What the trainer, the advantage computation and the weight sync need of a learner.
+
+    The scores are one [tokens] array per segment, 0 where the model did not sample.
+    """
+
+    low_precision: bool
+    """Whether it computes in less than float32."""
+
+    @property
+    def trainable_weights(self) -> Mapping[str, Tensor]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def parameters(self) -> Iterable[Tensor]: ...
+
+    def score(self, segments: Sequence[SegmentArrays], temperature: float) -> Sequence[Floats]: ...
+    def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> Sequence[Floats]: ...
+    def values(self, segments: Sequence[SegmentArrays]) -> Sequence[Floats]: ...
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]: ...
+    def skip_update(self) -> None: ...
+    def set_kl_coef(self, coef: float) -> None: ...
+
+    def weights(self, *, merged: bool = False) -> Iterable[tuple[str, Tensor]]: ...
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None: ...
+
+
+class LocalLearner:
+    """A causal language model in this process, with its optimizer and, where asked for, a critic and a reference."""
 
     def __init__(
         self,
@@ -61,191 +100,264 @@ class Learner:
         epochs: int = 1,
         mini_batches: int = 1,
         micro_batch_tokens: int = 16384,
-        recompute: bool = False,
+        gradient_checkpointing: bool = False,
         precision: Precision = "auto",
         reference: bool = False,
         critic: bool = False,
         seed: int = 0,
     ) -> None:
-        """`model` is as it was at the very start, for that is the reference: a resumed run loads what it learned.
+        """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
 
-        `constant`: the length that the aggregation of that name divides by. `critic_learning_rate`: None takes the
-        learning rate. `warmup_steps` and `total_steps` count updates.
+        constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
+        warmup_steps and total_steps count updates.
         """
-        weights = trainable(model)
+        weights = trainable_parameters(model)
         self.model = model
         self.loss = loss or Loss()
-        self._shares = partial(aggregation_weights, how=aggregation, constant=constant)
-        self._epochs, self._mini_batches, self._budget, self._seed = epochs, mini_batches, micro_batch_tokens, seed
-        self._policy = Policy(model, recompute=recompute)
-        rate = Rate(learning_rate, warmup_steps, schedule, total_steps)
-        descent = partial(Descent, weight_decay=weight_decay, max_norm=max_grad_norm)
-        self._descent = descent(weights.items(), rate)
-        self.rounds = _rounds(precision, model)
-        """Whether it computes in less than float32."""
-        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.rounds)
-        adapted = has_adapters(model)
-        self._reference = Policy(_frozen(model)) if reference and not adapted else None
+        self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
+        self._epochs = epochs
+        self._mini_batches = mini_batches
+        self._micro_batch_tokens = micro_batch_tokens
+        self._seed = seed
+        self._policy = Policy(model, gradient_checkpointing=gradient_checkpointing)
+        lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
+        make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
+        self._optimizer = make_optimizer(weights.items(), lr)
+        self.low_precision = _computes_in_low_precision(precision, model)
+        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.low_precision)
+        self._reference: Policy | None = None
+        if reference and not has_adapters(model):
+            self._reference = Policy(copy.deepcopy(model).requires_grad_(False))
         self._critic: Critic | None = None
         if critic:
-            own = replace(rate, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
-            self._critic = Critic(model, lambda weights: descent(weights.items(), own), recompute=recompute)
+            own = replace(lr, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
+            self._critic = Critic(
+                model,
+                lambda weights: make_optimizer(weights.items(), own),
+                gradient_checkpointing=gradient_checkpointing,
+            )
         self._updates = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
+    @classmethod
+    def from_config(cls, model: Any, config: TrainConfig) -> LocalLearner:
+        loss = Loss(
+            surrogate=config.loss.type,
+            clip=config.loss.clip,  # type: ignore[arg-type]
+            kl_coef=config.kl.coef if config.kl.placement == "loss" else 0.0,
+            kl_estimator=config.kl.estimator,
+            entropy_coef=config.loss.entropy_coef,
+            correction=config.loss.correction,  # type: ignore[arg-type]
+            correction_cap=config.loss.correction_cap,
+        )
+        return cls(
+            model,
+            loss=loss,
+            aggregation=config.loss.aggregation,
+            constant=config.longest_chain,
+            learning_rate=config.optimizer.learning_rate,
+            critic_learning_rate=config.optimizer.critic_learning_rate,
+            weight_decay=config.optimizer.weight_decay,
+            warmup_steps=config.optimizer.warmup_steps,
+            schedule=config.optimizer.schedule,
+            total_steps=config.steps,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            epochs=config.epochs,
+            mini_batches=config.mini_batches,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
+            precision=config.precision,
+            reference=config.kl.coef > 0,
+            critic=config.algorithm.needs_values,
+            seed=config.seed,
+        )
+
     @property
     def device(self) -> torch.device:
-        return self._policy.trunk.device
+        return self._policy.backbone.device
 
     @property
-    def trained(self) -> Mapping[str, Tensor]:
+    def trainable_weights(self) -> Mapping[str, Tensor]:
         """The weights that change, by name."""
-        return self._descent.weights
+        return self._optimizer.weights
 
-    # ── what it says of tokens: one number each, 0 where none was sampled ──
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding matrix."""
+        size: int = self.model.get_input_embeddings().weight.shape[0]
+        return size
 
-    def score(self, pieces: Sequence[Piece], temperature: float) -> list[Floats]:
-        """The log-probabilities of what was sampled, at the temperature it was sampled with."""
-        return self._said(pieces, lambda batch: _logprobs(self._policy, batch, temperature))
+    def parameters(self) -> Iterable[Tensor]:
+        """All weights, frozen ones included."""
+        parameters: Iterable[Tensor] = self.model.parameters()
+        return parameters
 
-    def reference(self, pieces: Sequence[Piece], temperature: float) -> list[Floats]:
-        """The same under the model as it was at the start: a copy, or the model without its adapters."""
+    # ── scoring: one [tokens] array per segment, 0 where nothing was sampled ──
+
+    def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities of the sampled tokens, at the temperature they were sampled with."""
+        return self._score_batches(segments, self._logprobs(self._policy, temperature))
+
+    def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities under the initial model: a copy, or the model without its adapters."""
         if self._reference is not None:
-            policy = self._reference
-            return self._said(pieces, lambda batch: _logprobs(policy, batch, temperature))
+            return self._score_batches(segments, self._logprobs(self._reference, temperature))
         if not has_adapters(self.model):
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
-        with self._policy.trunk.model.disable_adapter():
-            return self.score(pieces, temperature)
+        with self._policy.backbone.model.disable_adapter():
+            return self.score(segments, temperature)
 
-    def values(self, pieces: Sequence[Piece]) -> list[Floats]:
-        """What the critic says before each token."""
+    def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
+        """The critic's value of the state before each sampled token."""
         if self._critic is None:
             raise ConfigError("this learner has no critic: make it with critic=True")
-        return self._said(pieces, self._critic)
+        return self._score_batches(segments, self._critic)
+
+    @staticmethod
+    def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
+        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts)).logprobs
 
     @torch.no_grad()
-    def _said(self, pieces: Sequence[Piece], say: Callable[[Sequences], Tensor]) -> list[Floats]:
-        out = [np.zeros(len(piece.tokens), np.float32) for piece in pieces]
-        spoken = [at for at, piece in enumerate(pieces) if piece.mask.any()]
-        for batch in self._cut(spoken, lambda at: shown(pieces[at])):
-            sequences = Sequences.of([pieces[at] for at in batch])
+    def _score_batches(
+        self, segments: Sequence[SegmentArrays], forward: Callable[[ModelInputs], Tensor]
+    ) -> list[Floats]:
+        out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
+        sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
+        for batch in self._split(sampled, lambda index: num_input_tokens(segments[index])):
+            inputs = ModelInputs.from_segments([segments[index] for index in batch])
             with self._autocast():
-                said = say(sequences).float().cpu().numpy()
-            for at, numbers in zip(batch, np.split(said, np.cumsum(sequences.counts)[:-1]), strict=True):
-                out[at][pieces[at].mask] = numbers
+                scores = forward(inputs).float().cpu().numpy()
+            for index, own in zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True):
+                out[index][segments[index].mask] = own
         return out
 
-    def _cut(self, items: Sequence[Any], length: Callable[[Any], int]) -> list[list[Any]]:
-        return micro_batches(items, self._budget, length, padded=not self._policy.trunk.packed)
+    def _split(self, items: Sequence[Any], length: Callable[[Any], int]) -> list[list[Any]]:
+        return split_micro_batches(items, self._micro_batch_tokens, length, padded=not self._policy.backbone.packed)
 
-    # ── learning ──
+    # ── updating ──
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Learn from samples; what was measured. Where something is no number, ModelBroken says of which samples, and
-        the step that it would have been is not taken."""
-        spoken = [each for each in samples if each.sampled]
-        if not spoken:
+        """Run one update over the samples and return its metrics.
+
+        Raises NonFiniteError, naming the samples, where a loss or gradient is not finite; that step is not taken.
+        """
+        samples = [sample for sample in samples if sample.num_sampled]
+        if not samples:
             raise RecordError("there is nothing to learn from: the model sampled no token of these samples")
-        in_one = self._epochs * self._mini_batches == 1
-        spoken = spoken if in_one else self._with_old(spoken)
+        on_policy = self._epochs * self._mini_batches == 1
+        if not on_policy:
+            samples = self._with_old_logprobs(samples)
         self._seconds.clear()
-        order, steps = Random(f"{self._seed}/{self._updates}"), []
+        order = Random(f"{self._seed}/{self._updates}")
+        steps = []
         for _ in range(self._epochs):
             if self._mini_batches > 1:
-                order.shuffle(spoken)
-            steps += [self._step(batch, in_one) for batch in mini_batches(spoken, self._mini_batches)]
-        figures = _summed_up(steps) | {"policy/learning_rate": self._descent.rate.at(self._updates)}
+                order.shuffle(samples)
+            steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
+        metrics = _average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
+        metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
+        if self.device.type == "cuda":
+            metrics["update/peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
+            torch.cuda.reset_peak_memory_stats(self.device)
         self._updates += 1
-        return figures | {f"update/seconds_{phase}": spent for phase, spent in self._seconds.items()} | self._memory()
+        return metrics
 
-    def skip(self) -> dict[str, float]:
-        """Let a step pass in which there was nothing to learn: the schedule goes on."""
+    def skip_update(self) -> None:
+        """Count an update without samples: the learning-rate schedule advances."""
         self._updates += 1
-        return {}
 
-    def _with_old(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with what the model says of them before the first step."""
-        missing = [at for at, sample in enumerate(samples) if sample.old is None]
+    def set_kl_coef(self, coef: float) -> None:
+        """Change the KL coefficient of the loss; no effect on a loss without a KL term."""
+        if self.loss.kl_coef:
+            self.loss = replace(self.loss, kl_coef=coef)
+
+    def _with_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Fill in the log-probabilities before the first step where they are missing."""
         out = list(samples)
-        for heat in {samples[at].temperature for at in missing}:
-            alike = [at for at in missing if samples[at].temperature == heat]
-            for at, old in zip(alike, self.score([samples[at].piece for at in alike], heat), strict=True):
-                out[at] = replace(samples[at], old=old)
+        missing = [index for index, sample in enumerate(samples) if sample.old_logprobs is None]
+        for temperature in {samples[index].temperature for index in missing}:
+            indices = [index for index in missing if samples[index].temperature == temperature]
+            scores = self.score([samples[index].segment for index in indices], temperature)
+            for index, old in zip(indices, scores, strict=True):
+                out[index] = replace(samples[index], old_logprobs=old)
         return out
 
     @torch.enable_grad()
-    def _step(self, batch: Sequence[Sample], is_first: bool) -> dict[str, float]:
-        """One step of the optimizer, and one of the critic's."""
-        shares = dict(zip(map(id, batch), self._shares([sample.sampled for sample in batch]), strict=True))
-        cut = [
-            MicroBatch(samples, [shares[id(sample)] for sample in samples], self.device)
-            for samples in self._cut(batch, lambda sample: shown(sample.piece))
-        ]
+    def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
+        """One optimizer step of the policy and, where there is one, of the critic."""
+        token_weights = self._token_weights([sample.num_sampled for sample in batch])
+        weight_of = dict(zip(map(id, batch), token_weights, strict=True))
+        micro_batches = self._split(batch, lambda sample: num_input_tokens(sample.segment))
+        inputs = [ModelInputs.from_segments([sample.segment for sample in each]) for each in micro_batches]
         try:
-            measured = combine_metrics([self._descend(micro, is_first) for micro in cut])
-            figures = {f"policy/{name}": value for name, value in measured.items()}
-            figures["policy/grad_norm"] = self._descent.step(self._updates)
+            measured = [
+                self._backward_policy(samples, each, [weight_of[id(sample)] for sample in samples], on_policy=on_policy)
+                for samples, each in zip(micro_batches, inputs, strict=True)
+            ]
+            metrics = {f"policy/{name}": value for name, value in combine_metrics(measured).items()}
+            metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
             if self._critic is not None:
-                tokens = sum(sample.sampled for sample in batch)
-                figures["critic/loss"] = sum(self._descend_values(self._critic, micro, tokens) for micro in cut)
-                figures["critic/grad_norm"] = self._critic.descent.step(self._updates)
-        except ModelBroken as error:
-            raise ModelBroken(f"update {self._updates + 1}: {error}; its step had {names(batch)}") from error
+                tokens = sum(sample.num_sampled for sample in batch)
+                metrics["critic/loss"] = sum(
+                    self._backward_critic(self._critic, samples, each, tokens=tokens)
+                    for samples, each in zip(micro_batches, inputs, strict=True)
+                )
+                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {_names(batch)}") from error
         finally:
-            self._descent.clear()
+            self._optimizer.zero_grad()
             if self._critic is not None:
-                self._critic.descent.clear()
-        return figures
+                self._critic.optimizer.zero_grad()
+        return metrics
 
-    def _descend(self, micro: MicroBatch, is_first: bool) -> dict[str, Tensor]:
-        """Add what a micro-batch says to the gradient."""
-        with_reference = self.loss.kl > 0 or all(sample.reference is not None for sample in micro.samples)
-        with self._clock("forward"), self._autocast():
-            scores = self._policy(micro.sequences, micro.temperatures)
-            tokens = micro.tokens(
-                scores, is_first=is_first, with_reference=with_reference, with_entropy=self.loss.entropy != 0
+    def _backward_policy(
+        self, samples: Sequence[Sample], inputs: ModelInputs, weights: Sequence[float], *, on_policy: bool
+    ) -> dict[str, Tensor]:
+        """Accumulate the policy gradient of one micro-batch; return the sums of its metrics."""
+        with self._timed("forward"), self._autocast():
+            scores = self._policy(inputs, [sample.temperature for sample in samples])
+            tokens = build_token_batch(
+                samples,
+                weights,
+                scores,
+                on_policy=on_policy,
+                with_reference=self.loss.kl_coef > 0 or all(each.reference_logprobs is not None for each in samples),
+                entropy_gradient=self.loss.entropy_coef != 0,
             )
-            loss, measured = self.loss(tokens)
-        micro.refuse_broken(loss, tokens.logprobs * tokens.advantages, "the loss")
-        with self._clock("backward"):
+            loss, metrics = self.loss(tokens)
+        _require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+        with self._timed("backward"):
             loss.backward()
-        return measured
+        return metrics
 
-    def _descend_values(self, critic: Critic, micro: MicroBatch, tokens: int) -> float:
-        """The same for the critic: half the square of what it missed, as a mean over the tokens of the mini-batch."""
-        with self._clock("forward"), self._autocast():
-            missed = critic(micro.sequences) - micro.gathered("returns")
-        loss = missed.square().sum() / (2 * tokens)
-        micro.refuse_broken(loss, missed, "the critic's loss")
-        with self._clock("backward"):
+    def _backward_critic(self, critic: Critic, samples: Sequence[Sample], inputs: ModelInputs, *, tokens: int) -> float:
+        """Accumulate the critic's gradient: loss = Σ (V − return)² / (2 · tokens of the mini-batch)."""
+        with self._timed("forward"), self._autocast():
+            errors = critic(inputs) - gather_field(samples, "returns", self.device)
+        loss = errors.square().sum() / (2 * tokens)
+        _require_finite(loss, "the critic's loss", errors, samples)
+        with self._timed("backward"):
             loss.backward()
         return loss.item()
 
     @contextmanager
-    def _clock(self, phase: str) -> Iterator[None]:
-        begun = time.perf_counter()
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
         yield
-        self._seconds[phase] += time.perf_counter() - begun
+        self._seconds[phase] += time.perf_counter() - start
 
-    def _memory(self) -> dict[str, float]:
-        if self.device.type != "cuda":
-            return {}
-        peak = torch.cuda.max_memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return {"update/peak_memory_bytes": float(peak)}
-
-    # ── what it leaves ──
+    # ── weights and state ──
 
     def weights(self, *, merged: bool = False) -> Iterable[tuple[str, Tensor]]:
-        """The weights that change, by name; `merged`: adapters as the matrices that they make."""
+        """The weights that change, by name. merged: adapters added into the matrices they belong to."""
         if merged and has_adapters(self.model):
-            return Merged(self.model)
-        return [(name, each.detach()) for name, each in self.trained.items()]
+            return MergedWeights(self.model)
+        return [(name, each.detach()) for name, each in self.trainable_weights.items()]
 
     def save(self, folder: Path) -> None:
-        """Write what plain transformers loads: the whole model, or the adapters alone."""
-        with without_bars():
+        """Write what transformers (or peft) loads: the whole model, or the adapters alone."""
+        with hide_progress_bars():
             if has_adapters(self.model):
                 save_adapters(self.model, folder)
             else:
@@ -253,52 +365,64 @@ class Learner:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Take the weights that `save` wrote; the reference stays what it is."""
+        """Load the weights that `save` wrote. The reference model is unchanged."""
         if has_adapters(self.model):
             load_adapters(self.model, folder)
             return
         saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
-        for name, weight in self.trained.items():
+        for name, weight in self.trainable_weights.items():
             if name not in saved or saved[name].shape != weight.shape:
-                raise DataError(f"the model in {folder} is another one than is trained: look at its weight {name}")
+                raise DataError(f"the model in {folder} is not the one being trained: its weight {name} differs")
             weight.copy_(saved[name])
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What it remembers beside the model's weights: tensors, and what JSON can keep."""
-        tensors = {f"optimizer/{name}": each for name, each in self._descent.state_dict().items()}
+        """The state beside the model's weights: tensors, and JSON values."""
+        tensors = {f"optimizer/{name}": each for name, each in self._optimizer.state_dict().items()}
         if self._critic is not None:
             tensors |= {f"critic/{name}": each for name, each in self._critic.state_dict().items()}
-        return tensors, {"updates": self._updates}
+        return tensors, {"updates": self._updates, "low_precision": self.low_precision}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        self._descent.load_state_dict(below("optimizer/", tensors))
+        self._optimizer.load_state_dict(strip_prefix("optimizer/", tensors))
         if self._critic is not None:
-            self._critic.load_state_dict(below("critic/", tensors))
+            self._critic.load_state_dict(strip_prefix("critic/", tensors))
         self._updates = values["updates"]
+        # precision="auto" is measured in every process: a resumed run keeps what the run began with.
+        self.low_precision = values.get("low_precision", self.low_precision)
+        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.low_precision)
 
 
-def _rounds(precision: Precision, model: Any) -> bool:
-    quick = dtype_of(None, next(model.parameters()).device) is torch.bfloat16
-    if precision == "bfloat16" and not quick:
-        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or dies of it")
+def _computes_in_low_precision(precision: Precision, model: Any) -> bool:
+    bfloat16_is_fast = resolve_dtype(None, next(model.parameters()).device) is torch.bfloat16
+    if precision == "bfloat16" and not bfloat16_is_fast:
+        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    return (quick and precision != "float32") or any(each.dtype != torch.float32 for each in model.parameters())
+    in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
+    return (bfloat16_is_fast and precision != "float32") or not in_float32
 
 
-def _frozen(model: Any) -> Any:
-    return copy.deepcopy(model).requires_grad_(False)
+def _require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> None:
+    """Raise NonFiniteError if the loss is not finite, naming the samples with non-finite terms. terms: [tokens]."""
+    if not loss.isfinite():
+        owners = np.repeat(np.arange(len(samples)), [sample.num_sampled for sample in samples])
+        bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
+        wrong = [samples[index] for index in bad] or samples
+        raise NonFiniteError(f"{what} is {loss.item()}: look at {_names(wrong)}")
 
 
-def _logprobs(policy: Policy, sequences: Sequences, temperature: float) -> Tensor:
-    return policy(sequences, [temperature] * len(sequences.counts)).logprobs
+def _names(samples: Sequence[Sample]) -> str:
+    some = ", ".join(sample.name or "(unnamed)" for sample in samples[:5])
+    return f"the samples {some}" + (f" and {len(samples) - 5} more" if len(samples) > 5 else "")
 
 
-def _summed_up(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The figures of an update's steps as one: tokens add up, the largest of largest, means of all others."""
+def _average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the metrics of an update's steps: tokens are summed, `…_max` takes the maximum, the rest are means."""
     out = {name: [step[name] for step in steps] for name in steps[0]}
-    clipped = [sum(step.get(f"policy/clip_{side}", 0.0) for side in ("low", "high")) for step in steps]
+    out["policy/clip_fraction"] = [
+        sum(step.get(f"policy/clip_{side}", 0.0) for side in ("low", "high")) for step in steps
+    ]
     return {
         name: max(values) if name.endswith("_max") else sum(values) / (1 if name == "policy/tokens" else len(values))
-        for name, values in {**out, "policy/clip_fraction": clipped}.items()
+        for name, values in out.items()
     }

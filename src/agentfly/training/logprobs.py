@@ -1,11 +1,12 @@
-"""Log-probabilities of given tokens: the logits of a whole batch never lie in memory at once.
+"""Log-probabilities and entropies of given tokens, without holding the logits of a whole batch in memory.
 
-The head is applied to some hidden states at a time, forward and again backward: for 150,000 words, the logits of one
-long chain would take more memory than the model. As fast as keeping them, since nothing but one product is done twice.
+The head is applied to a chunk of hidden states at a time, in the forward pass and again in the backward pass: with a
+vocabulary of 150,000, the logits of one long chain would take more memory than the model. It is as fast as storing
+them, since only one matrix product is repeated.
 
-A token is scored under the distribution at the temperature it was sampled with. Where the sampler also cut off the
-unlikely (top-p, top-k, min-p), its own log-probabilities are of the cut distribution, and these are not: the difference
-shows in the mismatch that the loss measures and corrects.
+A token is scored at the temperature it was sampled with. Where the sampler also truncated the distribution (top-p,
+top-k, min-p), its log-probabilities are of the truncated distribution and these are not: the difference is part of the
+mismatch that the loss measures and corrects.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ import torch
 from torch import Tensor
 
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits that are in memory at once."""
+"""Logits in memory at once, by device type."""
 
 
-class Scores(NamedTuple):
-    """Of tokens, one number each."""
+class TokenScores(NamedTuple):
+    """Log-probabilities and entropies of tokens, [tokens] each."""
 
     logprobs: Tensor
     entropies: Tensor
-    """Of the distributions they are from."""
+    """Entropy of the distribution each token is from, in nats."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """How logits come of hidden states."""
+    """The language-model head: hidden states → logits."""
 
     weight: Tensor
-    """[word, width]"""
+    """[vocab, width]"""
     bias: Tensor | None = None
     scale: float = 1.0
-    """What logits are multiplied by (Cohere, Granite)."""
+    """Factor on the logits (Cohere, Granite)."""
     softcap: float | None = None
-    """The bound of logits (Gemma 2); None: there is none."""
+    """Bound of the logits (Gemma 2); None without one."""
 
     @classmethod
-    def of(cls, model: Any) -> Head:
-        """The head of a causal language model, with what its adapters add to it."""
-        config, layer = model.config.get_text_config(), model.get_output_embeddings()
+    def from_model(cls, model: Any) -> Head:
+        """The head of a causal language model, with its adapters merged in."""
+        config = model.config.get_text_config()
+        layer = model.get_output_embeddings()
         weight = layer.weight
         if not getattr(layer, "disable_adapters", True):
             weight = weight + sum(layer.get_delta_weight(name) for name in layer.active_adapters)
@@ -51,100 +53,107 @@ class Head:
         return cls(weight, layer.bias, scale, getattr(config, "final_logit_softcapping", None))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """In full precision, whatever the product was computed in."""
+        """[tokens, width] → [tokens, vocab] in float32 or finer, whatever the product is computed in."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1:
             logits = logits.mul_(self.scale)
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
-    def in_precision(self, dtype: torch.dtype) -> Head:
+    def to(self, dtype: torch.dtype) -> Head:
         bias = None if self.bias is None else self.bias.to(dtype)
         return Head(self.weight.to(dtype), bias, self.scale, self.softcap)
 
 
-def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> Scores:
-    """Score tokens by the hidden states before them. `hidden`: [token, width]; the others: [token]."""
+def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> TokenScores:
+    """Score tokens from the hidden states before them. hidden: [tokens, width]; tokens, temperatures: [tokens]."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
-    rows = max(LOGITS.get(device, LOGITS["cpu"]) // len(head.weight), 1)
-    heat = torch.where(temperatures > 0, temperatures, 1.0)
+    chunk = max(LOGITS.get(device, LOGITS["cpu"]) // len(head.weight), 1)
+    temperatures = torch.where(temperatures > 0, temperatures, 1.0)
     with torch.autocast(device, enabled=False):
-        return Scores(*_score(hidden, head.weight, head.bias, head.scale, head.softcap, tokens, heat, rows, dtype))
+        return TokenScores(
+            *_chunked_score(
+                hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype
+            )
+        )
 
 
-def score_logits(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Scores:
-    """The same from logits that are there already."""
-    heat = torch.where(temperatures > 0, temperatures, 1.0)
-    logs = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None]).log_softmax(-1)
-    return Scores(logs.gather(1, tokens[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
+def score_logits(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> TokenScores:
+    """Score tokens from given logits, [tokens, vocab]."""
+    temperatures = torch.where(temperatures > 0, temperatures, 1.0)
+    logs = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]).log_softmax(-1)
+    return TokenScores(logs.gather(1, tokens[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
 
 
-class _Score(torch.autograd.Function):
-    """Forward keeps one number a token; backward computes the logits again."""
+class _ChunkedScore(torch.autograd.Function):
+    """The forward pass stores a few numbers per token; the backward pass recomputes the logits."""
 
     @staticmethod
     def forward(
         context: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None,
-        tokens: Tensor, heat: Tensor, rows: int, dtype: torch.dtype,
+        tokens: Tensor, temperatures: Tensor, chunk: int, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        head = Head(weight, bias, scale, softcap).in_precision(dtype)
-        sums, logprobs, entropies = torch.empty_like(heat), torch.empty_like(heat), torch.empty_like(heat)
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
-            logits = head.logits(hidden[part].to(dtype)).div_(heat[part, None])
-            sums[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, tokens[part, None])[:, 0] - sums[part]
-            shares = (logits - sums[part, None]).exp_()
-            entropies[part] = sums[part] - torch.linalg.vecdot(shares, logits)
-        context.save_for_backward(hidden, weight, bias, tokens, heat, sums, entropies)
-        context.settings = scale, softcap, rows, dtype
+        head = Head(weight, bias, scale, softcap).to(dtype)
+        logsumexp = torch.empty_like(temperatures)
+        logprobs = torch.empty_like(temperatures)
+        entropies = torch.empty_like(temperatures)
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = head.logits(hidden[part].to(dtype)).div_(temperatures[part, None])  # [chunk, vocab]
+            logsumexp[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, tokens[part, None])[:, 0] - logsumexp[part]
+            probs = (logits - logsumexp[part, None]).exp_()
+            entropies[part] = logsumexp[part] - torch.linalg.vecdot(probs, logits)  # H = lse − Σ p·z
+        context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies)
+        context.settings = scale, softcap, chunk, dtype
         return logprobs, entropies
 
     @staticmethod
-    def backward(context: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, tokens, heat, sums, entropies = context.saved_tensors
-        scale, softcap, rows, dtype = context.settings
-        head = Head(weight, bias, scale, softcap).in_precision(dtype)
-        to_hidden = torch.empty_like(hidden)
-        to_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
-        to_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
+    def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, tokens, temperatures, logsumexp, entropies = context.saved_tensors
+        scale, softcap, chunk, dtype = context.settings
+        head = Head(weight, bias, scale, softcap).to(dtype)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
             states = hidden[part].to(dtype)
-            pull = _pull(head, states, *(each[part] for each in (tokens, heat, sums, entropies, *given))).to(dtype)
-            to_hidden[part] = pull @ head.weight
-            if to_weight is not None:
-                _add_product(to_weight, pull.T, states)
-            if to_bias is not None:
-                to_bias += pull.sum(0)
-        return to_hidden, to_weight, to_bias, *[None] * 6
+            per_token = (each[part] for each in (tokens, temperatures, logsumexp, entropies, *grads))
+            grad_logits = _grad_logits(head, states, *per_token).to(dtype)  # [chunk, vocab]
+            grad_hidden[part] = grad_logits @ head.weight
+            if grad_weight is not None and grad_weight.dtype == dtype:
+                grad_weight.addmm_(grad_logits.T, states)
+            elif grad_weight is not None:
+                grad_weight += grad_logits.T @ states
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+        return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
-def _pull(
-    head: Head, states: Tensor, tokens: Tensor, heat: Tensor, sums: Tensor, entropies: Tensor,
-    for_logprobs: Tensor, for_entropies: Tensor,
+def _grad_logits(
+    head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor, logsumexp: Tensor, entropies: Tensor,
+    grad_logprobs: Tensor, grad_entropies: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient with respect to what the head's product gave."""
+    """[chunk, vocab]: the gradient with respect to the output of the head's linear layer.
+
+    With z the scaled logits, p their softmax, H the entropy and y the token:
+
+        ∂ log p_y / ∂z = onehot(y) − p          ∂ H / ∂z = −p · (log p + H)
+    """
     logits = head.logits(states)
-    bend = None if head.softcap is None else 1 - (logits / head.softcap).square()
-    logs = logits.div_(heat[:, None]).sub_(sums[:, None])
-    if for_entropies.any():
-        pull = logs + entropies[:, None]
-        shares = logs.exp_()
-        pull = pull.mul_(-for_entropies[:, None]).sub_(for_logprobs[:, None]).mul_(shares)
+    softcap_slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
+    log_probs = logits.div_(temperatures[:, None]).sub_(logsumexp[:, None])
+    if grad_entropies.any():
+        grad = log_probs + entropies[:, None]
+        probs = log_probs.exp_()
+        grad = grad.mul_(-grad_entropies[:, None]).sub_(grad_logprobs[:, None]).mul_(probs)
     else:
-        pull = logs.exp_().mul_(-for_logprobs[:, None])
-    pull.scatter_add_(1, tokens[:, None], for_logprobs[:, None])
-    pull.mul_((head.scale / heat)[:, None])
-    return pull if bend is None else pull.mul_(bend)
+        grad = log_probs.exp_().mul_(-grad_logprobs[:, None])
+    grad.scatter_add_(1, tokens[:, None], grad_logprobs[:, None])
+    grad.mul_((head.scale / temperatures)[:, None])
+    return grad if softcap_slope is None else grad.mul_(softcap_slope)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == right.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right
-
-
-_score: Any = _Score.apply
+_chunked_score: Any = _ChunkedScore.apply

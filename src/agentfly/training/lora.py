@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA), through peft: a few weights beside each matrix are trained, the matrices are not."""
+"""Low-rank adapters (LoRA), through peft."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from agentfly.errors import ConfigError
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 
-_PREFIX, _INNER = "base_model.model.", ".base_layer"
-"""What peft writes around the name of a weight: in front of all, and of those with an adapter."""
+_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer"
+"""What peft adds to weight names: the prefix to all, the infix to those with an adapter."""
 
 
-def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
-    """The model with adapters of this rank at all its linear layers but the head; they change nothing at first.
+def add_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
+    """Wrap the model with adapters of this rank at all linear layers but the head; they start without effect.
 
-    The model's own layers are replaced: whoever samples from it is made after this.
+    The model's own layers are replaced: create a backend that shares the model after this call.
     """
     if has_adapters(model):
         raise ConfigError("the model has adapters already: train those, and leave lora_rank out")
-    with needed("lora_rank", "train"):
+    with require_extra("lora_rank", "train"):
         import peft
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=()):
@@ -37,10 +37,10 @@ def has_adapters(model: Any) -> bool:
     return hasattr(model, "disable_adapter")
 
 
-class Merged:
-    """The matrices that have adapters, with what those add, under the names they have without peft.
+class MergedWeights:
+    """Iterates over the matrices with adapters, merged, under their names without peft.
 
-    Each is made when it is asked for, so that they never lie in memory together.
+    Each is computed when requested, so that they are never in memory together.
     """
 
     def __init__(self, model: Any) -> None:
@@ -50,13 +50,14 @@ class Merged:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, layer in self._model.named_modules():
             if hasattr(layer, "get_delta_weight"):
-                added = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+                delta = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
                 weight = layer.get_base_layer().weight
-                yield f"{name.removeprefix(_PREFIX)}.weight".replace(_INNER, ""), weight + added.to(weight.dtype)
+                plain_name = f"{name.removeprefix(_PREFIX)}.weight".replace(_BASE_LAYER, "")
+                yield plain_name, weight + delta.to(weight.dtype)
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Write the model with its adapters added in, as plain transformers loads it."""
+    """Write the model with its adapters merged, as transformers loads it."""
     copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
 
 
@@ -64,13 +65,13 @@ def save_adapters(model: Any, folder: Path) -> None:
     """Write the adapters alone, with the same bytes in every process."""
     for config in model.peft_config.values():
         for name, value in vars(config).items():
-            if isinstance(value, set):  # peft would list it in the order of its hashes, which differ between processes
+            if isinstance(value, set):  # peft would write it in hash order, which differs between processes
                 setattr(config, name, sorted(value))
     model.save_pretrained(folder)
 
 
 def load_adapters(model: Any, folder: Path) -> None:
-    """Take the adapters that were saved."""
+    """Load adapters that `save_adapters` wrote."""
     import peft
 
     peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(folder), device="cpu"))

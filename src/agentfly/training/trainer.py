@@ -1,256 +1,406 @@
-"""What a training run is put together from, and what is done around each step of it."""
+"""The trainer: builds a run from a plan, and the training loop.
+
+Chains of step n are sampled with the weights of version n - 1. Everything a step produces is written before the next
+one starts, so that a killed run resumes from its last checkpoint with the same result.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from agentfly.agent import BaseAgent
-from agentfly.algorithm import Group
-from agentfly.algorithms.divergence import KLController
+import torch
+
+from agentfly.agent import BaseAgent, wait_for
+from agentfly.algorithms.kl import KLController
+from agentfly.backends import open_backend
+from agentfly.backends.engine.loading import load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
+from agentfly.evaluation.evaluator import evaluate
+from agentfly.models import resolve
 from agentfly.rollout.events import ChainEnded, Event
-from agentfly.runs import Alarm, EvalFigures, Progress, RunWriter, Sinks, StepRecord, Watch, chain_metrics
-from agentfly.runs.curve import write_curve
-from agentfly.runs.report import write_report
+from agentfly.rollout.scheduler import validate_run
+from agentfly.runs import (
+    Alarm,
+    AlarmMonitor,
+    EvalFigures,
+    Progress,
+    RunDirectory,
+    RunWriter,
+    StepRecord,
+    chain_metrics,
+    open_loggers,
+)
+from agentfly.runs.report import write_curve, write_report
+from agentfly.templates.template import History
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.threads import compute, release_helpers
+from agentfly.training.advantages import compute_samples
 from agentfly.training.batch import Sample
-from agentfly.training.checkpoint import Checkpoints, State
-from agentfly.training.collecting import Collected, Collector
+from agentfly.training.checkpoint import CheckpointManager, TrainerState
 from agentfly.training.config import TrainConfig
-from agentfly.training.crediting import credited
-from agentfly.training.evaluation import evaluate
-from agentfly.training.feed import Feed
-from agentfly.training.learner import Learner
-from agentfly.training.publishing import Canary, publish
+from agentfly.training.learner import Learner, LocalLearner
+from agentfly.training.lora import add_lora
+from agentfly.training.rollout_batch import Collector, RolloutBatch
+from agentfly.training.task_sampler import TaskSampler
+from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
 _LOG = logging.getLogger(__name__)
-MakeAgent = Callable[..., BaseAgent]
-"""Makes the agent, given `model_name_or_path`, `backend` and `template`."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be trained, on what, and how."""
+class TrainPlan:
+    """What is trained, on which tasks, and how."""
 
-    make_agent: MakeAgent
+    make_agent: Callable[..., BaseAgent]
+    """Makes the agent, given `model_name_or_path`, `backend` and `template`."""
     tasks: Sequence[Task]
     config: TrainConfig = field(default_factory=TrainConfig)
     eval_tasks: Sequence[Task] = ()
-    """Held out; empty: nothing is evaluated."""
+    """Held-out tasks; empty disables evaluation."""
     recipe: Path | None = None
-    """The file it comes from, which a resumed run reads again."""
+    """The recipe file, which a resumed run reads again."""
 
     def __post_init__(self) -> None:
-        if self.config.eval_every is not None and not self.eval_tasks:
-            raise ConfigError(f"eval_every={self.config.eval_every} would have no effect: there are no eval_tasks")
-        if self.config.eval_chains != 1 and not self.eval_tasks:
-            raise ConfigError(f"eval_chains={self.config.eval_chains} would have no effect: there are no eval_tasks")
-        known = {_said(task) for task in self.tasks}
-        if both := [task.id for task in self.eval_tasks if _said(task) in known]:
+        evaluation = self.config.evaluation
+        if not self.eval_tasks and evaluation.every is not None:
+            raise ConfigError(f"evaluation.every={evaluation.every} would have no effect: there are no eval_tasks")
+        if not self.eval_tasks and evaluation.chains != 1:
+            raise ConfigError(f"evaluation.chains={evaluation.chains} would have no effect: there are no eval_tasks")
+
+        def content(task: Task) -> str:  # with the columns: two tasks may share a question in different environments
+            return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))
+
+        trained = {content(task) for task in self.tasks}
+        if both := [task.id for task in self.eval_tasks if content(task) in trained]:
             raise ConfigError(f"{len(both)} of the held-out tasks are trained on too, {both[0]!r} among them")
 
 
-def _said(task: Task) -> str:
-    """What makes a task: two may be asked in the same words about different worlds."""
-    return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))
-
-
 class Trainer:
-    """The parts of one run. `loop.run` turns the crank."""
+    """One training run. `run` executes it; `async with` opens it for stepping by hand with `train_step`."""
 
     def __init__(
         self,
-        plan: Plan,
-        learner: Learner,
-        agent: BaseAgent,
-        writer: RunWriter,
-        sinks: Sinks,
-        checkpoints: Checkpoints,
-        save_tokenizer: Callable[[Path], object],
+        plan: TrainPlan,
+        folder: Path,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        from_step: int | None = None,
     ) -> None:
-        self.config, self._plan = plan.config, plan
-        self.learner, self.agent, self._save_tokenizer = learner, agent, save_tokenizer
-        self._writer, self._sinks = writer, sinks
-        self._checkpoints = checkpoints
-        self._feed = Feed(plan.tasks, plan.config.seed)
-        self.collector = Collector(agent, self._feed, plan.config, sinks.progress)
-        self.canary = Canary(learner, agent.backend)
-        self._controller = KLController(plan.config.kl, plan.config.kl_target)
-        self._watch = Watch()
-        self._best: tuple[float, int] | None = None
-        """The reward of the best evaluation, and the step it followed."""
-        self.step = 0
-        self._seconds: dict[str, float] = {}
-        self._since = 0.0
-        """When the last step ended."""
-        self._unkept: list[Alarm] = []
-        self._open = AsyncExitStack()
+        """Start a run in a folder that has none, or resume the one in it.
 
-    def credited(self, groups: Sequence[Group]) -> list[Sample]:
-        """What there is to learn from the groups of a step."""
-        return credited(groups, self.learner, self.config, self._controller.value)
+        metadata: stored beside the configuration of a new run. from_step: resume after this step's checkpoint instead
+        of the newest; a run without checkpoints resumes from the start.
+        """
+        config = plan.config
+        state = model_folder = None
+        with ExitStack() as undo:
+            if resume:
+                _refuse_changed_config(config, RunDirectory(folder))
+                checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
+                if checkpoints.candidates() or from_step is not None:
+                    state, model_folder = checkpoints.load(from_step)
+                writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
+            learner, agent = _build_learner_and_agent(plan)
+            undo.callback(lambda: wait_for(agent.close()))
+            if resume and state is not None and model_folder is not None:
+                checkpoints.remove_after(state.step)
+                learner.load(model_folder)
+            if not resume:
+                settings = {**config.to_json(), **(metadata or {})}
+                writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
+            tokenizer: Any = load_tokenizer(resolve(config.model))
+            self._loggers = open_loggers(config.loggers, writer)
+            self.config = config
+            self.learner: Learner = learner
+            self.agent = agent
+            self._plan = plan
+            self._writer = writer
+            self._save_tokenizer = tokenizer.save_pretrained
+            self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
+            self._task_sampler = TaskSampler(plan.tasks, config.seed)
+            self._collector = Collector(agent, self._task_sampler, config, self._loggers.progress)
+            self._canary = Canary(learner, agent.backend)
+            self._kl = KLController(config.kl.coef, config.kl.target)
+            self._alarm_monitor = AlarmMonitor()
+            self._unwritten: list[Alarm] = []
+            """Alarms of this step for chains that could not be written."""
+            self._best: tuple[float, int] | None = None
+            """Mean reward of the best evaluation, and the step it followed."""
+            self.step = 0
+            """Steps completed, or the step in progress."""
+            self._seconds: dict[str, float] = {}
+            """Seconds of this step by phase."""
+            self._step_ended = 0.0
+            self._open = AsyncExitStack()
+            if state is not None:
+                self._load_state(state)
+            undo.pop_all()
 
-    def learn(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Update the model, if there is anything to learn; what was measured."""
-        return self.learner.update(samples) if samples else self.learner.skip()
+    async def run(self) -> None:
+        """Run all remaining steps, then write the report."""
+        async with self:
+            while self.step < self.config.steps:
+                await self.train_step()
 
-    # ── around the run ──
+    async def train_step(self) -> None:
+        """One step: rollout, advantages, update, weight sync, then evaluation and checkpoint where due."""
+        self.step += 1
+        self._unwritten = []
+        with self._timed("rollout"):
+            batch = await self._collector.collect(self.step)
+        with self._timed("update"):
+            samples = await compute(compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
+            metrics = await compute(self._update, samples)
+        with self._timed("publish"):
+            sync = sync_weights(self.learner, self.agent.backend, self.step, self._canary)
+            await asyncio.gather(sync, compute(self._write_batch, batch, samples))
+        if "policy/kl" in metrics:
+            self._kl.update(metrics["policy/kl"], len(batch.trajectories))
+            self.learner.set_kl_coef(self._kl.coef)
+        last = self.step == self.config.steps
+        every = self.config.evaluation.every
+        with self._timed("evaluate"):
+            evaluation = await self._evaluate() if last or (every is not None and self.step % every == 0) else None
+        self._log(self._build_record(batch, metrics, evaluation))
+        best = evaluation is not None and self._best_step == self.step
+        if last or best or self.step % self.config.checkpoint.every == 0:
+            with self._timed("save"):
+                self._save_checkpoint()
+
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        if samples:
+            return self.learner.update(samples)
+        self.learner.skip_update()
+        return {}
+
+    # ── opening and closing a run ──
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.callback(self._writer.close)
             stack.push_async_callback(self.agent.close)
-            stack.callback(self._sinks.close)
-            self._sinks.start(self._writer.config)
+            stack.callback(self._loggers.close)
+            self._loggers.start(self._writer.config)
             for record in self._writer.records():
-                self._watch.look(record.step, record.metrics)
-            await publish(self.learner, self.agent.backend, self.step, self.canary)
+                self._alarm_monitor.observe(record.step, record.metrics)
+            await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             if self.step == 0 and self._plan.eval_tasks:
-                self._sinks.progress(Progress("evaluate"))
-                self._tell(StepRecord(0, self.config.steps, eval=await self._evaluated()))
+                self._loggers.progress(Progress("evaluate"))
+                self._log(StepRecord(0, self.config.steps, eval=await self._evaluate()))
             self._open = stack.pop_all()
-        self._since = time.perf_counter()
+        self._step_ended = time.perf_counter()
         return self
 
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+    async def __aexit__(self, error_type: Any, error: Any, traceback: Any) -> None:
         try:
-            if kind is None:
-                self._report()
+            if error_type is None:
+                template = self.agent.template
+                write_report(self._writer, None if template is None else template.codec.decode)
+                try:
+                    write_curve(self._writer)
+                except ConfigError as missing:  # the plotting library is not installed; the run is complete without it
+                    _LOG.warning("%s", missing)
         finally:
-            await self._open.__aexit__(kind, error, trace)
+            await self._open.__aexit__(error_type, error, traceback)
 
-    def _report(self) -> None:
-        template = self.agent.template
-        write_report(self._writer, None if template is None else template.codec.decode)
-        try:
-            write_curve(self._writer)
-        except ConfigError as error:  # what draws it is not installed, and the run is done all the same
-            _LOG.warning("%s", error)
-
-    def resume(self, state: State) -> None:
-        """Go on after the step that a checkpoint was taken at."""
-        values = dict(state.values)
-        self.step = state.step
-        self._feed.position = values["feed"]
-        self._controller.load_state_dict(values["kl"])
-        self._charge()
-        self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
-        self.learner.load_state_dict(state.tensors, values["learner"])
-
-    # ── around a step ──
-
-    def begin_step(self) -> None:
-        self.step += 1
-        self._unkept = []
+    # ── parts of a step ──
 
     @contextmanager
-    def clock(self, phase: str) -> Iterator[None]:
-        """Counts what happens inside as time of the phase."""
-        self._sinks.progress(Progress(phase))
-        begun = time.perf_counter()
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Report the phase as progress and count its seconds."""
+        self._loggers.progress(Progress(phase))
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - begun
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
 
-    def keep(self, collected: Collected, samples: Sequence[Sample]) -> None:
-        """Write the chains of a step into the run, with what their tokens were worth."""
-        worth: dict[str, list[Any]] = {}
+    def _write_batch(self, batch: RolloutBatch, samples: Sequence[Sample]) -> None:
+        """Write the chains of a step with their advantages."""
+        advantages: dict[str, list[Any]] = {}
         for sample in samples:
-            worth.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
-        self._keep(collected.trajectories, worth)
+            advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
+        self._write_trajectories(batch.trajectories, advantages)
 
-    async def end_step(self, collected: Collected, figures: Mapping[str, float]) -> None:
-        """Evaluate if it is time, tell everybody, and write a checkpoint if it is time."""
-        if "policy/kl" in figures:
-            self._controller.update(figures["policy/kl"], len(collected.trajectories))
-            self._charge()
-        last = self.step == self.config.steps
-        due = last or (self.config.eval_every is not None and self.step % self.config.eval_every == 0)
-        with self.clock("evaluate"):
-            held_out = await self._evaluated() if due else None
-        self._tell(self._record(collected, figures, held_out))
-        if last or self.step % self.config.save_every == 0 or (held_out is not None and self._best_step == self.step):
-            with self.clock("save"):
-                self._save()
-
-    def _record(self, collected: Collected, figures: Mapping[str, float], held_out: EvalFigures | None) -> StepRecord:
-        rollout = self._seconds.pop("rollout")
-        phases = {**collected.seconds, **self._seconds}
-        now = time.perf_counter()
-        phases["other"] = now - self._since - sum(phases.values())
-        self._since, self._seconds = now, {}  # a checkpoint is written after this: its time is the next step's
-        metrics = {
-            **chain_metrics(collected.trajectories, version=self.step - 1),
-            **figures,
-            **{f"selection/{name}": float(count) for name, count in collected.selection.chains.items()},
-            "selection/groups": float(len(collected.selection.groups)),
-            "selection/flat_groups": float(collected.selection.flat),
-            "throughput/tokens_per_second": sum(each.sampled_tokens for each in collected.trajectories) / rollout,
-        }
-        alarms = (*self._watch.look(self.step, metrics, collected.trajectories), *self._unkept)
-        return StepRecord(
-            self.step, self.config.steps, metrics, phases, held_out, collected.lent, collected.waiting, alarms
-        )
-
-    def _keep(
-        self, chains: Sequence[Trajectory], worth: Mapping[str, Any] | None = None, held_out: bool = False
+    def _write_trajectories(
+        self, chains: Sequence[Trajectory], advantages: Mapping[str, Any] | None = None, *, held_out: bool = False
     ) -> None:
-        """Write chains into the run; one that cannot be written is an alarm."""
-        lost = self._writer.write_trajectories(self.step, chains, worth, held_out=held_out)
-        if lost:
-            self._unkept.append(Alarm("unkept", f"{len(lost)} chains cannot be written: {lost[0]}", step=self.step))
+        """Write chains to the run directory; chains that cannot be written raise an alarm, not an error."""
+        failed = self._writer.write_trajectories(self.step, chains, advantages, held_out=held_out)
+        if failed:
+            message = f"{len(failed)} chains cannot be written: {failed[0]}"
+            self._unwritten.append(Alarm("unwritten", message, step=self.step))
 
-    def _charge(self) -> None:
-        """Let the loss know the price of straying, where it is part of the loss."""
-        if self.learner.loss.kl:
-            self.learner.loss = replace(self.learner.loss, kl=self._controller.value)
-
-    async def _evaluated(self) -> EvalFigures | None:
+    async def _evaluate(self) -> EvalFigures | None:
+        """Evaluate on the held-out tasks, write the chains, and track the best step."""
         if not self._plan.eval_tasks:
             return None
-        ended: list[Trajectory] = []
+        chains: list[Trajectory] = []
 
-        def keep(event: Event) -> None:
+        def collect(event: Event) -> None:
             if isinstance(event, ChainEnded):
-                ended.append(event.trajectory)
+                chains.append(event.trajectory)
 
-        options: Any = {**self.config.run_options, "sampling": self.config.sampling, "seed": self.config.seed}
+        config = self.config
+        options: Any = {**config.run_options, "sampling": config.sampling, "seed": config.seed}
         evaluation = await evaluate(
-            self.agent, self._plan.eval_tasks, chains=self.config.eval_chains, greedy=True,
-            max_turns=self.config.max_turns, observer=keep, **options,
-        )  # fmt: skip
-        ended.sort(key=lambda each: (each.group, each.chain))
-        self._keep(ended, held_out=True)
+            self.agent,
+            self._plan.eval_tasks,
+            chains=config.evaluation.chains,
+            greedy=True,
+            max_turns=config.max_turns,
+            observer=collect,
+            **options,
+        )
+        chains.sort(key=lambda each: (each.group, each.chain))
+        self._write_trajectories(chains, held_out=True)
         if self._best is None or evaluation.reward.mean > self._best[0]:
             self._best = (evaluation.reward.mean, self.step)
         return evaluation.figures
 
-    def _save(self) -> None:
-        tensors, learned = self.learner.state_dict()
-        values = {
-            "feed": self._feed.position,
-            "kl": self._controller.state_dict(),
-            "best": self._best,
-            "learner": learned,
+    def _build_record(
+        self, batch: RolloutBatch, update_metrics: Mapping[str, float], evaluation: EvalFigures | None
+    ) -> StepRecord:
+        rollout = self._seconds.pop("rollout")
+        phases = {**batch.seconds, **self._seconds}
+        now = time.perf_counter()
+        phases["other"] = now - self._step_ended - sum(phases.values())
+        self._step_ended = now
+        self._seconds = {}  # a checkpoint is written after this: its time counts to the next step
+        selection = batch.selection
+        metrics = {
+            **chain_metrics(batch.trajectories, version=self.step - 1),
+            **update_metrics,
+            **{f"selection/{name}": float(count) for name, count in selection.chains.items()},
+            "selection/groups": float(len(selection.groups)),
+            "selection/zero_variance_groups": float(selection.zero_variance),
+            "throughput/tokens_per_second": sum(each.sampled_tokens for each in batch.trajectories) / rollout,
         }
-        self._checkpoints.save(State(self.step, tensors, values), self._write_model, best=self._best_step)
+        return StepRecord(
+            self.step,
+            self.config.steps,
+            metrics,
+            phases,
+            eval=evaluation,
+            lent=batch.lent,
+            waiting=batch.waiting,
+            alarms=(*self._alarm_monitor.observe(self.step, metrics, batch.trajectories), *self._unwritten),
+        )
+
+    def _log(self, record: StepRecord) -> None:
+        self._writer.append(record)
+        self._loggers.step(record)
+
+    # ── checkpoints ──
 
     @property
     def _best_step(self) -> int | None:
         return None if self._best is None else self._best[1]
 
-    def _write_model(self, folder: Path) -> None:
-        self.learner.save(folder)
-        self._save_tokenizer(folder)
+    def _save_checkpoint(self) -> None:
+        tensors, learner_state = self.learner.state_dict()
+        values = {
+            "feed": self._task_sampler.position,
+            "kl": self._kl.state_dict(),
+            "best": self._best,
+            "learner": learner_state,
+        }
 
-    def _tell(self, record: StepRecord) -> None:
-        self._writer.append(record)
-        self._sinks.step(record)
+        def write_model(folder: Path) -> None:
+            self.learner.save(folder)
+            self._save_tokenizer(folder)
+
+        self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
+
+    def _load_state(self, state: TrainerState) -> None:
+        values = dict(state.values)
+        self.step = state.step
+        self._task_sampler.position = values["feed"]
+        self._kl.load_state_dict(values["kl"])
+        self.learner.set_kl_coef(self._kl.coef)
+        self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
+        self.learner.load_state_dict(state.tensors, values["learner"])
+
+
+def _refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
+    """A resumed run must have the configuration it started with."""
+    stored = run.config
+    for name, value in json.loads(json.dumps(config.flat())).items():
+        head, _, inner = name.partition(".")
+        before = stored.get(head)
+        if inner:
+            before = before.get(inner) if isinstance(before, Mapping) else None
+        if before != value:
+            raise ConfigError(
+                f"the run in {run.path} was started with {name}={before!r}, and is resumed with {value!r}: "
+                "set it back, or start another run"
+            )
+
+
+def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
+    """Load the model once; the learner trains it, and the embedded backend samples from it."""
+    config = plan.config
+    path = resolve(config.model)
+    _refuse_too_long_contexts(config, path)
+    settings = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
+    backend: Any = settings.pop("backend", "transformers")
+    embedded = backend == "transformers"
+    device = resolve_device(settings.get("device") if embedded else None)
+    model = load_model(path, device, torch.float32)
+    if config.lora_rank is not None:
+        model = add_lora(model, config.lora_rank, seed=config.seed)
+    if embedded and resolve_dtype(settings.get("dtype"), device) is not torch.float32:
+        backend = open_backend("transformers", model=path, **settings)  # a copy in lower precision
+    elif embedded:
+        shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
+        backend = open_backend("transformers", model=model, **shared)  # the learner's own weights
+    agent = plan.make_agent(
+        model_name_or_path=path,
+        backend=backend,
+        template=config.template,
+        **({} if embedded else {"backend_config": settings}),
+    )
+    if agent.scorer is None:
+        raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
+    rewrites_history = (
+        (agent.template is not None and agent.template.history is not History.APPEND)
+        or "folding" in config.run_options
+        or config.run_options.get("strategy") == "step"
+    )
+    if config.segment_reward != "broadcast" and not rewrites_history:
+        raise ConfigError(
+            f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so every "
+            "chain is one segment; set run_options.strategy='step', or give a folding rule"
+        )
+    validate_run(agent, [*plan.tasks, *plan.eval_tasks])
+    learner = LocalLearner.from_config(model, config)
+    release_helpers()  # the OpenMP threads that loading started
+    return learner, agent
+
+
+def _refuse_too_long_contexts(config: TrainConfig, path: str) -> None:
+    """Compare lengths with the model's configuration, before its weights are loaded."""
+    from transformers import AutoConfig
+
+    try:
+        positions = max_positions(AutoConfig.from_pretrained(path).get_text_config())
+    except (OSError, ValueError):
+        return  # loading the model raises a better error
+    lengths = {
+        "run_options.context_length": config.run_options.get("context_length"),
+        "sampling.max_tokens": config.sampling.max_tokens,
+    }
+    for name, length in lengths.items():
+        if length is not None and length > positions:
+            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")

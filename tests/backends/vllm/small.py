@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 from transformers import LlamaConfig
 
 from agentfly.backends.vllm import VLLMBackend
-from agentfly.encoding.tokenizer import load_tokenizer
-from tests.backends.transformers import tiny
+from agentfly.templates.tokenizer import load_tokenizer
+from tests.backends.engine import tiny
 
 VOCABULARY = 300
 CONFIG = LlamaConfig(

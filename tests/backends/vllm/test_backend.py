@@ -13,11 +13,11 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 import torch
 from vllm.platforms import current_platform
 
-from agentfly.backend import OnUpdate
+from agentfly.backends.base import OnUpdate
 from agentfly.backends.vllm import VLLMBackend
-from agentfly.errors import BackendFault, ConfigError, ModelBroken
-from agentfly.types import Finish, Image
-from tests.backends.transformers.tiny import asked, filtered, greedy, scored
+from agentfly.errors import BackendFault, ConfigError, NonFiniteError
+from agentfly.types import FinishReason, Image
+from tests.backends.engine.tiny import asked, filtered, greedy, scored
 from tests.backends.vllm.small import VOCABULARY, backend_of, descendants, model_of, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -60,7 +60,7 @@ async def test_greedy_turns_are_those_of_transformers_whatever_is_batched(model:
     got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
     for row, each in zip(rows, got, strict=True):
         assert list(each.token_ids) == greedy(model, row, 12)
-        assert each.finish is Finish.LENGTH
+        assert each.finish is FinishReason.LENGTH
         close(each.logprobs, scored(model, asked(row), each))
         assert each.raw_logprobs == each.logprobs
 
@@ -101,15 +101,15 @@ async def test_what_ends_a_turn_is_part_of_it_and_nothing_sampled_is_cut(backend
     free = list((await backend.generate(asked(row, 40, seed=3))).token_ids)
     stop = free[5]
     got = await backend.generate(asked(row, 40, seed=3, stop_ids=frozenset({stop})))
-    assert (list(got.token_ids), got.finish) == (free[: free.index(stop) + 1], Finish.STOP)
+    assert (list(got.token_ids), got.finish) == (free[: free.index(stop) + 1], FinishReason.STOP)
 
-    from agentfly.encoding.tokenizer import load_tokenizer
+    from agentfly.templates.tokenizer import load_tokenizer
 
     decode = load_tokenizer("bytes").backend_tokenizer.decode
     letters = [at for at, each in enumerate(free) if decode([each]).isascii() and decode([each]).strip()]
     first = letters[0]
     got = await backend.generate(asked(row, 40, seed=3, stop=(decode([free[first]]),)))
-    assert (list(got.token_ids), got.finish) == (free[: first + 1], Finish.STOP)
+    assert (list(got.token_ids), got.finish) == (free[: first + 1], FinishReason.STOP)
     assert len(got.logprobs) == first + 1
 
 
@@ -118,7 +118,7 @@ async def test_the_model_s_own_end_of_text_ends_nothing_unless_asked(model: Any,
     with torch.inference_mode():
         (ending, *_) = rows[model(rows).logits[:, -1].argmax(-1) == 2].tolist()
     got = await backend.generate(asked(ending, 8, temperature=0))
-    assert (got.token_ids[0], len(got.token_ids), got.finish) == (2, 8, Finish.LENGTH)
+    assert (got.token_ids[0], len(got.token_ids), got.finish) == (2, 8, FinishReason.LENGTH)
 
 
 async def test_a_turn_is_heard_as_it_is_sampled_and_a_listener_that_raises_ends_it(backend: VLLMBackend) -> None:
@@ -241,7 +241,7 @@ async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str,
         case "finish":
             assert (set(versions), len(versions)) == ({0}, 400)
         case "abort":
-            assert (set(versions), got.finish) == ({0}, Finish.ABORTED)
+            assert (set(versions), got.finish) == ({0}, FinishReason.ABORTED)
             assert 20 <= len(versions) < 400
         case "continue":
             assert set(versions) == {0, 1}
@@ -252,7 +252,7 @@ async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str,
 
 async def test_numbers_that_are_none_stop_the_run_and_better_weights_cure_it(model: Any, updated: VLLMBackend) -> None:
     await updated.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
-    with pytest.raises(ModelBroken, match=r"not finite \(weights of version 3\)"):
+    with pytest.raises(NonFiniteError, match=r"not finite \(weights of version 3\)"):
         await updated.generate(asked([5] * 10))
     await updated.update_weights(model.named_parameters(), 4)
     assert set((await updated.generate(asked([5] * 10))).weight_versions) == {4}

@@ -16,14 +16,14 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 
 import torch
 
-from agentfly.backends.handover import MEMORY
 from agentfly.backends.vllm import VLLMBackend
+from agentfly.backends.weight_files import MEMORY
 from agentfly.errors import BackendFault
-from tests.backends.transformers.tiny import asked, scored
+from tests.backends.engine.tiny import asked, scored
 from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
 
 pytestmark = pytest.mark.vllm
-peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly[train]'")
+peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
 LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
 
 
@@ -135,7 +135,7 @@ async def test_close_leaves_nothing(backend: VLLMBackend) -> None:
 PROGRAM = """
 import asyncio, sys
 import torch
-from agentfly.backend import Request
+from agentfly.backends.base import Request
 from agentfly.backends import open_backend
 from agentfly.types import Sampling
 

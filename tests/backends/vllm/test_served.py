@@ -21,8 +21,8 @@ from agentfly import models
 from agentfly.agents import HFAgent
 from agentfly.backends.client import ClientBackend
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.types import Finish
-from tests.backends.transformers.tiny import asked, greedy, scored
+from agentfly.types import FinishReason
+from tests.backends.engine.tiny import asked, greedy, scored
 from tests.backends.vllm.small import VOCABULARY, descendants, model_of, named, saved, until
 
 pytestmark = pytest.mark.vllm
@@ -74,7 +74,7 @@ def server(folder: str) -> Iterator[str]:
 
 @pytest.fixture
 async def client(server: str, folder: str) -> AsyncIterator[ClientBackend]:
-    backend = ClientBackend(folder, server, speaks="tokens")
+    backend = ClientBackend(folder, server, prompt_format="tokens")
     yield backend
     await backend.close()
 
@@ -96,7 +96,7 @@ async def test_what_ends_a_turn_is_part_of_it(client: ClientBackend) -> None:
     row = prompts([12])[0]
     free = list((await client.generate(asked(row, 40, seed=3))).token_ids)
     got = await client.generate(asked(row, 40, seed=3, stop_ids=frozenset({free[5]})))
-    assert (list(got.token_ids), got.finish) == (free[: free.index(free[5]) + 1], Finish.STOP)
+    assert (list(got.token_ids), got.finish) == (free[: free.index(free[5]) + 1], FinishReason.STOP)
 
 
 async def test_a_turn_that_is_cancelled_leaves_the_server(client: ClientBackend, server: str) -> None:
@@ -146,7 +146,7 @@ async def test_weights_change_when_turns_have_ended_and_no_past_is_stale(client:
         (["nowhere/at-all"], "no model 'nowhere/at-all'"),
         (["{folder}", "--dtype", "int3"], "dtype is one of"),
         (["{folder}", "--", "--port", "3"], "goes before the --"),
-        (["{folder}", "--host", "192.0.2.1"], "cannot be had"),
+        (["{folder}", "--host", "192.0.2.1"], "is not available"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_a_line(arguments: list[str], said: str, folder: str) -> None:
@@ -175,13 +175,13 @@ async def used(agent: HFAgent) -> None:
 
 @pytest.fixture(scope="module")
 def tiny() -> Path:
-    if models.fault(models.PREPARED["tiny"]):
+    if models.find_fault(models.PREPARED["tiny"]):
         pytest.skip("the tiny model takes a minute to make: agentfly models prepare tiny")
     return Path(models.resolve("tiny"))
 
 
 async def test_an_agent_uses_its_tool_on_vllm_in_process(tiny: Path) -> None:
-    from agentfly.models.lookup import Lookup
+    from agentfly.environments.lookup import Lookup
 
     settings = {"dtype": "float32", "kv_memory": 1 << 27}
     agent = HFAgent("tiny", tools=[Lookup.lookup], backend="vllm", backend_config=settings)
@@ -190,13 +190,13 @@ async def test_an_agent_uses_its_tool_on_vllm_in_process(tiny: Path) -> None:
 
 
 async def test_an_agent_uses_its_tool_through_the_server_which_dies_with_its_parent(tiny: Path) -> None:
-    from agentfly.models.lookup import Lookup
+    from agentfly.environments.lookup import Lookup
 
     others = descendants()
     process, url = started("tiny", "--", "--kv-cache-memory-bytes", str(1 << 27))
     theirs = descendants() - others
     assert len(theirs) == 2
-    settings = {"base_url": url, "speaks": "tokens"}
+    settings = {"base_url": url, "prompt_format": "tokens"}
     agent = HFAgent("tiny", tools=[Lookup.lookup], backend="client", backend_config=settings)
     await used(agent)
     with pytest.raises(ConfigError, match="agentfly serve MODEL --updatable"):

@@ -18,12 +18,12 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.alfworld import ALFWorld
+from agentfly.environments.alfworld.environment import ALFWorldEngine
 from agentfly.environments.alfworld.expert import next_command
-from agentfly.environments.alfworld.game import Game, Goal, Kind
+from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, TaskType
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
-from agentfly.environments.alfworld.world import Engine
 
 TRACES = Path(__file__).with_name("traces.json.xz")
 LENGTH = 40
@@ -44,13 +44,13 @@ ALREADY_COOL = (
 """Games where something is cool from the start, which decides whether the planner lets one cool it."""
 
 
-def digest(engine: Engine, said: str) -> str:
+def digest(engine: ALFWorldEngine, said: str) -> str:
     """What came back, in eight characters."""
     told = json.dumps([said, engine.commands, engine.won])
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
-def wander(game: Game, seed: int) -> list[str]:
+def wander(game: ALFWorldGame, seed: int) -> list[str]:
     """Commands of a player who wins now and then, and otherwise tries everything, sense and nonsense."""
     random, house, tried = Random(seed), Household(game), {"look"}
     commands = cooling(game)
@@ -63,12 +63,12 @@ def wander(game: Game, seed: int) -> list[str]:
     return commands
 
 
-def cooling(game: Game) -> list[str]:
+def cooling(game: ALFWorldGame) -> list[str]:
     """Commands that cool what is cool already, twice, and look at it."""
     cool = next((thing for thing in game.things if {"isCool", "pickupable"} <= thing.traits), None)
     if cool is None:
         return []
-    house, commands = Household(replace(game, goal=Goal(Kind.PLACE, cool.type, "Microwave"))), []
+    house, commands = Household(replace(game, goal=ALFWorldGoal(TaskType.PLACE, cool.type, "Microwave"))), []
     while (held := house.held) is None and (command := next_command(house, explores=False)):
         commands.append(command)
         house.step(command)
@@ -104,7 +104,7 @@ def _promising(house: Household, ways: list[str]) -> list[str]:
     return found or ways
 
 
-def replay(engine: Engine, commands: list[str]) -> Iterator[str]:
+def replay(engine: ALFWorldEngine, commands: list[str]) -> Iterator[str]:
     """The digests of a game: of its beginning, then after each command."""
     yield digest(engine, engine.introduction())
     for command in commands:
@@ -118,14 +118,14 @@ def official_texts(official: OfficialGame) -> dict[str, str]:
     return {"pddl_problem": official.problem, "pddl_domain": domain, "grammar": grammar}
 
 
-def sample() -> Iterator[tuple[str, dict[str, Any], Game, dict[str, str]]]:
+def sample() -> Iterator[tuple[str, dict[str, Any], ALFWorldGame, dict[str, str]]]:
     """The games to record, each with what is kept of it beside the trace, and the texts to play it from."""
     for number, row in enumerate(ALFWorld.draw_tasks("validation", 18, seed=7)):
-        yield f"generated {number}", {"game": row["game"]}, Game.from_json(row["game"]), {}
+        yield f"generated {number}", {"game": row["game"]}, ALFWorldGame.from_json(row["game"]), {}
     for split, every in (("train", 150), ("valid_train", 40), ("valid_seen", 20)):
         for number, official in enumerate(official_games(split)):
             if number % every == 0 or official.id in ALREADY_COOL:
-                yield official.id, {}, official.game(), official_texts(official)
+                yield official.id, {}, official.parse(), official_texts(official)
 
 
 def main() -> None:

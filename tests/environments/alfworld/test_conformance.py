@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.game import Game
+from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
 from agentfly.environments.alfworld.upstream import UpstreamGame
@@ -35,7 +35,7 @@ def traces() -> dict[str, Any]:
     return found
 
 
-def follows(game: Game, trace: dict[str, Any]) -> str:
+def follows(game: ALFWorldGame, trace: dict[str, Any]) -> str:
     """Where the household leaves the trace; empty where it follows it to the end."""
     house, commands = Household(game), [None, *trace["commands"]]
     recorded = [trace["digests"][8 * number :][:8] for number in range(len(commands))]
@@ -46,17 +46,17 @@ def follows(game: Game, trace: dict[str, Any]) -> str:
     return ""
 
 
-def test_generated_games_go_as_in_the_official_engine(traces: dict[str, Any]) -> None:
+def test_generated_games_match_the_official_engine(traces: dict[str, Any]) -> None:
     games = {name: trace for name, trace in traces.items() if "game" in trace}
     assert len(games) >= 5
     for name, trace in games.items():
-        assert not follows(Game.from_json(trace["game"]), trace), name
+        assert not follows(ALFWorldGame.from_json(trace["game"]), trace), name
 
 
-def test_official_games_go_as_in_the_official_engine_and_every_walkthrough_wins(traces: dict[str, Any]) -> None:
+def test_official_games_match_the_official_engine_and_every_walkthrough_wins(traces: dict[str, Any]) -> None:
     played, left = 0, {name for name, trace in traces.items() if "game" not in trace}
     for official in shared_games():
-        game = official.game()
+        game = official.parse()
         house = Household(game)
         assert not house.won, official.id
         for command in official.walkthrough:
@@ -71,7 +71,7 @@ def test_official_games_go_as_in_the_official_engine_and_every_walkthrough_wins(
     assert not left
 
 
-def test_the_traces_saw_everything(traces: dict[str, Any]) -> None:
+def test_traces_cover_every_command(traces: dict[str, Any]) -> None:
     """A recording in which nothing was heated would prove nothing about heating."""
     verbs = {command.split()[0] for trace in traces.values() for command in trace["commands"] if command.strip()}
     assert verbs >= set(WEIGHTS)
@@ -81,12 +81,12 @@ def test_the_official_engine_agrees_live(tmp_path: Path) -> None:
     for module in ("textworld", "fast_downward", "alfworld"):
         pytest.importorskip(module, reason="the official engine is in the extra 'alfworld'")
     row = ALFWorld.draw_tasks("test", 1, seed=3, kinds=["pick_heat_then_place_in_recep"])[0]
-    game = Game.from_json(row["game"])
-    played: list[tuple[Game, dict[str, str]]] = [(game, {})]
+    game = ALFWorldGame.from_json(row["game"])
+    played: list[tuple[ALFWorldGame, dict[str, str]]] = [(game, {})]
     try:
         official = next(official_games("validation"))
         played.append(
-            (official.game(), official_texts(official) if (ALFWORLD.path() / "domain.pddl").is_file() else {})
+            (official.parse(), official_texts(official) if (ALFWORLD.path() / "domain.pddl").is_file() else {})
         )
     except DataError:
         pass  # the generated one is still played

@@ -7,15 +7,14 @@ import json
 
 import pytest
 
-from agentfly.environments.alfworld.game import Game, Goal, Kind, Receptacle, Thing
+from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, Receptacle, TaskType, Thing
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.pddl import read_problem
-from agentfly.environments.alfworld.pddl_writing import write_problem
+from agentfly.environments.alfworld.pddl import read_problem, write_problem
 from agentfly.errors import DataError
 
-KITCHEN = Game(
+KITCHEN = ALFWorldGame(
     task="put a hot apple in fridge.",
-    goal=Goal(Kind.HEAT, "Apple", "Fridge"),
+    goal=ALFWorldGoal(TaskType.HEAT, "Apple", "Fridge"),
     start=0,
     receptacles=(
         Receptacle("countertop 1", "CounterTop", 1),
@@ -34,7 +33,7 @@ KITCHEN = Game(
 )  # fmt: skip
 
 
-def played(*commands: str, game: Game = KITCHEN) -> Household:
+def played(*commands: str, game: ALFWorldGame = KITCHEN) -> Household:
     house = Household(game)
     for command in commands:
         assert command in house.commands
@@ -55,14 +54,14 @@ def test_a_hot_apple_in_the_fridge_wins() -> None:
     assert house.won
 
 
-def test_what_is_cooled_is_no_longer_hot() -> None:
+def test_cooled_thing_is_not_hot() -> None:
     house = played("go to countertop 1", "take apple 1 from countertop 1", "go to microwave 1",
                    "heat apple 1 with microwave 1", "go to fridge 1", "cool apple 1 with fridge 1")  # fmt: skip
     assert house.step("examine apple 1") == "This is a cold apple 1."
     assert "isHot" not in house.traits["apple 1"]
 
 
-def test_a_closed_fridge_shows_and_gives_nothing() -> None:
+def test_closed_fridge_hides_its_contents() -> None:
     closed = dataclasses.replace(
         KITCHEN, things=(dataclasses.replace(KITCHEN.things[0], inside=("fridge 1",), at=(2,)), *KITCHEN.things[1:])
     )
@@ -75,14 +74,14 @@ def test_a_closed_fridge_shows_and_gives_nothing() -> None:
 @pytest.mark.parametrize(
     "command", ["", "Look", "go to", "go to fridge 9", "take apple 1 from shelf 1", "x" * 1_000_000]
 )
-def test_what_cannot_be_done_changes_nothing(command: str) -> None:
+def test_inadmissible_command_changes_nothing(command: str) -> None:
     house = played("go to countertop 1")
     before = house.commands
     assert house.step(command) == "Nothing happens."
     assert house.commands == before
 
 
-def test_two_hands_are_one() -> None:
+def test_only_one_thing_can_be_held() -> None:
     house = played("go to countertop 1", "take apple 1 from countertop 1")
     assert not any(command.startswith("take") for command in house.commands)
 
@@ -94,7 +93,7 @@ def test_only_a_knife_slices() -> None:
     assert not any(command.startswith("slice") for command in house.commands)
 
 
-def test_two_games_share_nothing() -> None:
+def test_games_share_no_state() -> None:
     played("go to countertop 1", "use desklamp 1", "take apple 1 from countertop 1")
     fresh = Household(KITCHEN)
     assert fresh.held is None
@@ -102,18 +101,18 @@ def test_two_games_share_nothing() -> None:
     assert "a apple 1" in fresh.step("go to countertop 1")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_game_survives_json_and_the_planning_language(kind: Kind) -> None:
-    target = "DeskLamp" if kind is Kind.LOOK else "Fridge"
-    game = dataclasses.replace(KITCHEN, goal=Goal(kind, "Apple", target))
-    assert Game.from_json(json.loads(json.dumps(game.to_json()))) == game
+@pytest.mark.parametrize("kind", TaskType)
+def test_a_game_survives_json_and_the_planning_language(kind: TaskType) -> None:
+    target = "DeskLamp" if kind is TaskType.LOOK else "Fridge"
+    game = dataclasses.replace(KITCHEN, goal=ALFWorldGoal(kind, "Apple", target))
+    assert ALFWorldGame.from_json(json.loads(json.dumps(game.to_json()))) == game
     assert read_problem(write_problem(game), game.task) == game
 
 
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ("a house", "no game"),
+        ("a house", "not an ALFWorld game"),
         ({**KITCHEN.to_json(), "goal": {"kind": "dance"}}, "dance"),
         ({**KITCHEN.to_json(), "things": [{"name": "cup 1", "type": "Cup", "inside": ["attic 1"]}]}, "attic 1"),
         ({**KITCHEN.to_json(), "things": [{"name": "cup 1", "type": "Cup", "traits": ["heavy"]}]}, "heavy"),
@@ -121,13 +120,13 @@ def test_a_game_survives_json_and_the_planning_language(kind: Kind) -> None:
         ({**KITCHEN.to_json(), "receptacles": [{"name": "shelf 1", "typ": "Shelf"}]}, "typ"),
     ],
 )
-def test_a_broken_game_is_refused_by_name(broken: object, says: str) -> None:
+def test_malformed_game_is_rejected(broken: object, says: str) -> None:
     with pytest.raises(DataError, match=says):
-        Game.from_json(broken)
+        ALFWorldGame.from_json(broken)
 
 
-def test_a_problem_of_another_domain_is_refused() -> None:
-    with pytest.raises(DataError, match="no planning problem"):
+def test_a_problem_of_another_domain_is_rejected() -> None:
+    with pytest.raises(DataError, match="not an ALFWorld planning problem"):
         read_problem("(define (problem x))", "")
-    with pytest.raises(DataError, match="none of the six kinds"):
+    with pytest.raises(DataError, match="none of the six task types"):
         read_problem(write_problem(KITCHEN).replace("isHot ?o", "isRed ?o"), "")

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.data import read_tasks
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.expert import next_command
-from agentfly.environments.alfworld.game import Game, Kind
-from agentfly.environments.alfworld.generated import essence
+from agentfly.environments.alfworld.game import ALFWorldGame, TaskType
+from agentfly.environments.alfworld.generated import content_key
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import official_tasks
-from agentfly.environments.alfworld.pddl_writing import write_problem
+from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.errors import ConfigError, DataError
-from agentfly.training.data import read_tasks
 
 GRAMMAR = 'action PutObject { template :: "move {o} to {r}"; } "rhs": "Your task is to: put a cup on shelf."'
 
 
-def games(count: int, **settings: object) -> list[Game]:
-    return [Game.from_json(row["game"]) for row in ALFWorld.draw_tasks(count=count, **settings)]  # type: ignore[arg-type]
+def games(count: int, **settings: object) -> list[ALFWorldGame]:
+    return [ALFWorldGame.from_json(row["game"]) for row in ALFWorld.draw_tasks(count=count, **settings)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("explores", [False, True])
-@pytest.mark.parametrize("kind", Kind)
-def test_the_expert_wins_every_kind(kind: Kind, explores: bool) -> None:
+@pytest.mark.parametrize("kind", TaskType)
+def test_the_expert_wins_every_kind(kind: TaskType, explores: bool) -> None:
     for game in games(25, kinds=[kind.value], seed=5):
         house, steps = Household(game), 0
         while (command := next_command(house, explores=explores)) is not None:
@@ -48,7 +48,7 @@ def test_an_expert_that_explores_acts_only_on_what_it_has_read() -> None:
             read += house.step(command)
 
 
-def test_the_expert_copes_with_what_was_done_before() -> None:
+def test_expert_wins_from_any_state() -> None:
     from tests.environments.alfworld.record import wander
 
     for number, game in enumerate(games(40, seed=8)):
@@ -65,13 +65,13 @@ def test_the_expert_copes_with_what_was_done_before() -> None:
 def test_splits_are_fixed_and_share_no_game() -> None:
     splits = {(split, seed): games(60, split=split, seed=seed) for split in ("train", "validation", "test")
               for seed in (0, 1)}  # fmt: skip
-    marks = [essence(game) for those in splits.values() for game in those]
+    marks = [content_key(game) for those in splits.values() for game in those]
     assert len(set(marks)) == len(marks)
     assert splits["train", 0] == games(60)
-    assert {game.goal.kind for game in splits["test", 0]} == set(Kind)
+    assert {game.goal.kind for game in splits["test", 0]} == set(TaskType)
 
 
-def test_the_question_does_not_say_where_things_are() -> None:
+def test_question_does_not_reveal_locations() -> None:
     for row in ALFWorld.draw_tasks("train", 30):
         things = [thing["name"] for thing in row["game"]["things"]]
         assert not [name for name in things if f"{name}," in row["question"] or f"{name}." in row["question"]]
@@ -84,12 +84,12 @@ def test_rows_go_through_a_file(tmp_path: Path) -> None:
     assert [task.columns["game"] for task in read_tasks(path)] == [row["game"] for row in rows]
 
 
-def test_rooms_are_those_that_were_named() -> None:
+def test_rooms_argument_selects_rooms() -> None:
     for game in games(20, split="train", rooms=["bathroom"]):
         assert {"SinkBasin", "Toilet"} <= {each.type for each in game.receptacles}
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_unknown_names_are_rejected() -> None:
     with pytest.raises(ConfigError, match="look_at_obj_in_light"):
         ALFWorld.draw_tasks("train", 1, kinds=["dance"])
     with pytest.raises(ConfigError, match="no room 'attic'; there are kitchen"):
@@ -128,14 +128,14 @@ def test_games_are_read_as_downloaded_and_packed(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DataError, match="no game of valid_unseen"):
         official_tasks("test")
     packed.write_bytes(lzma.compress(b'{"id": "train/x"}\n'))
-    with pytest.raises(DataError, match=r"line 1 is no game: it needs a task"):
+    with pytest.raises(DataError, match=r"line 1 is not a game: it needs a task"):
         official_tasks("train")
     packed.write_bytes(b"no archive")
     with pytest.raises(DataError, match="cannot be read"):
         official_tasks("train")
 
 
-def test_games_in_the_words_of_older_versions_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_games_of_older_versions_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     folder = tmp_path / "alfworld" / "json_2.1.1" / "train" / "some-task" / "trial_1"
     folder.mkdir(parents=True)

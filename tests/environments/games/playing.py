@@ -6,9 +6,9 @@ import json
 from typing import Any, TypeVar
 
 from agentfly.agents import HFAgent
+from agentfly.demonstrations import demonstrate
 from agentfly.environment import Environment
 from agentfly.rewards import game_won
-from agentfly.training.demonstrations import demonstrate
 from agentfly.types import Task, ToolCall
 
 W = TypeVar("W", bound=Environment)
@@ -24,7 +24,7 @@ def called(tool: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
-async def world(kind: type[W], row: Any) -> W:
+async def reset_env(kind: type[W], row: Any) -> W:
     made = kind()
     await made.start()
     await made.reset(Task.of(row))
@@ -46,7 +46,7 @@ async def demonstrated(kind: type[Environment], rows: list[dict[str, Any]], rewa
     try:
         shown = await demonstrate(agent, rows, max_turns=60)
         assert not shown.reasons
-        return len(shown.kept)
+        return len(shown.accepted)
     finally:
         await agent.manager.close()
 

@@ -10,7 +10,7 @@ from agentfly.environments.games import ChessPuzzle
 from agentfly.environments.games.lichess import lichess_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, winning, world
+from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
 
 chess = pytest.importorskip("chess", reason="python-chess (GPL) is in the extra 'chess', which is not installed")
 
@@ -64,7 +64,7 @@ async def test_doing_nothing_and_claiming_earn_nothing() -> None:
     assert chain.reward == 0.0
 
 
-async def test_what_is_no_move_is_answered() -> None:
+async def test_invalid_moves_are_answered() -> None:
     strange = ["", "0000", "e9e9", "Ra9", "a1a8" * 250_000, 7]
     said, chain = await answers(
         ChessPuzzle,
@@ -78,7 +78,7 @@ async def test_what_is_no_move_is_answered() -> None:
 
 
 async def test_the_tools_show_the_board() -> None:
-    made = await world(ChessPuzzle, BACK_RANK)
+    made = await reset_env(ChessPuzzle, BACK_RANK)
     assert await made.chess_get_state() == (
         ". . . . . . k .\n. . . . . p p p\n. . . . . . . .\n. . . . . . . .\n"
         ". . . . . . . .\n. . . . . . . .\n. . . . . P P P\nR . . . . . K .\n"
@@ -87,9 +87,9 @@ async def test_the_tools_show_the_board() -> None:
     assert "g2g4 (g4)" in await made.chess_get_legal_moves()
 
 
-async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
+async def test_reset_clears_the_previous_chain() -> None:
     first, second = ChessPuzzle.draw_tasks("train", 2)
-    used, fresh = await world(ChessPuzzle, first), await world(ChessPuzzle, second)
+    used, fresh = await reset_env(ChessPuzzle, first), await reset_env(ChessPuzzle, second)
     await winning(used)
     await used.reset(Task.of(second))
     assert (used.won, used.over, used.moves) == (False, False, 0)
@@ -117,13 +117,13 @@ async def test_lichess_puzzles_begin_with_the_opponents_move(tmp_path: Path, mon
     ((row,),) = [rows for rows in splits.values() if rows]
     assert row["id"] == "lichess/abc12"
     assert "White to move" in row["question"]
-    made = await world(ChessPuzzle, row)
+    made = await reset_env(ChessPuzzle, row)
     assert [call.arguments["move"] for call in await winning(made)] == ["a1a8"]
     assert not [*lichess_tasks("train", lowest=1000), *lichess_tasks("train", theme="endgame")]
 
 
 @pytest.mark.parametrize("line", ["a,,e2e4,1", "a,nonsense,e2e4,900", "a,6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1,a1h8,9"])
-def test_corrupt_rows_are_named(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_rows_are_reported(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (tmp_path / "lichess").mkdir()
     (tmp_path / "lichess" / "lichess_db_puzzle.csv").write_text("PuzzleId,FEN,Moves,Rating\n" + line)
@@ -141,6 +141,6 @@ def test_corrupt_rows_are_named(line: str, tmp_path: Path, monkeypatch: pytest.M
         {"fen": "8/8", "moves": "a1a8"},
     ],
 )
-async def test_a_puzzle_that_is_none_is_refused(columns: dict[str, object]) -> None:
+async def test_malformed_puzzle_is_rejected(columns: dict[str, object]) -> None:
     with pytest.raises(DataError, match="puzzle"):
-        await world(ChessPuzzle, {"question": "?", **columns})
+        await reset_env(ChessPuzzle, {"question": "?", **columns})

@@ -10,19 +10,19 @@ import pytest
 
 from agentfly.environments.games import (
     ChessPuzzle,
-    GymnasiumWorld,
-    OpenEnvWorld,
+    GymnasiumEnvironment,
+    OpenEnvEnvironment,
     ReasoningGym,
     TextArenaGame,
     TextWorldGame,
 )
 from agentfly.errors import ConfigError
-from tests.environments.games.playing import world
+from tests.environments.games.playing import reset_env
 
 PACKAGES = {
     "chess": (ChessPuzzle, {"fen": "8/8/8/8/8/8/8/8 w - - 0 1", "moves": ["a1a2"]}),
-    "gymnasium": (GymnasiumWorld, {}),
-    "websockets": (OpenEnvWorld, {}),
+    "gymnasium": (GymnasiumEnvironment, {}),
+    "websockets": (OpenEnvEnvironment, {}),
     "reasoning_gym": (ReasoningGym, {"dataset": "chain_sum"}),
     "textarena": (TextArenaGame, {}),
     "textworld": (TextWorldGame, {"game": {"seed": 1}}),
@@ -30,7 +30,7 @@ PACKAGES = {
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-async def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_package_is_reported(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
 
@@ -41,11 +41,11 @@ async def test_a_missing_package_is_named(package: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     kind, columns = PACKAGES[package]
-    with pytest.raises(ConfigError, match=rf"needs {package}, which is not installed: pip install 'agentfly\["):
-        await world(kind, {"question": "?", **columns})
+    with pytest.raises(ConfigError, match=rf"needs {package}, which is not installed: pip install 'agentfly-rl\["):
+        await reset_env(kind, {"question": "?", **columns})
 
 
-def test_none_is_imported_before_it_is_asked_for() -> None:
+def test_optional_packages_are_not_imported_early() -> None:
     loaded = "import sys, agentfly.environments, agentfly.rewards; print(*sorted(sys.modules))"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
     assert "agentfly.environments.games.chess_puzzle" in names

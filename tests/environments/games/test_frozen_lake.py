@@ -7,10 +7,10 @@ import random
 import pytest
 
 from agentfly.environments.games import FrozenLake
-from agentfly.environments.games.frozen_lake import distances
-from agentfly.environments.games.grid import places_of
+from agentfly.environments.games.frozen_lake import compute_distances
+from agentfly.environments.games.grid import find_symbols
 from agentfly.errors import ConfigError, DataError
-from tests.environments.games.playing import answers, called, demonstrated, winning, world
+from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
 
 ROW = {"question": "Cross.", "lake": ["SFH", "HFF", "FHG"]}
 
@@ -19,8 +19,8 @@ async def test_the_expert_crosses_64_lakes_at_once() -> None:
     assert await demonstrated(FrozenLake, FrozenLake.draw_tasks("train", 64)) == 64
 
 
-async def test_a_way_and_what_is_shown_on_it() -> None:
-    made = await world(FrozenLake, ROW)
+async def test_observations_along_a_path() -> None:
+    made = await reset_env(FrozenLake, ROW)
     seen = [(await made.move(way))["observation"] for way in ("up", "right", "down", "right")]
     assert seen == ["PFH\nHFF\nFHG", "SPH\nHFF\nFHG", "SFH\nHPF\nFHG", "SFH\nHFP\nFHG"]
     last = await made.move("down")
@@ -29,17 +29,17 @@ async def test_a_way_and_what_is_shown_on_it() -> None:
     }  # fmt: skip
 
 
-async def test_a_hole_ends_it_and_nothing_undoes_that() -> None:
+async def test_hole_ends_the_game() -> None:
     said, chain = await answers(FrozenLake, ROW, called("move", direction="down"), called("move", direction="up"))
     assert said == ["SFH\nPFF\nFHG\nYou fell into a hole."]
     assert chain.reward == 0.0
-    made = await world(FrozenLake, ROW)
+    made = await reset_env(FrozenLake, ROW)
     await made.move("down")
     assert (await made.move("up"))["observation"] == "The game is over."
 
 
-async def test_who_walks_on_and_on_loses() -> None:
-    made = await world(FrozenLake, ROW)
+async def test_move_limit_ends_the_game() -> None:
+    made = await reset_env(FrozenLake, ROW)
     for _ in range(99):
         assert not (await made.move("up"))["ends_chain"]
     last = await made.move("up")
@@ -47,7 +47,7 @@ async def test_who_walks_on_and_on_loses() -> None:
     assert "move 100, the last" in last["observation"]
 
 
-async def test_steps_that_are_none_are_answered() -> None:
+async def test_malformed_moves_are_answered() -> None:
     for strange in (
         {"direction": "north"},
         {"direction": 7},
@@ -68,9 +68,9 @@ async def test_claims_earn_nothing() -> None:
     assert chain.reward == 0.0
 
 
-async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
+async def test_reset_clears_the_previous_chain() -> None:
     first, second = FrozenLake.draw_tasks("train", 2)
-    used, fresh = await world(FrozenLake, first), await world(FrozenLake, second)
+    used, fresh = await reset_env(FrozenLake, first), await reset_env(FrozenLake, second)
     await winning(used)
     used = await _reset(used, second)
     assert (used.won, used.over, used.moves, used.score) == (False, False, 0, 0.0)
@@ -85,23 +85,23 @@ async def _reset(made: FrozenLake, row: dict[str, object]) -> FrozenLake:
     return made
 
 
-async def test_two_at_once_do_not_meet() -> None:
-    one, other = await world(FrozenLake, ROW), await world(FrozenLake, ROW)
+async def test_instances_are_isolated() -> None:
+    one, other = await reset_env(FrozenLake, ROW), await reset_env(FrozenLake, ROW)
     await one.move("right")
     assert (await other.move("up"))["observation"] == "PFH\nHFF\nFHG"
 
 
 def test_every_lake_can_be_crossed_and_takes_some_steps() -> None:
     for row in FrozenLake.draw_tasks("train", 200, size=6, holes=0.4):
-        (start,) = places_of("S", row["lake"])
-        assert distances(row["lake"])[start] >= 5
+        (start,) = find_symbols("S", row["lake"])
+        assert compute_distances(row["lake"])[start] >= 5
 
 
-async def test_who_does_not_look_rarely_gets_there() -> None:
+async def test_random_policy_rarely_wins() -> None:
     blind = random.Random(0)
     won = 0
     for row in FrozenLake.draw_tasks("test", 200):
-        made = await world(FrozenLake, row)
+        made = await reset_env(FrozenLake, row)
         for _ in range(10):
             await made.move(blind.choice(["up", "down", "left", "right"]))
         won += made.won
@@ -121,19 +121,19 @@ def test_splits_are_fixed_and_share_no_lake() -> None:
 async def test_on_a_slippery_lake_the_same_moves_lead_to_the_same_end() -> None:
     won = 0
     for row in FrozenLake.draw_tasks("train", 16, slippery=True):
-        one, other = await world(FrozenLake, row), await world(FrozenLake, row)
+        one, other = await reset_env(FrozenLake, row), await reset_env(FrozenLake, row)
         assert await winning(one) == await winning(other)
         won += one.won
     assert 9 <= won < 16  # slips are real, and the expert mostly gets there all the same
 
 
 @pytest.mark.parametrize("lake", [None, "SFG", [], ["SFG", 7], ["S", "F"], ["SSG"], ["SXG"], ["SG"] * 100])
-async def test_a_lake_that_is_none_is_refused(lake: object) -> None:
+async def test_malformed_lake_is_rejected(lake: object) -> None:
     with pytest.raises(DataError, match="lake"):
-        await world(FrozenLake, {"question": "?", **({"lake": lake} if lake is not None else {})})
+        await reset_env(FrozenLake, {"question": "?", **({"lake": lake} if lake is not None else {})})
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_impossible_draws_are_rejected() -> None:
     with pytest.raises(DataError, match="validation"):
         FrozenLake.draw_tasks("dev", 1)
     with pytest.raises(ConfigError, match="size=99"):

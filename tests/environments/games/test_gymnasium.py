@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from agentfly.environments.games import GymnasiumWorld
-from agentfly.environments.games.gymnasium_world import ACTIONS, without_colours
+from agentfly.environments.games import GymnasiumEnvironment
+from agentfly.environments.games.gymnasium_env import ACTIONS, write_out_colors
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import game_score
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, world
+from tests.environments.games.playing import answers, called, reset_env
 
 gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is in the extra 'gymnasium', which is not installed")
 
 DRY = {"question": "Cross.", "env_id": "FrozenLake-v1", "settings": {"is_slippery": False}, "seed": 1}
 
 
-class Taxi(GymnasiumWorld):
+class Taxi(GymnasiumEnvironment):
     env_id = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"
 
 
@@ -27,7 +27,7 @@ class Taxi(GymnasiumWorld):
 async def test_the_same_moves_earn_what_gymnasium_gives(env_id: str) -> None:
     if env_id not in gymnasium.registry:
         pytest.skip(f"this version of Gymnasium has no {env_id}")
-    made = await world(GymnasiumWorld, {"question": "?", "env_id": env_id, "seed": 3})
+    made = await reset_env(GymnasiumEnvironment, {"question": "?", "env_id": env_id, "seed": 3})
     bare = gymnasium.make(env_id)
     bare.reset(seed=3)
     bare.action_space.seed(3)
@@ -44,19 +44,17 @@ async def test_the_same_moves_earn_what_gymnasium_gives(env_id: str) -> None:
 
 
 async def test_a_lake_is_crossed_and_drawn() -> None:
-    said, chain = await answers(
-        GymnasiumWorld, DRY, *(called("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")),
-        reward=game_score,
-    )  # fmt: skip
+    moves = [called("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")]
+    said, chain = await answers(GymnasiumEnvironment, DRY, *moves, reward=game_score)
     assert said[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
     assert said[-1].endswith("HFF[G]\nThe game is over.")
     assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
 
 
-async def test_what_is_no_action_is_answered() -> None:
+async def test_invalid_actions_are_answered() -> None:
     strange = ["fly", "", "99", "-1", "1.5", "true", "[1]", "[" * 900, "x" * 1_000_000]
     said, chain = await answers(
-        GymnasiumWorld, DRY, *(called("act", action=each) for each in [*strange, 7]), called("look")
+        GymnasiumEnvironment, DRY, *(called("act", action=each) for each in [*strange, 7]), called("look")
     )
     assert len(said) == 11
     assert all("Error" in each and len(each) < 500 for each in said[:10])
@@ -65,12 +63,12 @@ async def test_what_is_no_action_is_answered() -> None:
     assert chain.reward == 0.0
 
 
-@pytest.mark.parametrize("kind", [GymnasiumWorld, Taxi])
-async def test_tasks_begin_as_they_say_and_share_nothing(kind: type[GymnasiumWorld]) -> None:
+@pytest.mark.parametrize("kind", [GymnasiumEnvironment, Taxi])
+async def test_questions_show_the_first_observation_and_splits_are_disjoint(kind: type[GymnasiumEnvironment]) -> None:
     rows = {split: kind.draw_tasks(split, 30) for split in ("train", "validation", "test")}
     assert kind.draw_tasks("train", 10) == rows["train"][:10]
     for row in rows["train"][:5]:
-        made = await world(kind, json.loads(json.dumps(row)))
+        made = await reset_env(kind, json.loads(json.dumps(row)))
         assert row["question"].endswith(await made.look())
         await made.close()
     told = "question" if kind is Taxi else "seed"
@@ -79,15 +77,15 @@ async def test_tasks_begin_as_they_say_and_share_nothing(kind: type[GymnasiumWor
     assert not contents["validation"] & contents["test"]
 
 
-async def test_an_instance_keeps_nothing_and_two_do_not_meet() -> None:
+async def test_reset_clears_state_and_instances_are_isolated() -> None:
     first, second = Taxi.draw_tasks("train", 2)
-    used, fresh, other = await world(Taxi, first), await world(Taxi, second), await world(Taxi, first)
-    begun = other.seen
+    used, fresh, other = await reset_env(Taxi, first), await reset_env(Taxi, second), await reset_env(Taxi, first)
+    begun = other.view
     for _ in range(5):
         await used.act("south")
-    assert other.seen == begun
+    assert other.view == begun
     await used.reset(Task.of(second))
-    assert (used.seen, used.moves, used.score, used.over) == (fresh.seen, 0, 0.0, False)
+    assert (used.view, used.moves, used.score, used.over) == (fresh.view, 0, 0.0, False)
     for each in (used, fresh, other):
         await each.close()
 
@@ -114,7 +112,7 @@ async def test_actions_of_other_shapes() -> None:
         pair, shifted = spaces.MultiDiscrete([3, 4]), spaces.Discrete(3, start=5)
         for space, action in ((spaces.Text(9), "hello"), (pair, "[2, 3]"), (pair, "[5, 5]"), (shifted, "7")):
             row = {"question": "?", "env_id": "agentfly-tests/Worded-v0", "settings": {"action_space": space}}
-            made = await world(GymnasiumWorld, row)
+            made = await reset_env(GymnasiumEnvironment, row)
             said.append((await made.act(action))["observation"])
             await made.close()
     finally:
@@ -125,16 +123,16 @@ async def test_actions_of_other_shapes() -> None:
     assert said[3] == "You said 7."
 
 
-async def test_what_there_is_not_is_named() -> None:
+async def test_unknown_names_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"cannot make 'Nothing-v0'.*Nothing"):
-        await world(GymnasiumWorld, {"question": "?", "env_id": "Nothing-v0"})
+        await reset_env(GymnasiumEnvironment, {"question": "?", "env_id": "Nothing-v0"})
     with pytest.raises(ConfigError, match="nonsense"):
-        await world(GymnasiumWorld, {**DRY, "settings": {"nonsense": 1}})
+        await reset_env(GymnasiumEnvironment, {**DRY, "settings": {"nonsense": 1}})
     with pytest.raises(DataError, match="cannot be reset"):
-        await world(GymnasiumWorld, {**DRY, "seed": "many"})
+        await reset_env(GymnasiumEnvironment, {**DRY, "seed": "many"})
     with pytest.raises(DataError, match="validation"):
-        GymnasiumWorld.draw_tasks("dev", 1)
+        GymnasiumEnvironment.draw_tasks("dev", 1)
 
 
-def test_colours_become_signs() -> None:
-    assert without_colours("a\x1b[43m \x1b[0m\x1b[34;1mR\x1b[0mb") == "a[ ]R(blue)b"
+def test_colors_are_written_out() -> None:
+    assert write_out_colors("a\x1b[43m \x1b[0m\x1b[34;1mR\x1b[0mb") == "a[ ]R(blue)b"

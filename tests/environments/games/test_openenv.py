@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.games import OpenEnvWorld
+from agentfly.environments.games import OpenEnvEnvironment
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import game_score
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, world
+from tests.environments.games.playing import answers, called, reset_env
 
 pytest.importorskip("websockets", reason="websockets is in the extra 'openenv', which is not installed")
 
@@ -46,7 +46,9 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
     row = {"question": "Make it show 10.", "address": address, "reset": {"seed": 3}}
 
     strange = [adding(500), adding("many"), called("act", action="three"), called("act", action="9" * 1_000_000)]
-    said, chain = await answers(OpenEnvWorld, row, adding(4), *strange, called("look"), adding(3), reward=game_score)
+    said, chain = await answers(
+        OpenEnvEnvironment, row, adding(4), *strange, called("look"), adding(3), reward=game_score
+    )
     assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
     assert said[0] == '{"text": "It shows 7."}'
     assert said[1] == "Error: that is too much"
@@ -55,18 +57,18 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
     assert "at most 100000 characters" in said[4]
     assert said[5:] == ['{"text": "It shows 7."}', '{"text": "It shows 10."}']
 
-    one, other = await world(OpenEnvWorld, row), await world(OpenEnvWorld, row)
+    one, other = await reset_env(OpenEnvEnvironment, row), await reset_env(OpenEnvEnvironment, row)
     await one.act('{"number": 5}')
-    assert other.seen == '{"text": "It shows 3."}'
+    assert other.view == '{"text": "It shows 3."}'
     await other.check()
     await one.reset(Task.of(row))
-    assert (one.seen, one.moves, one.score) == ('{"text": "It shows 3."}', 0, 0.0)
+    assert (one.view, one.moves, one.score) == ('{"text": "It shows 3."}', 0, 0.0)
 
-    class Counting(OpenEnvWorld):
+    class Counting(OpenEnvEnvironment):
         field, shows = "number", "text"
 
-    worded = await world(Counting, row)
-    assert worded.seen == "It shows 3."
+    worded = await reset_env(Counting, row)
+    assert worded.view == "It shows 3."
     assert "number" in (await worded.act("many"))["observation"]
     await worded.close()
 
@@ -82,11 +84,11 @@ async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -
         await each.close()
 
 
-async def test_an_address_that_is_none_is_refused() -> None:
+async def test_invalid_address_is_rejected() -> None:
     with pytest.raises(ConfigError, match="http://127"):
-        await world(OpenEnvWorld, {"question": "?", "address": "somewhere"})
+        await reset_env(OpenEnvEnvironment, {"question": "?", "address": "somewhere"})
     with pytest.raises(ConfigError, match="'reset'"):
-        await world(OpenEnvWorld, {"question": "?", "reset": 7})
+        await reset_env(OpenEnvEnvironment, {"question": "?", "reset": 7})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ async def test_malformed_answer_is_a_fault_of_the_environment(answer: str) -> No
 
     async with serve(session, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        there = await world(OpenEnvWorld, {"question": "?", "address": f"http://127.0.0.1:{port}"})
+        there = await reset_env(OpenEnvEnvironment, {"question": "?", "address": f"http://127.0.0.1:{port}"})
         await there.check()
-        with pytest.raises(EnvironmentFault, match="answer that cannot be read"):
+        with pytest.raises(EnvironmentFault, match="sent a malformed response"):
             await there.act('{"number": 1}')

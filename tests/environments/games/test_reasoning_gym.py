@@ -10,8 +10,8 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import ReasoningGym
-from agentfly.environments.games.harmless import is_harmless
-from agentfly.environments.games.reasoning_gym import EVALUATED, score
+from agentfly.environments.games.reasoning_gym import EVALUATED, score_answer
+from agentfly.environments.games.safe_expression import is_safe_expression
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import reasoning_gym_score
 from tests.environments.games.playing import answers, called, demonstrated
@@ -22,8 +22,8 @@ from tests.environments.games.playing import answers, called, demonstrated
     ["1 + 2*(3 - 4)/5", "[[0, 1], [1, 0]]", "['A', 'B']", "x**2/2 + 3*x + C", "exp(2*x)*sin(x)", "ABCD", "0 1\n1 0",
      "_ Q\nQ _", "", "-7"],
 )  # fmt: skip
-def test_plain_expressions_are_harmless(text: str) -> None:
-    assert is_harmless(text)
+def test_plain_expressions_are_safe(text: str) -> None:
+    assert is_safe_expression(text)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_plain_expressions_are_harmless(text: str) -> None:
      "9**9999999", "'x'*10**9", "[0]*10**9", "[x for x in y]", "exp(exp(exp(9)))", "2**exp(9)", "5!", "9**9**9**07",
      "f(1)", "sin(x=1)", "x.y", "a if b else c", "(" * 5000, "x := 3", "eval('1')"],
 )  # fmt: skip
-def test_whatever_does_more_is_not(text: str) -> None:
-    assert not is_harmless(text)
+def test_other_expressions_are_unsafe(text: str) -> None:
+    assert not is_safe_expression(text)
 
 
 reasoning_gym = pytest.importorskip(
@@ -57,11 +57,11 @@ async def test_wrong_lazy_and_endless_answers_earn_nothing() -> None:
         assert chain.reward < 0.05
 
 
-def test_scorers_are_given_no_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scorers_never_receive_programs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in sorted(EVALUATED - {"intermediate_integration"}):
         (row,) = ReasoningGym.draw_tasks("test", 1, datasets=[name])
-        assert score(row, "print('evaluated')") == 0.0
-        assert score(row, row["answer"]) == 1.0
+        assert score_answer(row, "print('evaluated')") == 0.0
+        assert score_answer(row, row["answer"]) == 1.0
     assert "evaluated" not in capsys.readouterr().out
 
 
@@ -79,12 +79,12 @@ def test_splits_are_fixed_and_share_no_question() -> None:
     assert len({row["question"] for those in rows.values() for row in those}) == 60
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_unknown_names_are_rejected() -> None:
     with pytest.raises(DataError, match=r"no dataset 'dance'; it has .*chain_sum"):
         ReasoningGym.draw_tasks("train", 1, datasets=["dance"])
-    with pytest.raises(ConfigError, match="chain_sum makes no question"):
+    with pytest.raises(ConfigError, match="chain_sum cannot generate a question"):
         ReasoningGym.draw_tasks("train", 1, datasets=["chain_sum"], settings={"min_terms": -1})
     with pytest.raises(ConfigError, match="'rush_hour' gives its own answers less than 1"):
         ReasoningGym.draw_tasks("train", 1, datasets=["rush_hour"])
-    with pytest.raises(DataError, match="makes another question"):
-        score({"dataset": "chain_sum", "seed": 1, "answer": "no such"}, "3")
+    with pytest.raises(DataError, match="generates a different question"):
+        score_answer({"dataset": "chain_sum", "seed": 1, "answer": "no such"}, "3")

@@ -7,11 +7,10 @@ import random
 import pytest
 
 from agentfly.environments.games import Sokoban
-from agentfly.environments.games.sokoban_level import read_level
-from agentfly.environments.games.sokoban_search import solution
+from agentfly.environments.games.sokoban_level import read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, winning, world
+from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
 
 ROW = {"question": "Push.", "level": ["#####", "#@$.#", "#   #", "#####"]}
 LONG = {"question": "Push.", "level": ["######", "#    #", "# $  #", "#@  .#", "######"]}
@@ -25,13 +24,13 @@ async def test_the_expert_solves_every_level(settings: dict[str, int]) -> None:
 
 def test_levels_take_as_many_moves_as_was_asked() -> None:
     for row in Sokoban.draw_tasks("test", 60, shortest=6, longest=9):
-        way = solution(*read_level(row["level"]))
+        way = solve(*read_level(row["level"]))
         assert way is not None
         assert 6 <= len(way) <= 9
 
 
 async def test_a_push_and_what_is_shown() -> None:
-    made = await world(Sokoban, LONG)
+    made = await reset_env(Sokoban, LONG)
     assert (await made.move("left"))["observation"] == "The way is blocked.\n######\n#____#\n#_$__#\n#@__.#\n######"
     for way in ("up", "right"):
         await made.move(way)
@@ -45,20 +44,20 @@ async def test_a_push_and_what_is_shown() -> None:
     assert made.won
 
 
-async def test_a_box_in_a_corner_is_there_for_good() -> None:
-    made = await world(Sokoban, {"question": "?", "level": ["######", "#@$  #", "#   .#", "######"]})
+async def test_box_in_a_corner_is_stuck() -> None:
+    made = await reset_env(Sokoban, {"question": "?", "level": ["######", "#@$  #", "#   .#", "######"]})
     for _ in range(5):
         await made.move("right")
     assert not made.over
     assert made.expert() == "There is no way left."
 
 
-async def test_two_boxes_are_too_heavy() -> None:
-    made = await world(Sokoban, {"question": "?", "level": ["#######", "#@$$..#", "#######"]})
+async def test_two_boxes_cannot_be_pushed() -> None:
+    made = await reset_env(Sokoban, {"question": "?", "level": ["#######", "#@$$..#", "#######"]})
     assert (await made.move("right"))["observation"].startswith("The way is blocked.")
 
 
-async def test_moves_that_are_none_are_answered_and_claims_earn_nothing() -> None:
+async def test_malformed_moves_are_answered_and_claims_earn_nothing() -> None:
     strange = [called("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
     said, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
     assert len(said) == 4
@@ -66,19 +65,19 @@ async def test_moves_that_are_none_are_answered_and_claims_earn_nothing() -> Non
     assert chain.reward == 0.0
 
 
-async def test_an_instance_keeps_nothing_of_the_last_chain() -> None:
+async def test_reset_clears_the_previous_chain() -> None:
     first, second = Sokoban.draw_tasks("train", 2)
-    used, fresh = await world(Sokoban, first), await world(Sokoban, second)
+    used, fresh = await reset_env(Sokoban, first), await reset_env(Sokoban, second)
     await winning(used)
     await used.reset(Task.of(second))
     assert (used.won, used.over, used.moves) == (False, False, 0)
     assert await winning(used) == await winning(fresh)
 
 
-async def test_who_does_not_look_rarely_solves_one() -> None:
+async def test_random_policy_rarely_solves_a_level() -> None:
     blind, won = random.Random(0), 0
     for row in Sokoban.draw_tasks("test", 100):
-        made = await world(Sokoban, row)
+        made = await reset_env(Sokoban, row)
         for _ in range(20):
             await made.move(blind.choice(["up", "down", "left", "right"]))
         won += made.won
@@ -95,33 +94,33 @@ def test_splits_are_fixed_and_share_no_level() -> None:
     assert Sokoban.draw_tasks("train", 20) == drawn["train", 0][:20]
 
 
-async def test_other_signs_are_shown_and_levels_stay_the_same() -> None:
+async def test_symbols_change_the_display_only() -> None:
     class Lettered(Sokoban):
-        signs = "WPQBCGF"
+        symbols = "WPQBCGF"
 
     (row,), (plain,) = Lettered.draw_tasks("train", 1), Sokoban.draw_tasks("train", 1)
     assert row["level"] == plain["level"]
     assert "WWWWWW" in row["question"]
-    assert "#" not in (await (await world(Lettered, row)).move("up"))["observation"]
+    assert "#" not in (await (await reset_env(Lettered, row)).move("up"))["observation"]
 
 
 @pytest.mark.parametrize("level", [None, "#@$.#", ["#@ .#"], ["#@@$.#"], ["#@$$.#"], ["#@$.x#"], [7]])
-async def test_a_level_that_is_none_is_refused(level: object) -> None:
+async def test_malformed_level_is_rejected(level: object) -> None:
     with pytest.raises(DataError, match="level"):
-        await world(Sokoban, {"question": "?", **({"level": level} if level is not None else {})})
+        await reset_env(Sokoban, {"question": "?", **({"level": level} if level is not None else {})})
 
 
-async def test_a_level_beyond_the_expert_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.environments.games.sokoban_search.MOST_POSITIONS", 1000)
+async def test_level_beyond_the_search_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.environments.games.sokoban_level.MAX_POSITIONS", 1000)
     free = "#" + " " * 30 + "#"
     boxes = "#" + " $" * 8 + " " * 14 + "#"
-    made = await world(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,
+    made = await reset_env(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,
                                                             free, free, "#" * 32]})  # fmt: skip
     with pytest.raises(ConfigError, match="too large"):
         made.expert()
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_impossible_draws_are_rejected() -> None:
     with pytest.raises(ConfigError, match="boxes=9"):
         Sokoban.draw_tasks("train", 1, boxes=9)
     with pytest.raises(DataError, match="or little more"):

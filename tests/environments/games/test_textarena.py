@@ -10,7 +10,7 @@ import pytest
 from agentfly.environments.games import TextArenaGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, world
+from tests.environments.games.playing import answers, called, reset_env
 
 pytest.importorskip("textarena", reason="TextArena is in the extra 'textarena', which is not installed")
 
@@ -26,7 +26,7 @@ async def test_a_puzzle_is_solved_in_a_process_of_its_own() -> None:
 
 async def test_guesses_by_hints_find_the_number_and_the_last_one_ends_it() -> None:
     for row in TextArenaGame.draw_tasks("train", 6):
-        made = await world(TextArenaGame, row)
+        made = await reset_env(TextArenaGame, row)
         low, high = 1, 20
         while not made.over:
             guess = (low + high) // 2
@@ -54,7 +54,7 @@ async def test_tasks_begin_as_they_say_and_drawing_leaves_random_numbers_alone()
     rows = {split: TextArenaGame.draw_tasks(split, 10, games=games) for split in ("train", "validation", "test")}
     assert random.getstate() == before
     assert [row["game"] for row in rows["train"][:4]] == games * 2
-    used = await world(TextArenaGame, rows["train"][1])
+    used = await reset_env(TextArenaGame, rows["train"][1])
     for row in rows["train"][:4]:
         await used.act("1 2 3 4")
         await used.reset(Task.of(json.loads(json.dumps(row))))
@@ -67,10 +67,10 @@ async def test_tasks_begin_as_they_say_and_drawing_leaves_random_numbers_alone()
     ("game", "error", "words"),
     [
         ("Nothing-v0", DataError, "no game 'Nothing-v0'"),
-        ("TicTacToe-v0", ConfigError, "no game for one player"),
+        ("TicTacToe-v0", ConfigError, "not a single-player game"),
         (7, DataError, "7"),
     ],
 )
-async def test_what_cannot_be_played_is_said(game: object, error: type[Exception], words: str) -> None:
+async def test_unplayable_games_are_rejected(game: object, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        await world(TextArenaGame, {"question": "?", "game": game})
+        await reset_env(TextArenaGame, {"question": "?", "game": game})

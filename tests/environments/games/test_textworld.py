@@ -9,7 +9,7 @@ import pytest
 from agentfly.environments.games import TextWorldGame
 from agentfly.errors import DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, winning, world
+from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
 
 pytest.importorskip("textworld", reason="TextWorld is in the extra 'textworld', which is not installed")
 
@@ -37,14 +37,14 @@ async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.
 
     of_files = []
     for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled anew
-        made = await world(TextWorldGame, {"question": "?", "game": str(file)})
-        begun = made.seen
+        made = await reset_env(TextWorldGame, {"question": "?", "game": str(file)})
+        begun = made.view
         assert "$" not in begun
         assert not begun.endswith(">")
         of_files.append((begun, await winning(made)))
         assert made.won
         await made.reset(Task.of({"question": "?", "game": row["game"]}))
-        assert (made.seen, made.won, made.moves) == (begun, False, 0)
+        assert (made.view, made.won, made.moves) == (begun, False, 0)
         await made.close()
     assert of_files[0] == of_files[1]
     assert second["game"] != row["game"]
@@ -56,14 +56,14 @@ def test_splits_share_no_game() -> None:
     assert len({row["game"]["seed"] for those in rows.values() for row in those}) == 6
 
 
-async def test_games_that_are_none_are_refused(tmp_path: Path) -> None:
+async def test_malformed_games_are_rejected(tmp_path: Path) -> None:
     class Here(TextWorldGame):
         folder = str(tmp_path)
 
     for game in (None, 7, "nowhere.z8", {"seed": 1, "monsters": 3}):
         with pytest.raises(DataError, match="game"):
-            await world(Here, {"question": "?", "game": game})
+            await reset_env(Here, {"question": "?", "game": game})
     broken = tmp_path / "broken.z8"
     broken.write_bytes(b"no story")
     with pytest.raises(DataError, match="cannot play"):
-        await world(Here, {"question": "?", "game": str(broken)})
+        await reset_env(Here, {"question": "?", "game": str(broken)})

@@ -152,7 +152,7 @@ async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
 async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "find_spec", lambda name: None)
     made = MathJudge()
-    with pytest.raises(ConfigError, match=r"math_verify.*agentfly\[math\]"):
+    with pytest.raises(ConfigError, match=r"math_verify.*agentfly-rl\[math\]"):
         await made.start()
     await made.close()
 

@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from agentfly.environments.repair import RepairJudge
 from agentfly.environments.repair.pytest_run import is_source
-from agentfly.resources.sandbox import SandboxUnavailable
+from agentfly.sandbox import SandboxUnavailable
+from tests.environments.repair.test_environment import bug, played
 from tests.environments.repair.test_tasks import OTHER_TESTS, SOURCE, TESTS
-from tests.environments.repair.test_world import bug, played
 from tests.fakes import call
 
 CONFTEST = """
@@ -157,7 +157,7 @@ FORGING = {
 async def test_pytest_tells_a_repair_from_none(judge: RepairJudge) -> None:
     run = await judge.run_pytest(ROW, {"warmth.py": SOURCE.encode()})
     if "No module named pytest" in run.output:
-        pytest.skip("the sandbox has no pytest: pip install 'agentfly[repair]'")
+        pytest.skip("the sandbox has no pytest: pip install 'agentfly-rl[repair]'")
     assert run.honest
     assert run.passed == {*FAILING, "tests/test_warm.py::test_warm"}
     assert await judge.passed(ROW, {"warmth.py": WRONG.encode()}) == {"tests/test_warm.py::test_warm"}

@@ -13,8 +13,8 @@ from agentfly.environments.repair.indexing import shown, worth_a_task
 from agentfly.environments.repair.mutation import mutations
 from agentfly.environments.repair.package import NAMES, shipped
 from agentfly.errors import ConfigError, DataError
-from agentfly.resources.sandbox import SandboxUnavailable
-from tests.environments.repair.test_world import size
+from agentfly.sandbox import SandboxUnavailable
+from tests.environments.repair.test_environment import size
 
 SPLITS = ("train", "validation", "test")
 

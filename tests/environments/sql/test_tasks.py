@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentfly.data import read_tasks
 from agentfly.environments.sql import SQL, spider_tasks
 from agentfly.environments.sql.questions import FAMILIES
 from agentfly.errors import DataError
-from agentfly.training.data import read_tasks
 from agentfly.types import Task
 
 

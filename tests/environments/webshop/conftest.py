@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.webshop.goal import Goal, goal_of
-from agentfly.environments.webshop.product import Product
-from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.goal import ShopGoal, make_option_goal
+from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import Shop
 
-LAMP = Product(
+LAMP = ShopProduct(
     asin="LAMP000001",
     title="Orrin Desk Lamp",
     description="A lamp for people who read at night.",
@@ -22,7 +22,7 @@ LAMP = Product(
     options={"color": ("black", "blue | white"), "size": ("small", "large")},
     prices=(19.99,),
 )
-SHIRT = Product(
+SHIRT = ShopProduct(
     asin="SHIRT00001",
     title="Velt T-Shirt",
     description="",
@@ -34,7 +34,7 @@ SHIRT = Product(
     options={},
     prices=(10.0, 20.0),
 )
-BULB = Product(
+BULB = ShopProduct(
     asin="BULB000001",
     title="Orrin Lamp Bulb",
     description="",
@@ -54,13 +54,15 @@ def shop() -> Shop:
 
 
 @pytest.fixture
-def goal() -> Goal:
-    return goal_of(LAMP, "Find me dimmable light desk lamps", ["dimmable light"], {"color": "black", "size": "large"})
+def goal() -> ShopGoal:
+    return make_option_goal(
+        LAMP, "Find me dimmable light desk lamps", ["dimmable light"], chosen={"color": "black", "size": "large"}
+    )
 
 
 @pytest.fixture
-def session(shop: Shop, goal: Goal) -> Session:
-    return Session(shop, goal)
+def session(shop: Shop, goal: ShopGoal) -> ShopSession:
+    return ShopSession(shop, goal)
 
 
 @pytest.fixture(scope="session")

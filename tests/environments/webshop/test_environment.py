@@ -9,15 +9,15 @@ import pytest
 from agentfly import Pool, Task
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.commands.playing import Player
-from agentfly.commands.worlds import task_of
+from agentfly.cli.env_instances import resolve_task
+from agentfly.cli.env_play import PlaySession
+from agentfly.demonstrations import demonstrate
 from agentfly.environments import WebShop
-from agentfly.environments.webshop import nouns
+from agentfly.environments.webshop import score
 from agentfly.errors import ConfigError, DataError
-from agentfly.outcome import StopReason
 from agentfly.rewards import webshop_reward
 from agentfly.rollout import RunResult
-from agentfly.training.demonstrations import demonstrate
+from agentfly.trajectory import StopReason
 from agentfly.types import ToolCall
 from tests.fakes import call
 
@@ -52,7 +52,7 @@ async def test_without_a_purchase_there_is_no_reward():
     assert result.rewards == [0.0]
 
 
-async def test_the_models_mistakes_are_answered_with_what_there_is():
+async def test_model_mistakes_are_answered_with_the_alternatives():
     said = answers(
         await played(
             call("click", label="Buy Now"),
@@ -70,14 +70,14 @@ async def test_the_models_mistakes_are_answered_with_what_there_is():
     assert "keywords" in said[5]
 
 
-async def test_a_megabyte_is_answered_briefly():
+async def test_huge_input_is_answered_briefly():
     env = WebShop()
     await env.reset(Task.of(ROWS[0]))
     for act in (env.search, env.click):
         assert len((await act("shoes " * 200_000))["observation"]) < 5000
 
 
-async def test_nothing_is_left_of_the_last_customer():
+async def test_reset_clears_the_previous_session():
     class OneAtATime(WebShop):
         pool = Pool(max_instances=1)
 
@@ -102,20 +102,20 @@ async def test_nothing_is_left_of_the_last_customer():
 
 async def test_the_expert_solves_many_at_once_in_one_shop():
     shown = await demonstrate(agent(), ROWS, max_turns=20)
-    assert (len(shown.kept), shown.reasons) == (len(ROWS), {})
+    assert (len(shown.accepted), shown.reasons) == (len(ROWS), {})
 
 
-async def test_it_may_live_in_another_process():
+async def test_runs_in_another_process():
     class Elsewhere(WebShop):
-        pool = Pool(place="process", max_instances=1)
+        pool = Pool(runtime="process", max_instances=1)
 
     far = agent(kind=Elsewhere)
     shown = await demonstrate(far, ROWS[:2], max_turns=20)
     await far.close()
-    assert (len(shown.kept), shown.reasons) == (2, {})
+    assert (len(shown.accepted), shown.reasons) == (2, {})
 
 
-async def test_the_expert_goes_on_from_anywhere():
+async def test_expert_continues_from_any_page():
     env = WebShop()
     await env.start()
     await env.reset(Task.of(ROWS[2]))
@@ -176,32 +176,32 @@ async def test_views():
         ({"goal": ROWS[0]["goal"], "shop": "generated/20/9"}, "which the shop 'generated/20/9' does not have"),
     ],
 )
-async def test_a_task_that_cannot_be_set_up_says_why(columns, told):
+async def test_malformed_task_is_rejected(columns, told):
     env = WebShop()
     with pytest.raises(DataError, match=told):
         await env.reset(Task.of({"question": "Q", **columns}))
 
 
 @pytest.mark.parametrize("package", ["bm25s", "Stemmer", "rapidfuzz", "textblob.en"])
-async def test_a_missing_package_is_told_in_a_line(monkeypatch, package):
+async def test_missing_package_is_reported(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    nouns._tagger.cache_clear()
-    nouns.nouns.cache_clear()
-    with pytest.raises(ConfigError, match=rf"the web shop needs {package.removesuffix('.en')}, .*agentfly\[webshop\]"):
+    score._load_tagger.cache_clear()
+    score.extract_nouns.cache_clear()
+    with pytest.raises(ConfigError, match=rf"the web shop needs {package.removesuffix('.en')}, .*-rl\[webshop\]"):
         await WebShop().start()
 
 
-async def test_a_person_may_look_around_without_a_task():
-    task = task_of(WebShop, None, None, None)
+async def test_play_session_works_without_a_task():
+    task = resolve_task(WebShop, None, None, None)
     assert task is not None
-    player = Player(WebShop, task)
-    await player.begin()
+    player = PlaySession(WebShop, task)
+    await player.start()
     result = await player.act(ToolCall("search", {"keywords": "boots"}))
     assert "Boots" in str(result.observation)
     await player.close()
 
 
-async def test_one_shop_serves_all():
+async def test_instances_share_one_shop():
     environments = [WebShop() for _ in range(64)]
     await asyncio.gather(*(env.reset(Task.of(row)) for env, row in zip(environments, ROWS, strict=True)))
     assert len({id(env.session.shop) for env in environments}) == 1

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
-from agentfly.environments.webshop.expert import knowing
-from agentfly.environments.webshop.goal import Goal
+from agentfly.environments.webshop.expert import next_informed_action
+from agentfly.environments.webshop.goal import ShopGoal
 from agentfly.environments.webshop.official import SPLITS
-from agentfly.environments.webshop.score import score
-from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.score import score_purchase
+from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop
 from agentfly.errors import DataError
 
@@ -72,8 +72,8 @@ def test_search_ranks_as_lucene_does(official):
 
 def test_scores_are_those_of_webshop(rows):
     shop = open_shop("official")
-    goals = {row["id"]: Goal.of(row["goal"]) for each in rows.values() for row in each}
-    ours = [score(shop[asin], goals[f"official/goal/{number}"], {}).reward for number, asin, _ in SCORES]
+    goals = {row["id"]: ShopGoal.from_json(row["goal"]) for each in rows.values() for row in each}
+    ours = [score_purchase(shop[asin], goals[f"official/goal/{number}"], {}).reward for number, asin, _ in SCORES]
     assert ours == pytest.approx([theirs for *_, theirs in SCORES])
 
 
@@ -82,27 +82,27 @@ def test_the_expert_buys_what_is_wished_for(rows):
     shop, ones = open_shop("official"), 0
     sample = rows["test"][::5] + rows["train"][::50]
     for row in sample:
-        session = Session(shop, Goal.of(row["goal"]))
-        while action := knowing(session):
+        session = ShopSession(shop, ShopGoal.from_json(row["goal"]))
+        while action := next_informed_action(session):
             assert session.act(f"{action[0]}[{action[1]}]"), action
         ones += session.score is not None and session.score.reward == 1.0
     assert ones / len(sample) >= 0.93
 
 
-def test_what_people_wrote(official):
+def test_human_instructions(official):
     human = [row for split in SPLITS for row in official_tasks(split, human=True)]
     assert len(human) == 13
     assert all(row["id"].startswith("official/human/") for row in human)
 
 
-def test_other_splits_and_shops_are_refused(official):
+def test_unknown_splits_and_shops_are_rejected(official):
     with pytest.raises(DataError, match="no split 'dev'; there are train, validation, test"):
         official_tasks("dev")
     with pytest.raises(DataError, match="no official shop 'ebay'"):
         official_tasks("test", shop="ebay")
 
 
-def test_missing_data_is_told_with_its_source(monkeypatch, tmp_path):
+def test_missing_data_error_names_the_source(monkeypatch, tmp_path):
     monkeypatch.delenv("AGENTFLY_DATA", raising=False)
     with pytest.raises(DataError, match=r"github.com/princeton-nlp/WebShop.*set AGENTFLY_DATA"):
         official_tasks("test")
@@ -135,11 +135,11 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
     assert len(shop) == 2
     lamp = shop["B000000001"]
     assert (lamp.price_tag, lamp.query, lamp.options) == ("$5.0 to $1250.5", "lamps", {"color": ("red | blue",)})
-    session = Session(shop, Goal.of(row["goal"]))
+    session = ShopSession(shop, ShopGoal.from_json(row["goal"]))
     session.act("search[lamp]")
     session.act("click[b000000001]")
     assert session.act("click[red | blue]")
-    assert "Price: $5.0 to $1250.5" in pages.plain(session.page)
+    assert "Price: $5.0 to $1250.5" in pages.render_text(session.page)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +149,17 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
         ([{"asin": "B000000001"}], {}, "product B000000001 cannot be read"),
         ([PRODUCT, 7], {}, "row 1 of items_shuffle.json"),
         ([PRODUCT], {"B000000001": []}, "row 0 of items_shuffle.json"),
-        ({}, {}, "other files of these names"),
+        ({}, {}, "are not WebShop.s; get them from"),
     ],
 )
-def test_a_corrupt_row_is_named(monkeypatch, tmp_path, products, known, told):
+def test_malformed_row_is_reported(monkeypatch, tmp_path, products, known, told):
     _written(tmp_path, products, known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     with pytest.raises(DataError, match=told):
         official_tasks("test", shop="official/all")
 
 
-def test_a_broken_file_is_named(monkeypatch, tmp_path):
+def test_unreadable_file_is_reported(monkeypatch, tmp_path):
     _written(tmp_path, [], {})
     (tmp_path / "webshop" / "items_shuffle.json").write_text("[{")
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))

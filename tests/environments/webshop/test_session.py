@@ -3,14 +3,13 @@
 import pytest
 
 from agentfly.environments.webshop import pages
-from agentfly.environments.webshop.html import page_html
-from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.session import ShopSession
 
 WISH = "Find me dimmable light desk lamps with color: black, and size: large, and price lower than "
 
 
-def shown(session: Session) -> list[str]:
-    return pages.plain(session.page).split(" [SEP] ")
+def shown(session: ShopSession) -> list[str]:
+    return pages.render_text(session.page).split(" [SEP] ")
 
 
 def test_a_session_begins_at_the_search_page(session):
@@ -87,11 +86,11 @@ def test_back_to_search_forgets_everything(session):
     "action",
     ["", "buy", "click[]", "click[nothing]", "search[]", "click[search]", "think[lamp]", "click[BULB000001]", "search"],
 )
-def test_what_is_not_possible_changes_nothing(session, action):
+def test_impossible_action_changes_nothing(session, action):
     session.act("search[velt]")
-    before = pages.rich(session.page)
+    before = pages.render_rich(session.page)
     assert not session.act(action)
-    assert pages.rich(session.page) == before
+    assert pages.render_rich(session.page) == before
 
 
 def test_searching_is_possible_everywhere_but_after_buying(session):
@@ -107,7 +106,7 @@ def test_searching_is_possible_everywhere_but_after_buying(session):
     assert shown(session)[0] == "Thank you for shopping with us!"
 
 
-def test_words_that_are_nowhere_find_nothing(session):
+def test_unknown_words_find_nothing(session):
     assert session.act("search[zyzzyva]")
     assert shown(session)[3:] == ["Page 1 (Total results: 0)", "Next >"]
 
@@ -116,20 +115,20 @@ def test_rich_text_marks_buttons_and_what_was_clicked(session):
     session.act("search[lamp]")
     session.act("click[lamp000001]")
     session.act("click[black]")
-    text = pages.rich(session.page)
+    text = pages.render_rich(session.page)
     assert text.startswith("You have clicked black.\nInstruction:\n")
     assert "\n[button] Buy Now [button_]\n" in text
     assert "\n  [clicked button] black [clicked button_]\n  [button] blue | white [button_]\n" in text
     session.act("click[< prev]")
-    assert "\n\n[clicked button] LAMP000001 [clicked button_]\nOrrin Desk Lamp\n" in pages.rich(session.page)
+    assert "\n\n[clicked button] LAMP000001 [clicked button_]\nOrrin Desk Lamp\n" in pages.render_rich(session.page)
 
 
 def test_html_says_the_same_and_escapes_it(session):
     session.act("search[lamp]")
     session.act("click[lamp000001]")
-    html = page_html(session.page)
+    html = pages.render_html(session.page)
     assert "<button>&lt; Prev</button>" in html
     assert "<label>blue | white</label>" in html
     session.act("click[black]")
-    assert '<label class="clicked">black</label>' in page_html(session.page)
-    assert page_html([pages.text("<script>")]).count("<script>") == 0
+    assert '<label class="clicked">black</label>' in pages.render_html(session.page)
+    assert pages.render_html([pages.text("<script>")]).count("<script>") == 0

@@ -15,20 +15,20 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from agentfly.backend import Backend, OnUpdate, Request
-from agentfly.backends.handover import Handover, lora_of
-from agentfly.backends.prompt import checked
-from agentfly.backends.transformers.loading import dtype_of
-from agentfly.backends.transformers.memory import memory_of
-from agentfly.backends.transformers.sampling import is_plain
-from agentfly.backends.vllm.engine import Engine
-from agentfly.errors import BackendFault, ConfigError, ModelBroken
+from agentfly.backends.base import Backend, OnUpdate, Request
+from agentfly.backends.engine.loading import resolve_dtype
+from agentfly.backends.engine.memory import cache_bytes
+from agentfly.backends.engine.sampler import is_plain
+from agentfly.backends.prompt import validate_prompt
+from agentfly.backends.vllm.engine import VLLMEngine
+from agentfly.backends.weight_files import WeightFolder, lora_of
+from agentfly.errors import BackendFault, ConfigError, NonFiniteError
 from agentfly.models import resolve
-from agentfly.types import Completion, Finish, Sampling
+from agentfly.types import Completion, FinishReason, Sampling
 
 COLDEST = 0.01
 """vLLM samples at this temperature where a lower one is asked for."""
-_FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORTED}
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM makes room for."""
 
@@ -64,19 +64,19 @@ class VLLMBackend(Backend):
         at = torch.device("cpu" if current_platform.is_cpu() else "cuda")
         config, adapter = lora_of(lora)
         own = {
-            "dtype": str(dtype_of(dtype, at)).removeprefix("torch."),
+            "dtype": str(resolve_dtype(dtype, at)).removeprefix("torch."),
             "max_model_len": context_length,
             "max_num_seqs": max_rows,
-            "kv_cache_memory_bytes": memory_of(kv_memory, at) if kv_memory or at.type == "cpu" else None,
+            "kv_cache_memory_bytes": cache_bytes(kv_memory, at) if kv_memory or at.type == "cpu" else None,
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": sleeps or None,
             "enable_lora": config is not None or None,
             "max_lora_rank": None if config is None else _rank(int(config["r"])),
         }
         given = {name: value for name, value in own.items() if value is not None}
-        arguments = {**_quiet(at), **_refused(engine or {}, own), **given}
+        arguments = {**_quiet(at), **_validate_engine_fields(engine or {}, own), **given}
         place = None if handover is None else Path(handover).expanduser()
-        self._engine = Engine(arguments, Handover(resolve(model), config, adapter, place))
+        self._engine = VLLMEngine(arguments, WeightFolder(resolve(model), config, adapter, place))
         self._sleeps = sleeps
         self.context_length = int(self._engine.config.model_config.max_model_len)
         self._vocabulary = int(self._engine.config.model_config.get_vocab_size())
@@ -91,11 +91,11 @@ class VLLMBackend(Backend):
         assert self.context_length is not None
         if request.images:
             raise ConfigError("this backend shows a model text only")
-        prompt = checked(request.prompt, self._vocabulary, self.context_length)
+        prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
         params = _params(request, self.context_length - len(prompt))
         said = await self._engine.sample(prompt.tolist(), params, request.on_tokens)
         if not all(map(math.isfinite, said.logprobs)):
-            raise ModelBroken(f"the model's logits are not finite (weights of version {said.versions[-1]})")
+            raise NonFiniteError(f"the model's logits are not finite (weights of version {said.versions[-1]})")
         if said.finish not in _FINISHES:
             raise BackendFault(f"vLLM ended the turn with {said.finish!r}")
         raw = said.logprobs if is_plain(request.sampling) and request.sampling.temperature in (0, 1) else None
@@ -127,7 +127,7 @@ class VLLMBackend(Backend):
 
 def _on_update(asked: str | OnUpdate) -> OnUpdate:
     chosen = OnUpdate.of(asked)
-    if chosen is OnUpdate.CONTINUE and not Engine.stamps:
+    if chosen is OnUpdate.CONTINUE and not VLLMEngine.stamps:
         raise ConfigError(
             f"vLLM {vllm.__version__} does not tell which weights sampled which token: "
             "say on_update='finish' or 'abort', or install vLLM 0.32"
@@ -166,7 +166,7 @@ def _quiet(at: torch.device) -> dict[str, Any]:
     return {"disable_log_stats": True, "use_tqdm_on_load": False, "enforce_eager": at.type == "cpu"}
 
 
-def _refused(engine: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_engine_fields(engine: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
     """The engine's further fields, none of which may be one that has a setting, or that there is not."""
     settings = {"max_model_len": "context_length", "kv_cache_memory_bytes": "kv_memory", "max_num_seqs": "max_rows",
                 "enable_sleep_mode": "sleeps", "enable_lora": "lora", "max_lora_rank": "lora"}  # fmt: skip

@@ -24,9 +24,9 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from agentfly.backend import CLOSED, OnUpdate
-from agentfly.backends.handover import Handed, Handover, discard
-from agentfly.backends.orphans import MARK
+from agentfly.backends.base import CLOSED, OnUpdate
+from agentfly.backends.parent_death import MARK
+from agentfly.backends.weight_files import WeightFiles, WeightFolder, discard
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.threads import compute
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Said:
+class VLLMTurn:
     """A turn as vLLM samples it."""
 
     ids: list[int] = field(default_factory=list)
@@ -60,13 +60,13 @@ class Said:
         return list(ids)
 
 
-class Engine:
+class VLLMEngine:
     """A vLLM engine at work."""
 
     stamps = hasattr(AsyncLLM, "update_weight_version")
     """Whether this vLLM tells which weights sampled which token."""
 
-    def __init__(self, arguments: Mapping[str, Any], handover: Handover) -> None:
+    def __init__(self, arguments: Mapping[str, Any], handover: WeightFolder) -> None:
         """Returns when the engine takes requests, which is the better part of a minute."""
         self._arguments, self._handover = dict(arguments), handover
         self._llm: AsyncLLM | None = None
@@ -90,7 +90,7 @@ class Engine:
 
     async def sample(
         self, prompt: list[int], params: SamplingParams, hear: Callable[[Sequence[int]], None] | None
-    ) -> Said:
+    ) -> VLLMTurn:
         """Sample one turn; `hear` is called, here, with what was sampled since the last time."""
         loop, news = asyncio.get_running_loop(), asyncio.Queue[Sequence[int] | None]()
 
@@ -177,7 +177,7 @@ class Engine:
     async def _start(self) -> AsyncLLM:
         """An engine with the weights in use."""
         try:
-            with _marked():
+            with _mark_children():
                 llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=self._handover.model, **self._arguments))
         except (OSError, TypeError, ValueError) as error:  # pydantic's are ValueErrors
             said = " ".join(describe(error).split())[:500]
@@ -197,9 +197,9 @@ class Engine:
     async def _alive(self) -> AsyncLLM:
         """The engine, if need be another one."""
         async with self._updating:
-            return await self._mended()
+            return await self._restart_if_dead()
 
-    async def _mended(self) -> AsyncLLM:
+    async def _restart_if_dead(self) -> AsyncLLM:
         if self._llm is not None and not self._llm.errored:
             return self._llm
         if self._closed:
@@ -225,12 +225,12 @@ class Engine:
 
     async def _sample(
         self, prompt: list[int], params: SamplingParams, tell: Callable[[Sequence[int]], None] | None
-    ) -> Said:
+    ) -> VLLMTurn:
         this = asyncio.current_task()
         assert this is not None
         llm = self._llm if self._llm is not None and not self._llm.errored else await self._alive()
         self._turns[this] = ""
-        said, name = Said(), f"turn-{next(self._numbers)}"
+        said, name = VLLMTurn(), f"turn-{next(self._numbers)}"
         try:
             stream = llm.generate({"prompt_token_ids": prompt}, params, name, lora_request=self._adapter())
             async with contextlib.aclosing(stream):
@@ -255,7 +255,7 @@ class Engine:
 
     async def _update(self, weights: Iterable[tuple[str, Any]], version: int, then: OnUpdate) -> None:
         async with self._updating:
-            llm = await self._mended()
+            llm = await self._restart_if_dead()
             if self._level:
                 raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
             handed = await compute(self._handover.write, weights)
@@ -278,7 +278,7 @@ class Engine:
                 raise BackendFault(why) from error
             self._handover.keep(handed)
 
-    async def _take(self, llm: AsyncLLM, handed: Handed, version: int) -> None:
+    async def _take(self, llm: AsyncLLM, handed: WeightFiles, version: int) -> None:
         if handed.model is not None:
             await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(handed.model)})
         if handed.adapter is not None:
@@ -288,7 +288,7 @@ class Engine:
 
     async def _sleep(self, level: int, then: OnUpdate) -> None:
         async with self._updating:
-            llm = await self._mended()
+            llm = await self._restart_if_dead()
             if self._level:
                 raise ConfigError("the engine sleeps already")
             await llm.sleep(level, mode=_PAUSES[then])
@@ -296,10 +296,10 @@ class Engine:
 
     async def _wake_up(self) -> None:
         async with self._updating:
-            llm = await self._mended()
+            llm = await self._restart_if_dead()
             if self._level == 2:
                 await llm.wake_up(["weights"])
-                await self._take(llm, Handed(Path(self._handover.model), self._handover.adapter), self.version)
+                await self._take(llm, WeightFiles(Path(self._handover.model), self._handover.adapter), self.version)
                 await llm.wake_up(["kv_cache"])
             elif self._level:
                 await llm.wake_up()
@@ -307,7 +307,7 @@ class Engine:
 
 
 @contextlib.contextmanager
-def _marked() -> Iterator[None]:
+def _mark_children() -> Iterator[None]:
     """Processes that are started meanwhile know whose they are."""
     before = os.environ.get(MARK)
     os.environ[MARK] = str(os.getpid())

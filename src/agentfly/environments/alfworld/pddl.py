@@ -1,124 +1,139 @@
-"""Reads the planning problems that the official games are."""
+"""Games as PDDL problems: reads those of the official games, and writes any game for the official engine."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
-from agentfly.environments.alfworld.game import TRAITS, Game, Goal, Kind, Receptacle, Thing
+from agentfly.environments.alfworld.game import TRAITS, ALFWorldGame, ALFWorldGoal, Receptacle, TaskType, Thing
 from agentfly.errors import DataError
 
 _ATOM = re.compile(r"\(([\w=-]+)\s+([^()]*)\)")
 _TRAITS = {trait.lower(): trait for trait in TRAITS}
-_SIGNATURES: dict[Kind, str] = {
-    Kind.PLACE: "inreceptacle objecttype receptacletype",
-    Kind.LOOK: "objecttype objecttype toggleable istoggled receptacleatlocation atlocation inreceptacle holds",
-    Kind.CLEAN: "inreceptacle objecttype receptacletype cleanable isclean",
-    Kind.HEAT: "inreceptacle objecttype receptacletype heatable ishot",
-    Kind.COOL: "inreceptacle objecttype receptacletype coolable iscool",
-    Kind.PLACE_TWO: "inreceptacle inreceptacle objecttype objecttype receptacletype receptacletype =",
+_SIGNATURES: dict[TaskType, str] = {
+    TaskType.PLACE: "inreceptacle objecttype receptacletype",
+    TaskType.LOOK: "objecttype objecttype toggleable istoggled receptacleatlocation atlocation inreceptacle holds",
+    TaskType.CLEAN: "inreceptacle objecttype receptacletype cleanable isclean",
+    TaskType.HEAT: "inreceptacle objecttype receptacletype heatable ishot",
+    TaskType.COOL: "inreceptacle objecttype receptacletype coolable iscool",
+    TaskType.PLACE_TWO: "inreceptacle inreceptacle objecttype objecttype receptacletype receptacletype =",
 }
-"""Which predicates a goal of each kind is a conjunction of."""
-_KINDS = {tuple(sorted(signature.split())): kind for kind, signature in _SIGNATURES.items()}
+"""The predicates in the goal conjunction of each task type."""
+_TASK_TYPES = {tuple(sorted(signature.split())): kind for kind, signature in _SIGNATURES.items()}
+_DOMAIN_TYPES = {"rtype": {"Sink", "SinkBasin", "Microwave", "Fridge"}, "otype": {"Knife", "ButterKnife"}}
+"""Types that the domain's rules mention; every problem must declare them."""
 
 
-def read_problem(text: str, task: str) -> Game:
-    """The game of an official problem file; `task` is the task in words, which the file does not have."""
+def read_problem(text: str, task: str) -> ALFWorldGame:
+    """Parse an official problem file. task: the task in natural language, which the file lacks."""
     text = re.sub(r";[^\n]*", "", text)
-    _, found, rest = text.partition("(:init")
+    _, init_found, rest = text.partition("(:init")
     facts, goal_found, goal = rest.partition("(:goal")
-    if not found or not goal_found:
-        raise DataError("this is no planning problem of the household: it has no (:init …) or no (:goal …)")
+    if not init_found or not goal_found:
+        raise DataError("this is not an ALFWorld planning problem: it has no (:init …) or no (:goal …)")
     by_predicate: dict[str, list[list[str]]] = defaultdict(list)
     for predicate, arguments in _ATOM.findall(facts):
         by_predicate[predicate.lower()].append(arguments.lower().split())
     types = {argument.lower(): argument.removesuffix("Type") for argument in set(re.findall(r"\w+Type\b", text))}
     try:
-        return _Reading(by_predicate, types).game(_goal(goal), task)
+        return _ProblemReader(by_predicate, types).read(_read_goal(goal), task)
     except (KeyError, IndexError, ValueError) as error:
-        raise DataError(f"this planning problem is not of the household: {type(error).__name__} {error}") from error
+        raise DataError(f"this is not an ALFWorld planning problem: {type(error).__name__} {error}") from error
 
 
-def _goal(text: str) -> Goal:
+def _read_goal(text: str) -> ALFWorldGoal:
     atoms = [(predicate.lower(), arguments.split()) for predicate, arguments in _ATOM.findall(text)]
-    kind = _KINDS.get(tuple(sorted(predicate for predicate, _ in atoms)))
+    kind = _TASK_TYPES.get(tuple(sorted(predicate for predicate, _ in atoms)))
     if kind is None:
-        raise DataError(f"this goal is none of the six kinds {', '.join(k.value for k in Kind)}: {text.strip()!r:.200}")
+        known = ", ".join(each.value for each in TaskType)
+        raise DataError(f"this goal is none of the six task types {known}: {text.strip()!r:.200}")
     types = {(name, arguments[0]): arguments[1].removesuffix("Type") for name, arguments in atoms if len(arguments) > 1}
-    if kind is Kind.LOOK:
+    if kind is TaskType.LOOK:
         variables = dict(atoms)
-        return Goal(kind, types["objecttype", variables["holds"][1]], types["objecttype", variables["istoggled"][0]])
+        thing, lamp = variables["holds"][1], variables["istoggled"][0]
+        return ALFWorldGoal(kind, types["objecttype", thing], types["objecttype", lamp])
     inside = next(arguments for name, arguments in atoms if name == "inreceptacle")
-    return Goal(kind, types["objecttype", inside[0]], types["receptacletype", inside[1]])
+    return ALFWorldGoal(kind, types["objecttype", inside[0]], types["receptacletype", inside[1]])
 
 
-class _Reading:
-    """The facts of a problem on their way to a game."""
+class _ProblemReader:
+    """Converts the facts of a problem, grouped by predicate, into a game."""
 
     def __init__(self, facts: Mapping[str, list[list[str]]], types: Mapping[str, str]) -> None:
-        self.facts, self.types = facts, types
-        self.names = _names({argument for atoms in facts.values() for atom in atoms for argument in atom})
-        self.places = {place: number for number, place in enumerate(sorted(self._places()))}
-
-    def _places(self) -> set[str]:
+        self.facts = facts
+        self.types = types
+        self.names = _number_entities({argument for atoms in facts.values() for atom in atoms for argument in atom})
         predicates = ("atlocation", "receptacleatlocation", "objectatlocation")
-        return {atom[1] for predicate in predicates for atom in self.facts.get(predicate, ())}
+        places = {atom[1] for predicate in predicates for atom in facts.get(predicate, ())}
+        self.places = {place: number for number, place in enumerate(sorted(places))}
 
-    def _all(self, predicate: str) -> dict[str, list[str]]:
-        """By the first argument: the second ones, in order."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for first, second in sorted(self.facts.get(predicate, ())):
-            if second not in found[first]:
-                found[first].append(second)
-        return found
-
-    def _true_of(self, predicate: str) -> set[str]:
-        return {atom[0] for atom in self.facts.get(predicate, ())}
-
-    def game(self, goal: Goal, task: str) -> Game:
+    def read(self, goal: ALFWorldGoal, task: str) -> ALFWorldGame:
         (_, start), *others = self.facts["atlocation"]
         if others:
             raise ValueError("there must be one player")
         fits: dict[str, set[str]] = defaultdict(set)
         for receptacle, thing in self.facts.get("cancontain", ()):
             fits[self.types[receptacle]].add(self.types[thing])
-        frozen = {name: frozenset(things) for name, things in sorted(fits.items())}
-        return Game(task, goal, self.places[start], tuple(self._receptacles()), tuple(self._things()), frozen)
+        return ALFWorldGame(
+            task=task,
+            goal=goal,
+            start=self.places[start],
+            receptacles=tuple(self._receptacles()),
+            things=tuple(self._things()),
+            fits={name: frozenset(things) for name, things in sorted(fits.items())},
+        )
 
-    def _receptacles(self) -> Iterable[Receptacle]:
-        at, openable, opened = self._all("receptacleatlocation"), self._true_of("openable"), self._true_of("opened")
-        types = self._all("receptacletype")
+    def _receptacles(self) -> Iterator[Receptacle]:
+        at, types = self._relation("receptacleatlocation"), self._relation("receptacletype")
+        openable, opened = self._entities_with("openable"), self._entities_with("opened")
         for name in sorted({*types, *at}):
-            place, type_ = self._one(at[name], name), self._one(types[name], name)
-            where = None if place is None else self.places[place]
+            place, type_ = _single(at[name], name), _single(types[name], name)
             yield Receptacle(
-                self.names[name], self.types[type_] if type_ else "", where, name in openable, name in opened
+                name=self.names[name],
+                type=self.types[type_] if type_ else "",
+                at=None if place is None else self.places[place],
+                openable=name in openable,
+                opened=name in opened,
             )
 
-    def _things(self) -> Iterable[Thing]:
-        inside, at = self._all("inreceptacle"), self._all("objectatlocation")
+    def _things(self) -> Iterator[Thing]:
+        inside, at, types = (self._relation(each) for each in ("inreceptacle", "objectatlocation", "objecttype"))
+        traits = {trait: self._entities_with(predicate) for predicate, trait in _TRAITS.items()}
         holds: dict[str, list[str]] = defaultdict(list)
         for inner, outer in sorted(self.facts.get("inreceptacleobject", ())):
             holds[outer].append(self.names[inner])
-        traits = {trait: self._true_of(predicate) for predicate, trait in _TRAITS.items()}
-        types = self._all("objecttype")
         for name in sorted({*types, *inside, *at}):
-            type_ = self._one(types[name], name)
-            own = frozenset(trait for trait, those in traits.items() if name in those)
-            receptacles = tuple(self.names[each] for each in inside[name])
-            places = tuple(self.places[each] for each in at[name])
-            kind = self.types[type_] if type_ else ""
-            yield Thing(self.names[name], kind, receptacles, places, own, tuple(holds[name]))
+            type_ = _single(types[name], name)
+            yield Thing(
+                name=self.names[name],
+                type=self.types[type_] if type_ else "",
+                inside=tuple(self.names[each] for each in inside[name]),
+                at=tuple(self.places[each] for each in at[name]),
+                traits=frozenset(trait for trait, entities in traits.items() if name in entities),
+                holds=tuple(holds[name]),
+            )
 
-    def _one(self, found: list[str], name: str) -> str | None:
-        if len(found) > 1:
-            raise ValueError(f"{name} has several types or places")
-        return found[0] if found else None
+    def _relation(self, predicate: str) -> dict[str, list[str]]:
+        """A binary predicate: by first argument, the distinct second arguments in order."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for first, second in sorted(self.facts.get(predicate, ())):
+            if second not in found[first]:
+                found[first].append(second)
+        return found
+
+    def _entities_with(self, predicate: str) -> set[str]:
+        return {atom[0] for atom in self.facts.get(predicate, ())}
 
 
-def _names(entities: set[str]) -> dict[str, str]:
-    """What the player reads for each: the part before the coordinates, counted down in alphabetical order."""
+def _single(found: list[str], name: str) -> str | None:
+    if len(found) > 1:
+        raise ValueError(f"{name} has several types or places")
+    return found[0] if found else None
+
+
+def _number_entities(entities: set[str]) -> dict[str, str]:
+    """Player-visible names: the part before the coordinates, counted down in alphabetical order."""
     words = {entity: entity.partition("_bar_")[0] + ("basin" if "basin" in entity else "") for entity in entities}
     left = Counter(word for entity, word in words.items() if "_bar_" in entity)
     names = {}
@@ -127,3 +142,79 @@ def _names(entities: set[str]) -> dict[str, str]:
             names[entity] = f"{words[entity]} {left[words[entity]]}"
             left[words[entity]] -= 1
     return names
+
+
+def write_problem(game: ALFWorldGame) -> str:
+    """The game as a PDDL problem; `read_problem` gives everything the same name again."""
+    names = [each.name for each in game.receptacles] + [each.name for each in game.things]
+    ids = {name: make_identifier(name, number) for number, name in enumerate(names)}
+    places = {game.start} | {place for thing in game.things for place in thing.at}
+    places |= {each.at for each in game.receptacles if each.at is not None}
+
+    receptacle_types = {each.type for each in game.receptacles} | set(game.fits)
+    thing_types = {each.type for each in game.things} | {each for types in game.fits.values() for each in types}
+    thing_types.add(game.goal.thing)
+    (thing_types if game.goal.kind is TaskType.LOOK else receptacle_types).add(game.goal.target)
+    declared = {
+        "agent": ["player"],
+        "location": sorted(f"loc_bar_{number}" for number in places),
+        "receptacle": [ids[each.name] for each in game.receptacles],
+        "object": [ids[each.name] for each in game.things],
+        "rtype": [f"{name}Type" for name in sorted((receptacle_types | _DOMAIN_TYPES["rtype"]) - {""})],
+        "otype": [f"{name}Type" for name in sorted((thing_types | _DOMAIN_TYPES["otype"]) - {""})],
+    }
+    objects = "\n".join(f"{name} - {kind}" for kind, names in declared.items() for name in names)
+    facts = "\n".join(_facts(game, ids))
+    parts = f"(:objects {objects})\n(:init {facts})\n(:goal (and {_write_goal(game.goal)}))"
+    return f"(define (problem household) (:domain alfred)\n{parts})\n"
+
+
+def make_identifier(name: str, number: int) -> str:
+    """The PDDL identifier of a name; identifiers sort by `number` within a type."""
+    word = name.rpartition(" ")[0]
+    return f"{word.removesuffix('basin')}_bar_{number:04}" + ("_bar_basin" if word.endswith("basin") else "")
+
+
+def _facts(game: ALFWorldGame, ids: Mapping[str, str]) -> Iterator[str]:
+    """The atoms of the initial state."""
+    yield f"(atLocation player loc_bar_{game.start})"
+    for receptacle in game.receptacles:
+        name = ids[receptacle.name]
+        if receptacle.type:
+            yield f"(receptacleType {name} {receptacle.type}Type)"
+        if receptacle.at is not None:
+            yield f"(receptacleAtLocation {name} loc_bar_{receptacle.at})"
+        if receptacle.openable:
+            yield f"(openable {name})"
+        if receptacle.opened:
+            yield f"(opened {name})"
+    for thing in game.things:
+        name = ids[thing.name]
+        if thing.type:
+            yield f"(objectType {name} {thing.type}Type)"
+        yield from (f"({trait} {name})" for trait in sorted(thing.traits))
+        yield from (f"(inReceptacle {name} {ids[each]})" for each in thing.inside)
+        yield from (f"(objectAtLocation {name} loc_bar_{place})" for place in thing.at)
+        yield from (f"(inReceptacleObject {ids[inner]} {name})" for inner in thing.holds)
+    for receptacle_type, types in game.fits.items():
+        yield from (f"(canContain {receptacle_type}Type {each}Type)" for each in sorted(types))
+
+
+def _write_goal(goal: ALFWorldGoal) -> str:
+    if goal.kind is TaskType.LOOK:
+        lamp = f"(objectType ?lamp {goal.target}Type) (toggleable ?lamp) (isToggled ?lamp) (inReceptacle ?lamp ?r)"
+        lit = f"(receptacleAtLocation ?r ?l) (atLocation ?a ?l) {lamp}"
+        return (
+            f"(exists (?lamp - object ?r - receptacle ?a - agent ?l - location) (and {lit}))"
+            f"(exists (?o - object ?b - agent) (and (objectType ?o {goal.thing}Type) (holds ?b ?o)))"
+        )
+
+    def write_placement(variable: str) -> str:
+        typed = f"(objectType {variable} {goal.thing}Type) (receptacleType ?r {goal.target}Type)"
+        return f"(inReceptacle {variable} ?r) {typed}"
+
+    if goal.kind is TaskType.PLACE_TWO:
+        both = f"(not (= ?o ?p)) {write_placement('?o')} {write_placement('?p')}"
+        return f"(exists (?r - receptacle ?o - object ?p - object) (and {both}))"
+    treated = "".join(f"({predicate} ?o) " for predicate in goal.kind.needs or ())
+    return f"(exists (?r - receptacle) (exists (?o - object) (and {treated}{write_placement('?o')})))"

@@ -1,6 +1,6 @@
-"""What all games have in common: moves, until it is over.
+"""Base classes of games: moves until the game is over.
 
-A game that is over stays as it ended: the chain ends there, and whatever is still sent is answered, not carried out.
+A finished game stays as it ended: the chain ends there, and later moves are answered but not carried out.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from agentfly.environment import Environment
 from agentfly.tooling import tool
 
 
-class Game(Environment):
-    """Something that is played move by move. A subclass calls `begin` in `reset`, and `played` in its tools."""
+class GameEnvironment(Environment):
+    """A game played move by move. A subclass calls `begin` in `reset` and `play` in its tools."""
 
     scored_by = "game_won"
-    most_moves: ClassVar[int] = 100
-    """Moves after which it is over."""
+    max_moves: ClassVar[int] = 100
+    """Number of moves after which the game is over."""
 
     def begin(self) -> None:
-        """Nothing has been played yet."""
+        """Reset the counters."""
         self.moves = 0
-        """Moves so far."""
+        """Number of moves so far."""
         self.score = 0.0
-        """What was earned by them, by the game's own count."""
+        """The game's own score."""
         self.won = False
         self.over = False
 
-    async def played(self, move: Callable[..., Awaitable[str]], *arguments: Any) -> dict[str, Any]:
-        """What the model reads of a move, which is made unless the game is over."""
+    async def play(self, move: Callable[..., Awaitable[str]], *arguments: Any) -> dict[str, Any]:
+        """Make a move unless the game is over; returns the tool result."""
         if self.over:
-            said = "The game is over."
+            observation = "The game is over."
         else:
             self.moves += 1
-            said = await move(*arguments)
-            if self.moves >= self.most_moves and not self.over:
+            observation = await move(*arguments)
+            if self.moves >= self.max_moves and not self.over:
                 self.over = True
-                said += f"\nThat was move {self.moves}, the last: the game is over."
-        return {"observation": said, "won": self.won, "score": self.score, "ends_chain": self.over}
+                observation += f"\nThat was move {self.moves}, the last: the game is over."
+        return {"observation": observation, "won": self.won, "score": self.score, "ends_chain": self.over}
 
 
-class TextGame(Game):
-    """A game of another package: actions in words, observations in words. A subclass says what `_act` does."""
+class TextGame(GameEnvironment):
+    """A game of another package with text actions and observations. A subclass implements `_act`."""
 
     scored_by = "game_score"
-    longest_action: ClassVar[int] = 1000
-    """Most characters of an action."""
-    seen: str
-    """What there is to see now."""
+    max_action_length: ClassVar[int] = 1000
+    """Characters."""
+    view: str
+    """The current observation."""
 
     @tool
     async def act(self, action: str) -> dict[str, Any]:
@@ -57,16 +57,16 @@ class TextGame(Game):
         Args:
             action: What to do, in the words of the game.
         """
-        if len(action) > self.longest_action:
-            told = f"Error: an action has at most {self.longest_action} characters, not {len(action)}."
-            return {"observation": told}
-        return await self.played(self._act, action)
+        if len(action) > self.max_action_length:
+            error = f"Error: an action has at most {self.max_action_length} characters, not {len(action)}."
+            return {"observation": error}
+        return await self.play(self._act, action)
 
     async def _act(self, action: str) -> str:
-        """Do it, and say what came of it. Sets `seen`, `score`, `won` and `over`."""
-        raise NotImplementedError(f"{type(self).__name__} must say what an action does")
+        """Carry out an action and return the observation. Sets `view`, `score`, `won` and `over`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement _act")
 
     @tool
     async def look(self) -> str:
         """Show again what there is to see now."""
-        return self.seen
+        return self.view

@@ -1,4 +1,4 @@
-"""Lichess's puzzles: millions of positions of real games, each with the moves that win."""
+"""Lichess's puzzle database: millions of positions from real games with their winning moves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from agentfly.environments.data import Source, checked_split, opened
-from agentfly.environments.drawing import belongs_to
-from agentfly.environments.games.chess_puzzle import puzzle_row
+from agentfly.environments.games.chess_puzzle import make_puzzle_row
+from agentfly.environments.task_sampling import belongs_to
 from agentfly.errors import DataError
 
 SOURCE = Source(
@@ -23,32 +23,32 @@ _NEEDED = ("PuzzleId", "FEN", "Moves")
 def lichess_tasks(
     split: str = "train", count: int | None = None, *, lowest: int = 0, highest: int = 4000, theme: str = ""
 ) -> list[dict[str, Any]]:
-    """The first so many puzzles of a split (None: all), with a rating from `lowest` to `highest` and this theme.
+    """The first `count` puzzles of a split (None: all) with a rating from `lowest` to `highest` and this theme.
 
-    The position decides which split a puzzle is in.
+    The split of a puzzle is a hash of its position.
     """
     checked_split(split)
     path = SOURCE.file("lichess_db_puzzle.csv")
 
-    def fits(row: Mapping[str, str]) -> bool:
+    def accept(row: Mapping[str, str]) -> bool:
         rated = lowest <= float(row.get("Rating") or 0) <= highest
         return rated and belongs_to(row["FEN"], split) and (not theme or theme in (row.get("Themes") or "").split())
 
     with opened(path) as lines:
-        return list(islice(lichess_rows(lines, str(path), fits), count))
+        return list(islice(read_puzzles(lines, str(path), accept), count))
 
 
-def lichess_rows(
-    lines: Iterable[str], place: str, fits: Callable[[Mapping[str, str]], bool] = lambda _: True
+def read_puzzles(
+    lines: Iterable[str], place: str, accept: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> Iterator[dict[str, Any]]:
-    """Tasks of those rows of Lichess's CSV that fit. It begins with a line of names."""
+    """Tasks from the accepted rows of Lichess's CSV, which starts with a header."""
     for number, row in enumerate(csv.DictReader(lines), 2):
         try:
             if not all(row.get(name) for name in _NEEDED):
-                raise DataError(f"a puzzle needs {', '.join(_NEEDED)}; this has {row!r:.200}")
-            if not fits(row):
+                raise DataError(f"a puzzle needs {', '.join(_NEEDED)}; this row has {row!r:.200}")
+            if not accept(row):
                 continue
-            puzzle = puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
+            puzzle = make_puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
         except (DataError, ValueError) as error:
             raise DataError(f"{place}, line {number}: {error}") from error
         more = {"rating": row.get("Rating"), "themes": (row.get("Themes") or "").split()}

@@ -1,7 +1,7 @@
-"""TextArena's games for one player, by their ids.
+"""Adapter for TextArena's single-player games.
 
-TextArena draws from Python's own random numbers, which it seeds for the whole process; so every instance has a process
-of its own. Some of its games need more than the package: Python 3.12, word lists of nltk, or the key of a judge.
+TextArena seeds Python's global random generator, so every instance runs in its own process. Some of its games need more
+than the package: Python 3.12, word lists of nltk, or an API key for a judge model.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.drawing import drawn
 from agentfly.environments.games.game import TextGame
+from agentfly.environments.task_sampling import drawn
 from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 from agentfly.types import Task
 
-_OF_THE_GAME = -1
-"""Whom TextArena names as the sender of what the game itself says."""
+_GAME_SENDER = -1
+"""TextArena's sender id for messages of the game itself."""
 
 
 class TextArenaGame(TextGame):
-    """A game of TextArena for one player (extra `textarena`). It is won where its reward is 1."""
+    """A single-player game of TextArena (extra `textarena`). It is won if its reward is 1."""
 
-    pool = Pool(place="process")
+    pool = Pool(runtime="process")
     scored_by = "game_won"
     game: ClassVar[str] = "GuessTheNumber-v0"
-    """The game, where the task's column `game` names none."""
+    """Default for the task's column `game`."""
 
     @classmethod
     def draw_tasks(
         cls, split: str = "train", count: int = 100, *, seed: int = 0, games: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
-        """So many seeds of these games, in turn; None: of the class's own. The seed decides the split."""
+        """Seeds of `games` (None: the default game), round-robin. The split is a hash of the seed."""
         names = list(games or [cls.game])
 
         def draw(random: Random, row: int) -> tuple[str, dict[str, Any]]:
             name, number = names[row % len(names)], random.randrange(2**31)
             state = python_random.getstate()
             try:
-                _, question = _begun(name, number)
+                _, question = _start_game(name, number)
             finally:
                 python_random.setstate(state)
             return f"{name} {number}", {"question": question, "game": name, "seed": number}
@@ -49,44 +49,44 @@ class TextArenaGame(TextGame):
         return drawn("textarena", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
-        """Begin the game of the column `game` with the column `seed`."""
+        """Start the game in the column `game` with the column `seed`."""
         self.begin()
-        self._env, self.seen = _begun(task.columns.get("game", self.game), task.columns.get("seed"))
+        self._env, self.view = _start_game(task.columns.get("game", self.game), task.columns.get("seed"))
 
     async def _act(self, action: str) -> str:
-        """Games look for what stands in square brackets; an action without any is put into them."""
-        self.over, _ = self._env.step(action=action if "[" in action else f"[{action.strip()}]")
-        self.over = bool(self.over)
-        self.seen = _said(self._env)
+        """Games parse text in square brackets; these are added to an action without any."""
+        over, _ = self._env.step(action=action if "[" in action else f"[{action.strip()}]")
+        self.over = bool(over)
+        self.view = _read_messages(self._env)
         if not self.over:
-            return self.seen
+            return self.view
         rewards, about = self._env.close()
         self.score = float((rewards or {}).get(0, 0.0))
         self.won = self.score >= 1
-        return f"{self.seen}\n{about[0].get('reason') or ''}\nThe game is over.".strip()
+        return f"{self.view}\n{about[0].get('reason') or ''}\nThe game is over.".strip()
 
 
-def _begun(name: Any, seed: Any) -> tuple[Any, str]:
-    """A game, and what it says at first: without TextArena's wrappers, which repeat all that was said before."""
-    with needed("TextArenaGame", "textarena"):
+def _start_game(name: Any, seed: Any) -> tuple[Any, str]:
+    """A game without TextArena's wrappers, which repeat earlier messages, and its first observation."""
+    with require_extra("TextArenaGame", "textarena"):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
 
     if name not in ENV_REGISTRY:
         raise DataError(
-            f"TextArena has no game {name!r:.80}; textarena.pprint_registry_detailed() lists those there are"
+            f"TextArena has no game {name!r:.80}; textarena.pprint_registry_detailed() lists the available ones"
         )
     try:
         env = textarena.make(f"{name}-raw" if f"{name}-raw" in ENV_REGISTRY else name)
         env.reset(num_players=1, seed=seed)
-        return env, _said(env)
+        return env, _read_messages(env)
     except AssertionError as error:
-        raise ConfigError(f"{name} is no game for one player: {error}") from error
+        raise ConfigError(f"{name} is not a single-player game: {error}") from error
     except (SyntaxError, ImportError, LookupError, OSError, ValueError) as error:
-        raise ConfigError(f"TextArena cannot begin {name} here: {describe(error)[:500]}") from error
+        raise ConfigError(f"TextArena cannot start {name} here: {describe(error)[:500]}") from error
 
 
-def _said(env: Any) -> str:
-    """What the game itself has said since it was last asked; not what the player did."""
-    _, said = env.get_observation()
-    return "\n".join(str(message).strip() for sender, message, _ in said if sender == _OF_THE_GAME).strip()
+def _read_messages(env: Any) -> str:
+    """The game's messages since the last call, without the player's actions."""
+    _, messages = env.get_observation()
+    return "\n".join(str(message).strip() for sender, message, _ in messages if sender == _GAME_SENDER).strip()

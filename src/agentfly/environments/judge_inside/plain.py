@@ -218,6 +218,7 @@ class Reader:
         for name, each in own.items():
             if name.isidentifier() and not name.startswith("_"):
                 setattr(error, name, self.read(each))
+        vars(error)["_of_solution"] = True
         return error
 
 
@@ -260,7 +261,11 @@ def exception_class(kinds: list[list[str]]) -> type[BaseException]:
         return Exception
     module, name = kinds[0]
     here = None if module.partition(".")[0] in _NOT_SHARED else getattr(sys.modules.get(module), name, None)
-    if isinstance(here, type) and issubclass(here, BaseException):
+    if (
+        isinstance(here, type)
+        and issubclass(here, BaseException)
+        and here.__module__.partition(".")[0] not in _NOT_SHARED
+    ):
         return here
     if name not in _own_exceptions:
         _own_exceptions[name] = type(name, (exception_class(kinds[1:]),), {})

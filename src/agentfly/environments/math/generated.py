@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.drawing import drawn
 from agentfly.environments.math.problems import kinds_of
+from agentfly.environments.task_sampling import drawn
 from agentfly.errors import DataError
 
 LEVELS = (1, 2, 3)

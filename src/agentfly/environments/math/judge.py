@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.errors import DataError, EnvironmentFault
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 from agentfly.threads import call
 
 _INSIDE = Path(__file__).with_name("judge_inside.py")
@@ -41,7 +41,7 @@ class MathJudge(Environment):
     """Processes; None: one for each processor. They are started when they are needed."""
 
     async def start(self) -> None:
-        with needed("judging mathematics", "math"):
+        with require_extra("judging mathematics", "math"):
             if find_spec("math_verify") is None:
                 raise ModuleNotFoundError("math_verify", name="math_verify")
         self._turns = asyncio.Semaphore(self.at_once or len(os.sched_getaffinity(0)))

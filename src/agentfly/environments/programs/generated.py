@@ -12,9 +12,9 @@ from random import Random
 from textwrap import indent
 from typing import Any
 
-from agentfly.environments.drawing import belongs_to, drawn
 from agentfly.environments.programs import functions
 from agentfly.environments.programs.functions import Function, Pipeline
+from agentfly.environments.task_sampling import belongs_to, drawn
 from agentfly.errors import DataError
 
 KINDS = tuple(functions.KINDS)

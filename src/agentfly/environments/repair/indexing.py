@@ -15,7 +15,7 @@ from agentfly.environments.repair.generated import INDEX
 from agentfly.environments.repair.judge import RepairJudge, names_of_tests, taken_apart
 from agentfly.environments.repair.mutation import Mutation, mutations
 from agentfly.environments.repair.package import NAMES, Package, shipped
-from agentfly.resources.sandbox import Limits
+from agentfly.sandbox import Limits
 
 MOST_FAILING = 0.5
 """Of the hidden tests: where more fail, the bug is where everything is."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.environments.repair.pytest_run import Run, run_pytest
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import Limits
+from agentfly.sandbox import Limits
 
 _MOST_BYTES = 1 << 20
 _SOLUTION = """

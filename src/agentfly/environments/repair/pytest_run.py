@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfly.errors import DataError
-from agentfly.resources.sandbox import FileRefused, Limits, Session
-from agentfly.resources.sandbox.cells import CellSandbox
-from agentfly.resources.sandbox.shared import Mechanism, shared_sandbox
+from agentfly.sandbox import FileAccessError, Limits, Sandbox, Session
+from agentfly.sandbox.shared import Mechanism, shared_sandbox
 
 _MOST_REPORT = 16 << 20
 _RESULTS = ("fail_to_pass", "pass_to_pass")
@@ -148,14 +147,14 @@ async def _are_unchanged(session: Session, files: Mapping[str, Any]) -> bool:
 async def _content(session: Session, path: str) -> bytes:
     try:
         return await session.get(path, _MOST_REPORT)
-    except FileRefused:
+    except FileAccessError:
         return b""
 
 
-async def sandbox_of(columns: Mapping[str, Any], mechanism: Mechanism) -> CellSandbox:
+async def sandbox_of(columns: Mapping[str, Any], mechanism: Mechanism) -> Sandbox:
     """Where the sessions of a task are: in containers of its image, where it has one."""
     if image := columns.get("image_id"):
-        from agentfly.resources.container import Container  # late: few tasks have one
+        from agentfly.resources.runtimes.container import Container  # late: few tasks have one
 
         mechanism = Container(image=image)
     return await shared_sandbox(mechanism)

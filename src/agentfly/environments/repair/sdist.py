@@ -90,7 +90,8 @@ class _Finding:
         if not good.honest or not passing:
             raise ConfigError(
                 f"no test of {self.package!r} passes in the sandbox, even without a bug; it needs pytest "
-                f"(pip install 'agentfly[repair]') and whatever the package imports. pytest said: {good.output[-500:]}"
+                f"(pip install 'agentfly-rl[repair]') and whatever the package imports. "
+                f"pytest said: {good.output[-500:]}"
             )
         tried = [each for path, text in self.sources.items() for each in mutations(path, text)]
         random.shuffle(tried)

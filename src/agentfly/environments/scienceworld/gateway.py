@@ -1,10 +1,11 @@
-"""The way into a Java process: how one is started, and what is sent to it once and once only."""
+"""A Java process with the simulator's classes, reached by py4j; every command is sent at most once."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,47 +20,52 @@ from agentfly.errors import ConfigError, EnvironmentFault, describe
 T = TypeVar("T")
 
 OPTIONS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData")
-"""One thread does all the work, so one collector will do; and nothing is left in a temporary folder."""
+"""The simulator is single-threaded, so the serial collector suffices; perf data would leave files in /tmp."""
 ANSWER_SECONDS = 300.0
-"""Seconds after which a process that does not answer is taken for hung; solutions take a minute on a busy machine."""
+"""Seconds without an answer after which a process counts as hung; solutions take a minute on a busy machine."""
 
 
 class Gateway:
-    """A Java process with the simulator's classes in it, and the line to it. Not for two threads at once."""
+    """A Java process and the connection to it. Not thread-safe, except for `close`."""
 
     def __init__(self) -> None:
-        self._process = _started()
-        self._said: deque[bytes] = deque(maxlen=5)
+        # The simulator writes object_type_ids.tsv into its working directory.
+        self._folder = tempfile.TemporaryDirectory(prefix="agentfly-scienceworld-", ignore_cleanup_errors=True)
         self._java: JavaGateway | None = None
-        printed = cast("IO[bytes]", self._process.stdout)
-        port, token = (printed.readline().decode(errors="replace").strip() for _ in range(2))
-        threading.Thread(target=self._listen, name="agentfly-java", daemon=True).start()
-        if not port.isdigit():
-            self.close()
-            raise EnvironmentFault(f"Java did not start: {port} {token}")
-        self._java = _Java(
-            gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_SECONDS)
-        )
+        self._output: deque[bytes] = deque(maxlen=5)
         try:
-            self.ask(Gateway._hush)
+            self._process = _start_java(self._folder.name)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        stdout = cast("IO[bytes]", self._process.stdout)
+        port, token = (stdout.readline().decode(errors="replace").strip() for _ in range(2))
+        threading.Thread(target=self._read_output, name="agentfly-java", daemon=True).start()
+        try:
+            if not port.isdigit():
+                raise EnvironmentFault(f"Java did not start: {port} {token}")
+            self._java = _SingleSendGateway(
+                gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_SECONDS)
+            )
+            self.call(Gateway._silence_stdout)
         except BaseException:
             self.close()
             raise
 
-    def _hush(self) -> None:
-        """The simulator prints pages at every step. Said before its first class is loaded, this spares us them."""
+    def _silence_stdout(self) -> None:
+        """The simulator prints pages per step. Must run before its first class is loaded."""
         assert self._java is not None
         self._java.jvm.java.lang.System.setOut(self._java.jvm.java.io.PrintStream(os.devnull))
 
-    def _listen(self) -> None:
-        """Read what it prints, which is little, and often its last words."""
-        with cast("IO[bytes]", self._process.stdout) as printed:
-            self._said.extend(printed)
+    def _read_output(self) -> None:
+        """Drain stdout and stderr; the last lines usually explain a crash."""
+        with cast("IO[bytes]", self._process.stdout) as stdout:
+            self._output.extend(stdout)
 
     @property
-    def last_words(self) -> str:
-        """The end of what it printed."""
-        return b" ".join(self._said).decode(errors="replace").strip()[-300:] or "nothing"
+    def last_output(self) -> str:
+        """The last lines printed, at most 300 characters."""
+        return b" ".join(self._output).decode(errors="replace").strip()[-300:] or "none"
 
     @property
     def alive(self) -> bool:
@@ -69,23 +75,23 @@ class Gateway:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, question: Callable[[Gateway], T]) -> T:
-        """What comes of a question. ConnectionError: the process is lost."""
+    def call(self, function: Callable[[Gateway], T]) -> T:
+        """Run `function` with this gateway. Raises ConnectionError if the process is lost."""
         try:
-            return question(self)
-        except Py4JJavaError as error:  # an exception in Java: one simulator's, the others are none the worse
+            return function(self)
+        except Py4JJavaError as error:  # an exception of one simulator; the others in the process are unaffected
             raise EnvironmentFault(f"ScienceWorld failed: {error.java_exception}") from error
         except (Py4JError, OSError) as error:
-            told = describe(getattr(error, "cause", None) or error).partition("\n")[0]
-            raise ConnectionError(f"{told} (it said: {self.last_words})") from error
+            cause = describe(getattr(error, "cause", None) or error).partition("\n")[0]
+            raise ConnectionError(f"{cause} (last output: {self.last_output})") from error
 
-    def interface(self) -> Any:
-        """A simulator of its own."""
+    def create_simulator(self) -> Any:
+        """A new simulator in the process: an instance of the Java class `PythonInterface`."""
         assert self._java is not None
         return self._java.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def close(self) -> None:
-        """End the process at once: there is nothing in it that anybody would want to keep. Any thread may do so."""
+        """Kill the process and remove its folder. Thread-safe."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
@@ -93,16 +99,17 @@ class Gateway:
         if self._java is not None:
             self._java._gateway_client.is_connected = False
             self._java.close()
+        self._folder.cleanup()
 
 
-class _Java(JavaGateway):  # type: ignore[misc]
+class _SingleSendGateway(JavaGateway):  # type: ignore[misc]
     def _create_gateway_client(self) -> GatewayClient:
-        return _Client(gateway_parameters=self.gateway_parameters)
+        return _SingleSendClient(gateway_parameters=self.gateway_parameters)
 
 
-class _Client(GatewayClient):  # type: ignore[misc]
+class _SingleSendClient(GatewayClient):  # type: ignore[misc]
     def send_command(self, command: str, retry: bool = True, binary: bool = False) -> Any:
-        """Send it once. The library would send an action a second time when the first got no answer."""
+        """Send once. py4j would resend an action that got no answer, and so carry it out twice."""
         connection = self._get_connection()
         try:
             answer = connection.send_command(command)
@@ -113,21 +120,22 @@ class _Client(GatewayClient):  # type: ignore[misc]
         return answer
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """The process. It ends when its input is closed, so with this one, however this one ends."""
+def _start_java(folder: str) -> subprocess.Popen[bytes]:
+    """Start the process in `folder`. It exits when its stdin closes, that is, when this process ends for any reason."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
     if java is None:
         where = f"JAVA_HOME ({home})" if home else "PATH"
         raise ConfigError(
             f"ScienceWorld's simulator needs Java, and there is no `java` in {where}: "
-            "apt-get install default-jre-headless, or another Java (17 was tried)"
+            "apt-get install default-jre-headless, or another Java (tested with 17)"
         )
-    classes = os.pathsep.join((find_jar_path(), JAR_PATH))
+    class_path = os.pathsep.join(map(os.path.abspath, (find_jar_path(), JAR_PATH)))
     return subprocess.Popen(
-        [java, *OPTIONS, "-cp", classes, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
+        [java, *OPTIONS, "-cp", class_path, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for this process; it closes the other in its own time
+        start_new_session=True,  # Ctrl-C goes to this process only, which then closes the other
     )

@@ -1,9 +1,9 @@
-"""Java processes, each with several simulators in it.
+"""Java processes, each shared by several simulators.
 
-The simulator was not made for threads: two calls at once disturb one another, even in different simulators. So the
-calls of one process take turns. When a process dies or hangs, all simulators in it are lost, and say so; the next
-reservation gets a process that lives. A process ends when nobody has a place in it any more, and with this program,
-however that ends.
+The simulator is not thread-safe: two concurrent calls interfere even between different simulators, so the calls of one
+process are serialized by a lock. When a process dies or hangs, all its simulators raise EnvironmentFault and the next
+reservation starts a new process. A process ends when its last slot is released, and when this program ends for any
+reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfly.errors import EnvironmentFault
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 
 if TYPE_CHECKING:
     from agentfly.environments.scienceworld.gateway import Gateway
@@ -23,66 +23,63 @@ T = TypeVar("T")
 
 
 class JVM:
-    """A Java process, started by the first who asks something of it. All calls block; any thread may make them."""
+    """A Java process, started by the first call. All calls block and are thread-safe."""
 
     def __init__(self) -> None:
-        self.places = 0
-        """How many simulators have a place in it."""
-        self._turn = threading.Lock()
+        self.slots = 0
+        """Number of reserved slots."""
+        self._lock = threading.Lock()
         self._gateway: Gateway | None = None
-        self._spare: Any = None
-        self._lost = ""
-        """Why it can no longer be used; empty while it can."""
+        self._scratch: Any = None
+        self._failure = ""
+        """Why the process is unusable; empty while it is usable."""
 
     @property
     def pid(self) -> int | None:
-        """The process; None before anybody asked for it."""
+        """Process id; None before the first call."""
         return self._gateway.pid if self._gateway else None
-
-    def ask(self, question: Callable[[Gateway], T]) -> T:
-        """What comes of `question`, when it is its turn."""
-        with self._turn:
-            try:
-                return self._living().ask(question)
-            except ConnectionError as error:
-                self.end(f"ScienceWorld's Java process is lost: {error}")
-                raise EnvironmentFault(self._lost) from error
-
-    def aside(self, question: Callable[[Any], T]) -> T:
-        """What comes of a `question` to a simulator that is nobody's, and keeps nothing from one to the next."""
-
-        def asked(gateway: Gateway) -> T:
-            if self._spare is None:
-                self._spare = gateway.interface()
-            return question(self._spare)
-
-        return self.ask(asked)
-
-    def _living(self) -> Gateway:
-        if self._gateway is None and not self._lost:
-            with needed("ScienceWorld", "scienceworld"):
-                from agentfly.environments.scienceworld.gateway import Gateway
-            self._gateway = Gateway()
-            if self._lost:  # ended while it was being started
-                self._gateway.close()
-        self.check()
-        assert self._gateway is not None
-        return self._gateway
-
-    def check(self) -> None:
-        """Raise if it can no longer be used."""
-        if self._gateway is not None and not self._lost and not self._gateway.alive:
-            self.end(f"ScienceWorld's Java process has died (it said: {self._gateway.last_words})")
-        if self._lost:
-            raise EnvironmentFault(self._lost)
 
     @property
     def usable(self) -> bool:
-        return not self._lost and (self._gateway is None or self._gateway.alive)
+        return not self._failure and (self._gateway is None or self._gateway.alive)
 
-    def end(self, why: str) -> None:
-        """End the process, whatever it is doing; whoever asks it something is told why."""
-        self._lost = self._lost or why
+    def call(self, function: Callable[[Gateway], T]) -> T:
+        """Run `function` with the gateway, one call at a time; start the process on the first one."""
+        with self._lock:
+            if self._gateway is None and not self._failure:
+                with require_extra("ScienceWorld", "scienceworld"):
+                    from agentfly.environments.scienceworld.gateway import Gateway
+                self._gateway = Gateway()
+                if self._failure:  # terminated by another thread during the start
+                    self._gateway.close()
+            self.check()
+            assert self._gateway is not None
+            try:
+                return self._gateway.call(function)
+            except ConnectionError as error:
+                self.terminate(f"ScienceWorld's Java process is lost: {error}")
+                raise EnvironmentFault(self._failure) from error
+
+    def call_scratch(self, function: Callable[[Any], T]) -> T:
+        """Run `function` with a spare simulator that belongs to no environment; its state is not kept between calls."""
+
+        def run(gateway: Gateway) -> T:
+            if self._scratch is None:
+                self._scratch = gateway.create_simulator()
+            return function(self._scratch)
+
+        return self.call(run)
+
+    def check(self) -> None:
+        """Raise EnvironmentFault if the process is unusable."""
+        if self._gateway is not None and not self._failure and not self._gateway.alive:
+            self.terminate(f"ScienceWorld's Java process has died (last output: {self._gateway.last_output})")
+        if self._failure:
+            raise EnvironmentFault(self._failure)
+
+    def terminate(self, reason: str) -> None:
+        """Kill the process; running and later calls raise EnvironmentFault with the first `reason` given."""
+        self._failure = self._failure or reason
         if self._gateway is not None:
             self._gateway.close()
 
@@ -91,31 +88,31 @@ _JVMS: list[JVM] = []
 _LOCK = threading.Lock()
 
 
-def reserve(most: float = math.inf) -> JVM:
-    """A place in a process of which fewer than `most` are taken; in the fullest of these, so that others can end."""
+def reserve(max_slots: float = math.inf) -> JVM:
+    """Reserve a slot in the fullest process with fewer than `max_slots` taken, so that emptier ones can end."""
     with _LOCK:
-        _JVMS[:] = [each for each in _JVMS if each.usable]
-        free = [each for each in _JVMS if each.places < most]
-        jvm = max(free, key=lambda each: each.places, default=None)
+        _JVMS[:] = [jvm for jvm in _JVMS if jvm.usable]
+        free = [jvm for jvm in _JVMS if jvm.slots < max_slots]
+        jvm = max(free, key=lambda jvm: jvm.slots, default=None)
         if jvm is None:
             jvm = JVM()
             _JVMS.append(jvm)
-        jvm.places += 1
+        jvm.slots += 1
         return jvm
 
 
 def release(jvm: JVM) -> None:
-    """Give a place back. The process ends with the last one."""
+    """Release a slot. The process ends with its last one."""
     with _LOCK:
-        jvm.places -= 1
-        if jvm.places:
+        jvm.slots -= 1
+        if jvm.slots:
             return
         if jvm in _JVMS:
             _JVMS.remove(jvm)
-    jvm.end("this ScienceWorld is closed")
+    jvm.terminate("this ScienceWorld is closed")
 
 
-def processes() -> list[int]:
-    """The Java processes that there are now."""
+def list_pids() -> list[int]:
+    """Ids of the running Java processes."""
     with _LOCK:
-        return [each.pid for each in _JVMS if each.usable and each.pid is not None]
+        return [jvm.pid for jvm in _JVMS if jvm.usable and jvm.pid is not None]

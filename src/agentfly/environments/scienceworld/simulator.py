@@ -1,4 +1,4 @@
-"""One simulator, in a Java process that it shares with others. Every call blocks until its turn has come and gone."""
+"""One simulator in a shared Java process. Every call blocks until the process is free and has answered."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """What a simulator loads."""
+    """A variation of a task, as the simulator loads it."""
 
     task: str
-    """One of the thirty tasks, such as `boil`."""
+    """One of the thirty task names, such as `boil`."""
     number: int
-    """Which of its variations."""
+    """Index of the variation."""
     simplification: str = "easy"
-    """Names with commas between them; empty: none."""
+    """Comma-separated simplifications; empty for none."""
 
     def load(self, interface: Any, gold: bool = False) -> None:
-        """Have a simulator begin it; with `gold`, after finding out how it is done, which takes up to seconds."""
+        """Load it into a simulator; with `gold`, compute the solution first, which takes up to some seconds."""
         count = interface.getTaskMaxVariations(self.task)
         if not 0 <= self.number < count:
             raise DataError(f"{self.task} has variations 0 to {count - 1}; there is no {self.number}")
@@ -34,74 +34,76 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What came of an action."""
+class StepResult:
+    """Outcome of an action."""
 
     observation: str
     score: int
-    """0 to 100; -100 where the task can no longer be done."""
+    """0 to 100; -100 if the task has failed for good."""
     completed: bool
 
 
 class Simulator:
-    """A place for one world at a time."""
+    """A slot in a Java process with one simulator."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: how many may share a process."""
-        self._jvm = jvm.reserve(most)
+    def __init__(self, max_slots: int) -> None:
+        """max_slots: how many simulators may share a process."""
+        self._jvm = jvm.reserve(max_slots)
         self._interface: Any = None
         self._closed = False
 
     def open(self) -> None:
-        """Make it ready; the first in a process starts that."""
-        self._interface = self._jvm.ask(lambda gateway: gateway.interface())
+        """Create the simulator; the first one of a process starts the process."""
+        self._interface = self._jvm.call(lambda gateway: gateway.create_simulator())
 
     def check(self) -> None:
-        """Raise if its process is lost."""
+        """Raise EnvironmentFault if the process is unusable."""
         self._jvm.check()
 
     def load(self, variation: Variation) -> None:
-        """Begin anew."""
-        self._ask(variation.load)
+        """Load a variation from its start."""
+        self._call(variation.load)
 
-    def step(self, action: str) -> Step:
-        """Do something."""
+    def step(self, action: str) -> StepResult:
+        """Carry out an action."""
 
-        def stepped(interface: Any) -> Step:
+        def run(interface: Any) -> StepResult:
             observation = str(interface.step(action))
-            return Step(observation, round(100 * interface.getScore()), bool(interface.getCompleted()))
+            return StepResult(observation, round(100 * interface.getScore()), bool(interface.getCompleted()))
 
-        return self._ask(stepped)
+        return self._call(run)
 
-    def forms(self) -> tuple[list[str], list[str]]:
-        """The forms that actions have, and the things that there are to put into them."""
-        return self._ask(lambda interface: (list(interface.getPossibleActions()), list(interface.getPossibleObjects())))
+    def list_templates(self) -> tuple[list[str], list[str]]:
+        """The action templates, and the objects that can replace `OBJ` in them."""
+        return self._call(
+            lambda interface: (list(interface.getPossibleActions()), list(interface.getPossibleObjects()))
+        )
 
-    def valid_actions(self) -> list[str]:
-        """Every action that does something now: often a thousand."""
-        listed = self._ask(lambda interface: str(interface.getValidActionObjectCombinationsJSON()))
+    def list_valid_actions(self) -> list[str]:
+        """All actions that are valid now, often a thousand."""
+        listed = self._call(lambda interface: str(interface.getValidActionObjectCombinationsJSON()))
         return sorted({each["action"] for each in json.loads(listed)["validActions"]})
 
-    def gold_path(self, variation: Variation) -> list[str]:
-        """Actions that do the task, from its beginning. The world of this simulator is left as it is."""
+    def find_gold_path(self, variation: Variation) -> list[str]:
+        """Actions that solve the variation from its start. Does not touch the state of this simulator."""
 
-        def found(interface: Any) -> list[str]:
+        def run(interface: Any) -> list[str]:
             variation.load(interface, gold=True)
             return list(interface.getGoldActionSequence())
 
-        return self._jvm.aside(found)
+        return self._jvm.call_scratch(run)
 
     def close(self) -> None:
-        """Give the place back."""
+        """Release the slot. Idempotent."""
         if not self._closed:
             self._closed = True
             jvm.release(self._jvm)
             self._interface = None
 
-    def _ask(self, question: Callable[[Any], T]) -> T:
-        def asked(_: object) -> T:
+    def _call(self, function: Callable[[Any], T]) -> T:
+        def run(_: object) -> T:
             if self._interface is None:
                 raise EnvironmentFault("this ScienceWorld is closed")
-            return question(self._interface)
+            return function(self._interface)
 
-        return self._jvm.ask(asked)
+        return self._jvm.call(run)

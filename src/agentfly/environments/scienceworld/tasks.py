@@ -1,6 +1,6 @@
-"""The thirty tasks, and their variations in the official splits, as the simulator tells them.
+"""Rows of the thirty tasks and their variations in the official splits, as the simulator defines them.
 
-The official split `dev` is `validation`. A variation is in one split, whatever the simplification.
+The official split `dev` is called `validation`. The split of a variation does not depend on the simplification.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentfly.environments.data import checked_split
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.simulator import Variation
 from agentfly.errors import DataError
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 from agentfly.types import Task
 
 SIMPLIFICATIONS = (
@@ -27,84 +27,83 @@ SIMPLIFICATIONS = (
     "openDoors",
     "noElectricalAction",
 )
-"""What makes a world easier; `easy` is all of the others that the task allows."""
+"""`easy` stands for all others that the task allows."""
 _ELECTRICAL = ("power-component", "conductivity")
 
 
 @functools.cache
 def task_names() -> tuple[str, ...]:
-    """The thirty tasks."""
-    with needed("ScienceWorld", "scienceworld"):
+    """Names of the thirty tasks."""
+    with require_extra("ScienceWorld", "scienceworld"):
         from scienceworld.constants import ID2TASK
     return tuple(ID2TASK.values())
 
 
-def variation_of(task: Task) -> Variation:
-    """What the columns of a task name."""
+def read_variation(task: Task) -> Variation:
+    """The variation in a task's columns, validated."""
     name, number = task.columns.get("task_name"), task.columns.get("variation_idx")
-    simplification = task.columns.get("simplification", "easy")
     if name is None or number is None:
         raise DataError(
             f"task {task.id!r} needs the columns 'task_name' and 'variation_idx'; "
             "ScienceWorld.draw_tasks and official_tasks make such rows"
         )
     if isinstance(number, bool) or not isinstance(number, int):
-        raise DataError(f"the column 'variation_idx' is a whole number, not {number!r:.80}")
-    return Variation(_known(name), number, _checked_simplification(simplification, name))
+        raise DataError(f"the column 'variation_idx' must be an integer, not {number!r:.80}")
+    simplification = task.columns.get("simplification", "easy")
+    _validate(name, simplification)
+    return Variation(name, number, simplification)
 
 
-def _known(name: Any) -> str:
+def _validate(name: Any, simplification: Any) -> None:
+    """Raise DataError for an unknown task name, or a simplification that is unknown or rules the task out."""
     if not isinstance(name, str) or name not in task_names():
         raise DataError(f"there is no task {name!r:.80}; there are {', '.join(task_names())}")
-    return name
-
-
-def _checked_simplification(given: Any, name: str) -> str:
-    parts = given.split(",") if isinstance(given, str) else [given]
-    for part in parts if given != "" else ():
+    parts = simplification.split(",") if isinstance(simplification, str) else [simplification]
+    for part in parts if simplification != "" else ():
         if part not in SIMPLIFICATIONS:
-            there = ", ".join(SIMPLIFICATIONS)
-            raise DataError(f"there is no simplification {part!r:.80}; there are {there}, with commas between, or none")
+            raise DataError(
+                f"there is no simplification {part!r:.80}; there are {', '.join(SIMPLIFICATIONS)}, "
+                "separated by commas, or an empty text for none"
+            )
     if "noElectricalAction" in parts and any(each in name for each in _ELECTRICAL):
-        raise DataError(f"{name} is about electricity, so noElectricalAction leaves no way to do it")
-    return str(given)
+        raise DataError(f"{name} is about electricity, so noElectricalAction makes it unsolvable")
 
 
 def draw_tasks(
-    split: str, count: int, seed: int, tasks: Sequence[str] | None, simplification: str
+    split: str, count: int, seed: int, *, tasks: Sequence[str] | None, simplification: str
 ) -> list[dict[str, Any]]:
-    """So many variations of a split; the tasks take turns, and each variation comes once."""
-    names = _names(tasks, simplification)
+    """`count` different variations of a split, round-robin over the tasks."""
+    names = _select_tasks(tasks, simplification)
     random.Random(f"scienceworld {seed}").shuffle(names)
-    with _process() as process:
-        queues = [_variations(process, checked_split(split), name, simplification, seed) for name in names]
-        drawn = list(itertools.islice(_in_turn(queues), max(count, 0)))
-        if len(drawn) < count:
-            raise DataError(f"the split {split} has {len(drawn)} variations of {', '.join(names)}, not {count}")
-        return [_row(process, each) for each in drawn]
+    with _reserve_jvm() as process:
+        queues = [_variations(process, checked_split(split), name, simplification, seed=seed) for name in names]
+        rows = list(itertools.islice(_round_robin(queues), max(count, 0)))
+        if len(rows) < count:
+            raise DataError(f"the split {split} has {len(rows)} variations of {', '.join(names)}, not {count}")
+        return [_make_row(process, each) for each in rows]
 
 
 def official_tasks(
     split: str = "test", tasks: Sequence[str] | None = None, simplification: str = "easy"
 ) -> list[dict[str, Any]]:
-    """Every variation of a split: of all thirty tasks, or of those that are named."""
-    names = _names(tasks, simplification)
-    with _process() as process:
+    """All variations of a split, of the named tasks (None: all thirty)."""
+    names = _select_tasks(tasks, simplification)
+    with _reserve_jvm() as process:
         queues = [_variations(process, checked_split(split), name, simplification) for name in names]
-        return [_row(process, each) for each in itertools.chain(*queues)]
+        return [_make_row(process, each) for each in itertools.chain(*queues)]
 
 
-def _names(tasks: Sequence[str] | None, simplification: str) -> list[str]:
+def _select_tasks(tasks: Sequence[str] | None, simplification: str) -> list[str]:
     if isinstance(tasks, str):
         raise DataError(f"tasks is a list of names, not {tasks!r:.80}")
-    names = [_known(name) for name in (task_names() if tasks is None else dict.fromkeys(tasks))]
+    names = list(task_names() if tasks is None else dict.fromkeys(tasks))
     for name in names:
-        _checked_simplification(simplification, name)
+        _validate(name, simplification)
     return names
 
 
 @contextmanager
-def _process() -> Iterator[jvm.JVM]:
+def _reserve_jvm() -> Iterator[jvm.JVM]:
     process = jvm.reserve()
     try:
         yield process
@@ -112,8 +111,8 @@ def _process() -> Iterator[jvm.JVM]:
         jvm.release(process)
 
 
-def _in_turn(queues: list[Iterator[Variation]]) -> Iterator[Variation]:
-    """One of each, over and over; a queue is asked for its first only when its turn comes."""
+def _round_robin(queues: list[Iterator[Variation]]) -> Iterator[Variation]:
+    """Yield one item of each queue in turn. Lazy: a queue is started only when its turn comes."""
     while queues:
         for queue in tuple(queues):
             try:
@@ -122,49 +121,46 @@ def _in_turn(queues: list[Iterator[Variation]]) -> Iterator[Variation]:
                 queues.remove(queue)
 
 
+_SPLITS: dict[str, dict[str, tuple[int, ...]]] = {}
+"""Cache: variation numbers by task name and split."""
+
+
 def _variations(
-    process: jvm.JVM, split: str, name: str, simplification: str, seed: int | None = None
+    process: jvm.JVM, split: str, name: str, simplification: str, *, seed: int | None = None
 ) -> Iterator[Variation]:
-    """The variations of a task in a split, in the order of a seed, or in that of their numbers."""
-    numbers = list(_splits(process, name)[split])
+    """The variations of a task in a split, shuffled by `seed` (None: in ascending order)."""
+
+    def read_splits(interface: Any) -> dict[str, tuple[int, ...]]:
+        Variation(name, 0).load(interface)  # the simulator reports splits of the loaded task only
+        return {
+            "train": tuple(interface.getVariationsTrain()),
+            "validation": tuple(interface.getVariationsDev()),
+            "test": tuple(interface.getVariationsTest()),
+        }
+
+    if name not in _SPLITS:
+        _SPLITS[name] = process.call_scratch(read_splits)
+    numbers = list(_SPLITS[name][split])
     if seed is not None:
         random.Random(f"scienceworld {seed} {name}").shuffle(numbers)
     for number in numbers:
         yield Variation(name, number, simplification)
 
 
-_KNOWN_SPLITS: dict[str, dict[str, tuple[int, ...]]] = {}
+def _make_row(process: jvm.JVM, variation: Variation) -> dict[str, Any]:
+    def read_description(interface: Any) -> str:
+        if "inclined-plane" in variation.task:  # the order of its two planes is fixed by loading only
+            variation.load(interface)
+            return str(interface.getTaskDescription()).strip()
+        # Other tasks describe themselves without being loaded, which would take a hundred times as long.
+        task = interface.taskMaker().getTask(variation.task).get()
+        goals = task.setupGoals(task.getCombination(variation.number), variation.number)
+        return str(goals.description()).strip()
 
-
-def _splits(process: jvm.JVM, name: str) -> dict[str, tuple[int, ...]]:
-    """The numbers of a task's variations in each split. The simulator tells them of a task that is loaded."""
-
-    def told(interface: Any) -> dict[str, tuple[int, ...]]:
-        Variation(name, 0).load(interface)
-        ways = {"train": interface.getVariationsTrain, "validation": interface.getVariationsDev}
-        ways["test"] = interface.getVariationsTest
-        return {split: tuple(way()) for split, way in ways.items()}
-
-    if name not in _KNOWN_SPLITS:
-        _KNOWN_SPLITS[name] = process.aside(told)
-    return _KNOWN_SPLITS[name]
-
-
-def _row(process: jvm.JVM, variation: Variation) -> dict[str, Any]:
     return {
         "id": f"{variation.task}/{variation.number}",
-        "question": process.aside(lambda interface: _description(interface, variation)),
+        "question": process.call_scratch(read_description),
         "task_name": variation.task,
         "variation_idx": variation.number,
         "simplification": variation.simplification,
     }
-
-
-def _description(interface: Any, variation: Variation) -> str:
-    """What is to be done. Most tasks tell it without being loaded, which takes a hundred times as long."""
-    if "inclined-plane" in variation.task:  # names its two planes in an order that only loading settles
-        variation.load(interface)
-        return str(interface.getTaskDescription()).strip()
-    task = interface.taskMaker().getTask(variation.task).get()
-    goals = task.setupGoals(task.getCombination(variation.number), variation.number)
-    return str(goals.description()).strip()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agentfly.environments.search.passages import Hit, Passage
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 
 LONGEST = 512
 """Words of a query that count; nobody asks for more, and a megabyte of them must hold up nobody else."""
@@ -93,12 +93,12 @@ _STOP_WORDS = frozenset(
 
 
 def _bm25s() -> Any:
-    with needed("searching by words", "search"):
+    with require_extra("searching by words", "search"):
         import bm25s
     return bm25s
 
 
 def _stemmer() -> Any:
-    with needed("searching by words", "search"):
+    with require_extra("searching by words", "search"):
         import Stemmer
     return Stemmer.Stemmer("english")

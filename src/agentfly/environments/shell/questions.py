@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.drawing import drawn
+from agentfly.environments.task_sampling import drawn
 from agentfly.errors import DataError
 
 FOLDERS = ("data", "docs", "logs", "notes", "src", "tests", "web", "mail", "plans", "photos")

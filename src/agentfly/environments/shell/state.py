@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from gzip import GzipFile
 
-from agentfly.resources.sandbox import FileRefused, Outcome, Session
+from agentfly.sandbox import FileAccessError, Outcome, Session
 
 State = Mapping[str, tuple[str, ...]]
 """By path: the kind, the permissions, and what tells the contents apart."""
@@ -33,7 +33,7 @@ async def state_of(session: Session) -> State:
     listed: Outcome = await session.shell(_LIST)
     lines = [line.split("\t", 3) for line in listed.output.split("\0") if line]
     if not listed.ok or listed.dropped or len(lines) > MOST_FILES:
-        raise Untold(listed.words or f"{len(lines)} files")
+        raise Untold(listed.message or f"{len(lines)} files")
     out = {}
     for kind, mode, target, path in lines:
         out[path] = kind, mode, await _digest(session, path) if kind == "f" else target
@@ -43,7 +43,7 @@ async def state_of(session: Session) -> State:
 async def _digest(session: Session, path: str) -> str:
     try:
         data = await session.get(path, _LARGEST)
-    except FileRefused as error:
+    except FileAccessError as error:
         return f"not read: {error}"
     if path.endswith(_ARCHIVES):
         data = _members(data) or data

@@ -12,11 +12,11 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.data import checked_count, checked_split
-from agentfly.environments.drawing import belongs_to
 from agentfly.environments.sql.database import Database, Row
 from agentfly.environments.sql.domains import Number, Text
 from agentfly.environments.sql.drawn import LEVELS, TWINS, Shape, Table, image_of, shape_of
 from agentfly.environments.sql.results import orders, same
+from agentfly.environments.task_sampling import belongs_to
 from agentfly.errors import DataError
 
 PER_DATABASE = 4

@@ -1,4 +1,4 @@
-"""A web shop after WebShop (Yao and others, 2022): its pages, actions, goals and score, on its data or on generated."""
+"""A web shop after WebShop (Yao et al., 2022): its pages, actions, goals and score, on official or generated data."""
 
 from agentfly.environments.webshop.environment import WebShop
 from agentfly.environments.webshop.official import official_tasks

@@ -1,4 +1,4 @@
-"""A web shop: search, look, choose options, buy. Every chain is a customer of its own in a shop that all share."""
+"""The web shop as an environment: search, browse, choose options, buy. Instances share the shop, not the session."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from typing import Any, ClassVar, Literal
 from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.environments.webshop import expert, generated, pages
-from agentfly.environments.webshop.goal import Goal
-from agentfly.environments.webshop.html import page_html
-from agentfly.environments.webshop.nouns import nouns
-from agentfly.environments.webshop.session import Session
-from agentfly.environments.webshop.shop import open_shop, opened
+from agentfly.environments.webshop.goal import ShopGoal
+from agentfly.environments.webshop.score import extract_nouns
+from agentfly.environments.webshop.session import ShopSession
+from agentfly.environments.webshop.shop import find_cached_shop, open_shop
 from agentfly.errors import ConfigError, DataError
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
-_VIEWS = {"text": pages.plain, "rich": pages.rich, "brief": pages.brief, "html": page_html}
+_VIEWS = {"text": pages.render_text, "rich": pages.render_rich, "brief": pages.render_brief, "html": pages.render_html}
 
 
 class WebShop(Environment):
-    """A shop to search in, with pages to click through; buying ends the chain and gives it its score."""
+    """A shop with a search engine and pages to click through; buying ends the chain and determines its score."""
 
     scored_by = "webshop_reward"
     view: ClassVar[Literal["text", "rich", "brief", "html"]] = "text"
-    """How pages are shown: WebShop's plain text, its text with buttons marked, plain text without what the customer
-    knows already, or HTML. Set it on a subclass."""
+    """Page format, set on a subclass: WebShop's plain text, its text with marked buttons, plain text without repeated
+    parts, or HTML."""
 
     window: ClassVar[int] = pages.WINDOW
-    """Products on a page of results. Fewer make chains shorter."""
+    """Products per page of results. Fewer make chains shorter."""
     expert_explores: ClassVar[bool] = False
-    """Whether the expert has only the wish and what the pages show, as a model has; else it knows the product."""
+    """Whether the expert uses only the instruction and the pages, as a model must; otherwise it knows the product."""
 
     @classmethod
     def draw_tasks(
         cls, split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000
     ) -> list[dict[str, Any]]:
-        """Wishes of customers of a generated shop with so many `products`; those of the same seed share the shop."""
+        """Tasks in a generated shop with this number of `products`; tasks of the same seed share the shop."""
         return generated.draw_tasks(split, count, seed, products)
 
     async def start(self) -> None:
-        """Fail now where a package is missing or there is no such view; and load what is slow to load."""
+        """Validate the view, report missing packages and load what is slow to load."""
         if self.view not in _VIEWS:
             raise ConfigError(f"{type(self).__name__}.view is {self.view!r:.40}; there are {', '.join(_VIEWS)}")
-        await threads.call(_load)
+        await threads.call(_load_packages)
 
     async def reset(self, task: Task) -> None:
-        """A customer with the wish of the column `goal`, in the shop of the column `shop`."""
-        goal, name = Goal.of(task.columns.get("goal")), task.columns.get("shop")
+        """Start a session with the goal in the column `goal`, in the shop named by the column `shop`."""
+        goal = ShopGoal.from_json(task.columns.get("goal"))
+        name = task.columns.get("shop")
         if not isinstance(name, str):
-            raise DataError(f"the column `shop` names the shop, such as 'official'; it is {name!r:.60}")
-        shop = opened(name) or await threads.call(open_shop, name)
+            raise DataError(f"the column `shop` must name a shop, such as 'official'; it is {name!r:.60}")
+        shop = find_cached_shop(name) or await threads.call(open_shop, name)
         if goal.asin not in shop:
-            raise DataError(f"the goal was made of product {goal.asin!r:.40}, which the shop {name!r} does not have")
-        self.session = Session(shop, goal, self.window)
+            raise DataError(f"the goal was made from product {goal.asin!r:.40}, which the shop {name!r} does not have")
+        self.session = ShopSession(shop, goal, self.window)
 
     @property
     def score(self) -> dict[str, float] | None:
-        """Of what was bought: `reward`, and the parts it is made of; None: nothing was."""
+        """`reward` of the purchase and its parts; None before a purchase."""
         return None if self.session.score is None else asdict(self.session.score)
 
     def page(self) -> str:
-        """What the customer sees."""
+        """The current page in the configured format."""
         return _VIEWS[self.view](self.session.page)
 
     @tool(max_length=20_000)
@@ -74,7 +74,7 @@ class WebShop(Environment):
         Args:
             keywords: What to look for.
         """
-        return self._shown("" if self.session.search(keywords) else "Give some words to search for.")
+        return self._respond("" if self.session.search(keywords) else "Give some words to search for.")
 
     @tool(max_length=20_000)
     async def click(self, label: str) -> dict[str, Any]:
@@ -85,25 +85,26 @@ class WebShop(Environment):
             label: What to click, in the words that stand on the page.
         """
         if self.session.click(label):
-            return self._shown("")
+            return self._respond()
         there = ", ".join(part.text for part in self.session.clickable.values()) or "nothing; search instead"
-        return self._shown(f"There is no {label!r:.80} to click here. There is: {there}.")
+        return self._respond(f"There is no {label!r:.80} to click here. There is: {there}.")
 
-    def _shown(self, complaint: str) -> dict[str, Any]:
-        page = f"{complaint}\n\n{self.page()}" if complaint else self.page()
-        return {"observation": page, "valid": not complaint, "ends_chain": self.score is not None}
+    def _respond(self, error: str = "") -> dict[str, Any]:
+        page = f"{error}\n\n{self.page()}" if error else self.page()
+        return {"observation": page, "valid": not error, "ends_chain": self.score is not None}
 
     def expert(self) -> ToolCall | str:
         """Find the product, choose its options, and buy it."""
-        action = (expert.exploring if self.expert_explores else expert.knowing)(self.session)
+        choose = expert.next_exploring_action if self.expert_explores else expert.next_informed_action
+        action = choose(self.session)
         if action is None:
             return "Done." if self.score else "I cannot find it."
         name, value = action
         return ToolCall(name, {"keywords" if name == "search" else "label": value})
 
 
-def _load() -> None:
-    with needed("the web shop", "webshop"):
+def _load_packages() -> None:
+    with require_extra("the web shop", "webshop"):
         for package in ("bm25s", "rapidfuzz", "Stemmer"):
             importlib.import_module(package)
-    nouns("a warm lexicon")
+    extract_nouns("loads the lexicon")

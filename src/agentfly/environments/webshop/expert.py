@@ -1,55 +1,52 @@
-"""Two customers: one knows which product the wish was made of; the other has only the wish and what the pages show."""
+"""Two scripted experts: one knows the product the goal was made from, the other has only the instruction and the pages.
+
+Both are stateless: the next action depends on the session only. An action is `search` or `click` with its argument;
+None means that the session is over or nothing is left to try.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.goal import LIMIT
-from agentfly.environments.webshop.session import Session
+from agentfly.environments.webshop.session import ShopSession
+
+Action = tuple[str, str]
 
 
-def knowing(session: Session) -> tuple[str, str] | None:
-    """`search` or `click`, and of what; None where nothing is left to do, or nothing helps."""
+def next_informed_action(session: ShopSession) -> Action | None:
+    """Search for the title of the product, then choose the options and buy."""
     goal = session.goal
     if session.score is not None:
         return None
-    if session.product is not None and (session.about or session.product.asin != goal.asin):
-        return "click", pages.PREVIOUS
     if session.product is not None:
-        return "click", next(_missing(session), pages.BUY)
+        is_elsewhere = session.about or session.product.asin != goal.asin
+        return "click", pages.PREVIOUS if is_elsewhere else _next_option(session)
     if session.keywords is None:
         return "search", goal.name
     if goal.asin.lower() in session.clickable:
         return "click", goal.asin
     if session.number * session.window < len(session.found):
         return "click", pages.NEXT
-    queries = _queries(session)
+    queries = [each.lower() for each in (goal.name, " ".join([goal.name, *goal.options]), goal.instruction)]
     tried = queries.index(session.keywords) + 1 if session.keywords in queries else 0
     return ("search", queries[tried]) if tried < len(queries) else None
 
 
-def _missing(session: Session) -> Iterator[str]:
-    """Values that are wanted, can be had, and are not chosen."""
-    for value in session.goal.options:
-        if value not in session.options.values() and value.strip() in session.clickable:
-            yield value
-
-
-def _queries(session: Session) -> list[str]:
-    """What to search for, in this order."""
-    goal = session.goal
-    return [words.lower() for words in (goal.name, " ".join([goal.name, *goal.options]), goal.instruction)]
-
-
-def exploring(session: Session) -> tuple[str, str] | None:
-    """The same for one who searches with the words of the wish, and buys the first product shown that can be paid."""
+def next_exploring_action(session: ShopSession) -> Action | None:
+    """Search with the words of the instruction and buy the first product on the page within the price limit."""
     if session.score is not None:
         return None
     if session.product is not None:
-        return "click", pages.PREVIOUS if session.about else next(_missing(session), pages.BUY)
+        return "click", pages.PREVIOUS if session.about else _next_option(session)
     if session.keywords is None:
         return "search", session.goal.instruction.partition(LIMIT)[0]
-    shown = session.found[(session.number - 1) * session.window :][: session.window]
-    payable = (product.asin for product in shown if product.price < session.goal.price_upper)
-    return ("click", next(payable, shown[0].asin)) if shown else None
+    listed = session.found[(session.number - 1) * session.window :][: session.window]
+    affordable = (product.asin for product in listed if product.price < session.goal.price_upper)
+    return ("click", next(affordable, listed[0].asin)) if listed else None
+
+
+def _next_option(session: ShopSession) -> str:
+    """The next wanted option that is available and not chosen yet; the buy button if there is none."""
+    chosen = session.options.values()
+    missing = (each for each in session.goal.options if each not in chosen and each.strip() in session.clickable)
+    return next(missing, pages.BUY)

@@ -1,99 +1,142 @@
-"""A shop that nobody has seen: products drawn from a seed, as many as one likes, and wishes for them.
+"""A generated shop: products drawn from a seed, and goals for them.
 
-A product depends on its position and the seed alone, so a larger shop of the same seed begins with the smaller one. Of
-ten products one has wishes in the test split only, one in the validation split only; and no wish is in two splits even
-where two products would give rise to the same words.
+A product depends on its position and the seed alone, so a larger shop of the same seed starts with the smaller one. The
+splits are disjoint in products (by tenths of the positions) and in instructions (by a hash). `kinds.toml` has the
+vocabulary.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
 from random import Random
 from typing import Any
 
 from agentfly.environments.data import checked_count, checked_split
-from agentfly.environments.webshop.goal import Goal, goal_of
-from agentfly.environments.webshop.kinds import ProductKind, words
-from agentfly.environments.webshop.product import Product
+from agentfly.environments.webshop.goal import ShopGoal, make_option_goal
+from agentfly.environments.webshop.product import ShopProduct
 from agentfly.errors import DataError
 
-LARGEST = 1_000_000
-"""Most products of a shop."""
-PARTS = {"test": (0,), "validation": (1,), "train": (2, 3, 4, 5, 6, 7, 8, 9)}
-"""The tenths of products, and of wishes, that each split has."""
-_PATIENCE = 2000
-"""Draws without a task that was not there already, after which there are hardly more."""
+MAX_PRODUCTS = 1_000_000
+SPLIT_TENTHS = {"test": (0,), "validation": (1,), "train": (2, 3, 4, 5, 6, 7, 8, 9)}
+"""By split: its tenths of the products and of the instructions."""
+_MAX_REJECTED = 2000
+"""Draws in a row without a new task after which the shop counts as exhausted."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _STRIDE = 62_770_101_935_657
-"""Shares no factor with 36**9, so that numbers that follow one another look unrelated and never meet."""
+"""Coprime to 36**9, so that consecutive positions get unrelated and unique product numbers."""
 
 
-def catalogue(products: int, seed: int) -> Iterator[Product]:
-    """So many products, the same for the same seed."""
+@dataclass(frozen=True, slots=True)
+class ProductKind:
+    """What products of one kind have in common."""
+
+    category: str
+    path: str
+    """Path in the category tree."""
+    query: str
+    """Plural name of such products; also the search query."""
+    noun: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    prices: tuple[int, int]
+    """Minimum and maximum, in dollars."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductVocabulary:
+    """What products are drawn from."""
+
+    kinds: tuple[ProductKind, ...]
+    starts: tuple[str, ...]
+    """First halves of brand names."""
+    ends: tuple[str, ...]
+    """Second halves of brand names."""
+    lines: tuple[str, ...]
+    """Names of product lines."""
+    features: tuple[str, ...]
+    """Sentence templates with `{attribute}` and `{query}`."""
+
+
+@functools.cache
+def load_vocabulary() -> ProductVocabulary:
+    """Read `kinds.toml`."""
+    table = tomllib.loads(resources.files(__package__).joinpath("kinds.toml").read_text("utf-8"))
+    kinds = []
+    for row in table["kind"]:
+        # An option names a list in [values], or has its own; `shared` names a list in [attributes].
+        options = {
+            name: tuple(table["values"][values] if isinstance(values, str) else values)
+            for name, values in row["options"].items()
+        }
+        attributes = (*table["attributes"].get(row.get("shared", ""), ()), *row.get("attributes", ()))
+        named = {name: row[name] for name in ("category", "path", "query", "noun")}
+        kinds.append(ProductKind(**named, attributes=attributes, options=options, prices=tuple(row["prices"])))
+    return ProductVocabulary(tuple(kinds), **{name: tuple(listed) for name, listed in table["brands"].items()})
+
+
+def generate_catalog(products: int, seed: int) -> Iterator[ShopProduct]:
+    """The first `products` products of a seed."""
     return (draw_product(position, seed) for position in range(products))
 
 
 @functools.lru_cache(maxsize=4096)
-def draw_product(position: int, seed: int) -> Product:
+def draw_product(position: int, seed: int) -> ShopProduct:
     """The product at a position."""
     random = Random(f"product {position} of {seed}")
-    kind = random.choice(words().kinds)
-    brand, line = _brand(random), random.choice(words().lines)
+    vocabulary = load_vocabulary()
+    kind = random.choice(vocabulary.kinds)
+    brand = random.choice(vocabulary.starts) + random.choice(vocabulary.ends)
+    line = random.choice(vocabulary.lines)
     attributes = random.sample(kind.attributes, random.randint(3, 5))
-    shown = ", ".join(each.title() for each in attributes[:2])
     lowest = random.randint(kind.prices[0] * 100, kind.prices[1] * 100) / 100
-    return Product(
-        asin=_asin(position, seed),
-        title=f"{brand} {line} {kind.noun}, {shown}",
+    features = tuple(
+        random.choice(vocabulary.features).format(attribute=attribute.capitalize(), query=kind.query)
+        for attribute in random.sample(attributes, len(attributes))
+    )
+    options = {}
+    for name, values in kind.options.items():
+        chosen = random.sample(values, random.randint(2, min(5, len(values))))
+        options[name] = tuple(value for value in values if value in chosen)
+    return ShopProduct(
+        asin=_make_asin(position, seed),
+        title=f"{brand} {line} {kind.noun}, {', '.join(each.title() for each in attributes[:2])}",
         description=f"The {line} by {brand} is one of our {kind.query}, made with care.",
-        features=tuple(_features(kind, attributes, random)),
+        features=features,
         category=kind.category,
         query=kind.query,
         product_category=kind.path,
         attributes=tuple(attributes),
-        options={name: _some(values, random) for name, values in kind.options.items()},
+        options=options,
         prices=(lowest,) if random.random() < 0.7 else (lowest, round(lowest * random.uniform(1.05, 1.3), 2)),
     )
 
 
-def _asin(position: int, seed: int) -> str:
+def _make_asin(position: int, seed: int) -> str:
     number = (position * _STRIDE + int(hashlib.sha256(str(seed).encode()).hexdigest(), 16)) % 36**9
     return "G" + "".join(_DIGITS[number // 36**place % 36] for place in range(8, -1, -1))
 
 
-def _brand(random: Random) -> str:
-    return random.choice(words().starts) + random.choice(words().ends)
-
-
-def _features(kind: ProductKind, attributes: list[str], random: Random) -> Iterator[str]:
-    """One line for each attribute, in any order."""
-    for attribute in random.sample(attributes, len(attributes)):
-        yield random.choice(words().features).format(attribute=attribute.capitalize(), query=kind.query)
-
-
-def _some(values: tuple[str, ...], random: Random) -> tuple[str, ...]:
-    """A few of the values, in their order."""
-    kept = random.sample(values, random.randint(2, min(5, len(values))))
-    return tuple(value for value in values if value in kept)
-
-
 def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
-    """So many different tasks of a split: rows with `question`, `goal`, `shop` and `id`. More begin with fewer."""
+    """`count` different tasks of a split: rows with `question`, `goal`, `shop` and `id`. Prefixes are stable."""
     checked_split(split)
     checked_count(count)
-    if not 1 <= products <= LARGEST:
-        raise DataError(f"a generated shop has 1 to {LARGEST} products, not {products}")
-    goals: dict[str, Goal] = {}
-    draws, in_vain = _draws(split, products, seed), 0
-    while len(goals) < count and in_vain < _PATIENCE:
+    if not 1 <= products <= MAX_PRODUCTS:
+        raise DataError(f"a generated shop has 1 to {MAX_PRODUCTS} products, not {products}")
+    goals: dict[str, ShopGoal] = {}
+    draws = _draw_goals(split, products, seed)
+    rejected = 0
+    while len(goals) < count and rejected < _MAX_REJECTED:
         goal, before = next(draws), len(goals)
         if goal is not None:
             goals.setdefault(goal.instruction, goal)
-        in_vain = in_vain + 1 if len(goals) == before else 0
+        rejected = rejected + 1 if len(goals) == before else 0
     if len(goals) < count:
-        raise DataError(f"{products} products give rise to {len(goals)} {split} tasks or little more, not {count}")
+        raise DataError(f"{products} products yield about {len(goals)} {split} tasks, not {count}")
     shop = f"generated/{products}/{seed}"
     return [
         {"id": f"{shop}/{split}/{number}", "question": question, "shop": shop, "goal": goal.to_json()}
@@ -101,16 +144,17 @@ def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[st
     ]
 
 
-def _draws(split: str, products: int, seed: int) -> Iterator[Goal | None]:
-    """Wishes without end, many of them more than once; None for each that is not of the split."""
-    random, tenths = Random(f"{split} tasks of {seed}"), PARTS[split]
+def _draw_goals(split: str, products: int, seed: int) -> Iterator[ShopGoal | None]:
+    """Endless goals with repetitions; None for a draw that is not in the split."""
+    random = Random(f"{split} tasks of {seed}")
+    tenths = SPLIT_TENTHS[split]
     while True:
         position = random.randrange((products + 9) // 10) * 10 + random.choice(tenths)
-        goal = _wish(draw_product(position, seed), random) if position < products else None
-        yield goal if goal and hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths else None
-
-
-def _wish(product: Product, random: Random) -> Goal:
-    wanted = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
-    chosen = {name: random.choice(product.options[name]) for name in sorted(product.options)}
-    return goal_of(product, f"Find me {', '.join(wanted)} {product.query}", wanted, chosen)
+        if position >= products:
+            yield None
+            continue
+        product = draw_product(position, seed)
+        wanted = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
+        chosen = {name: random.choice(product.options[name]) for name in sorted(product.options)}
+        goal = make_option_goal(product, f"Find me {', '.join(wanted)} {product.query}", wanted, chosen=chosen)
+        yield goal if hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths else None

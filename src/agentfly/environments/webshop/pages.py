@@ -1,139 +1,155 @@
-"""Pages as a list of parts, from which text, HTML and what can be clicked are all made."""
+"""Pages as lists of parts, from which text, HTML and the clickable elements are derived."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from agentfly.environments.webshop.product import Product
+from agentfly.environments.webshop.product import ShopProduct
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "Search", "Back to Search", "Next >", "< Prev", "Buy Now"
 DESCRIPTION, FEATURES, REVIEWS = "Description", "Features", "Reviews"
 _WISH = "Instruction:"
 WINDOW = 10
-"""Products on a page of WebShop's results."""
+"""Products per page of results in WebShop."""
 
 
-class Kind(enum.Enum):
-    """What a part of a page is."""
+class PartType(enum.Enum):
+    """Type of a page part."""
 
     TEXT = "text"
     HEADING = "heading"
     BUTTON = "button"
     LINK = "link"
-    """The number of a product, which leads to its page."""
+    """A product number that links to the product's page."""
     OPTION = "option"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a page."""
+class PagePart:
+    """An element of a page."""
 
-    kind: Kind
+    kind: PartType
     text: str
     option: str = ""
-    """Of an option: its name, of which the text is a value."""
+    """Name of the option whose value `text` is; empty for other parts."""
     clicked: bool = False
-    """Whether the option is chosen, or the product was looked at."""
+    """Whether the option is chosen or the product was visited."""
 
 
-def text(words: str) -> Part:
-    """Something to read."""
-    return Part(Kind.TEXT, words)
+def text(words: str) -> PagePart:
+    """A text part."""
+    return PagePart(PartType.TEXT, words)
 
 
-def buttons(*labels: str) -> list[Part]:
-    """Things to click."""
-    return [Part(Kind.BUTTON, label) for label in labels]
+def buttons(*labels: str) -> list[PagePart]:
+    """One button per label."""
+    return [PagePart(PartType.BUTTON, label) for label in labels]
 
 
-def search_page(instruction: str) -> list[Part]:
-    """Where a session begins."""
-    return [Part(Kind.HEADING, "WebShop"), text(_WISH), text(instruction), *buttons(SEARCH)]
+def search_page(instruction: str) -> list[PagePart]:
+    """The start page."""
+    return [PagePart(PartType.HEADING, "WebShop"), text(_WISH), text(instruction), *buttons(SEARCH)]
 
 
 def results_page(
-    instruction: str, found: Sequence[Product], number: int, seen: Iterable[str], window: int
-) -> list[Part]:
-    """One page, counted from 1, of what was found: so many products."""
+    instruction: str, found: Sequence[ShopProduct], *, number: int, seen: Iterable[str], window: int
+) -> list[PagePart]:
+    """Page `number` (from 1) of the results, with `window` products."""
     first, last = (number - 1) * window, number * window
-    turns = buttons(*([PREVIOUS] if number > 1 else []), NEXT)  # also where nothing follows, as in WebShop
+    navigation = buttons(*([PREVIOUS] if number > 1 else []), NEXT)  # NEXT is always there, as in WebShop
     total = text(f"Page {number} (Total results: {len(found)})")
-    listed = [part for product in found[first:last] for part in _listed(product, product.asin in seen)]
-    return [*_head(instruction), total, *turns, *listed]
+    listed: list[PagePart] = []
+    for product in found[first:last]:
+        link = PagePart(PartType.LINK, product.asin, clicked=product.asin in seen)
+        listed += [link, text(product.title), text(product.price_tag)]
+    return [*_head(instruction), total, *navigation, *listed]
 
 
-def _listed(product: Product, seen: bool) -> Iterator[Part]:
-    yield Part(Kind.LINK, product.asin, clicked=seen)
-    yield text(product.title)
-    yield text(product.price_tag)
-
-
-def item_page(instruction: str, product: Product, chosen: Iterable[str]) -> list[Part]:
-    """A product, with its options."""
-    options: list[Part] = []
+def item_page(instruction: str, product: ShopProduct, chosen: Iterable[str]) -> list[PagePart]:
+    """A product with its options."""
+    options: list[PagePart] = []
     for name, values in product.options.items():
-        options.append(Part(Kind.HEADING, name))
-        options += [Part(Kind.OPTION, value, name, value in chosen) for value in values]
-    about = [Part(Kind.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
+        options.append(PagePart(PartType.HEADING, name))
+        options += [PagePart(PartType.OPTION, value, name, value in chosen) for value in values]
+    about = [PagePart(PartType.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
     more = buttons(DESCRIPTION, FEATURES, REVIEWS, BUY)
     return [*_head(instruction), *buttons(PREVIOUS), *options, *about, *more]
 
 
-def sub_page(instruction: str, product: Product, about: str) -> list[Part]:
-    """What a product's page says under Description, Features or Reviews."""
-    said = {DESCRIPTION: (product.description,), FEATURES: product.features, REVIEWS: ()}[about]
+def sub_page(instruction: str, product: ShopProduct, about: str) -> list[PagePart]:
+    """The description, features or reviews of a product."""
+    lines = {DESCRIPTION: (product.description,), FEATURES: product.features, REVIEWS: ()}[about]
     return [
         *_head(instruction),
         *buttons(PREVIOUS),
-        *map(text, filter(str.strip, said) if any(said) else [f"No {about}"]),
+        *map(text, filter(str.strip, lines) if any(lines) else [f"No {about}"]),
     ]
 
 
-def done_page(reward: float) -> list[Part]:
-    """The end of a session."""
-    thanks = Part(Kind.HEADING, "Thank you for shopping with us!")
+def done_page(reward: float) -> list[PagePart]:
+    """The page after the purchase."""
+    thanks = PagePart(PartType.HEADING, "Thank you for shopping with us!")
     return [thanks, text("Your score (min 0.0, max 1.0)"), text(str(reward))]
 
 
-def _head(instruction: str) -> list[Part]:
+def _head(instruction: str) -> list[PagePart]:
     return [text(_WISH), text(instruction), *buttons(BACK)]
 
 
-def clickable(page: Iterable[Part]) -> dict[str, Part]:
-    """What can be clicked, by its words in small letters: buttons and links, then options."""
-    parts = sorted((part for part in page if part.kind in _ORDER), key=lambda part: _ORDER[part.kind])
+_CLICK_ORDER = {PartType.BUTTON: 0, PartType.LINK: 1, PartType.OPTION: 2}
+
+
+def find_clickable(page: Iterable[PagePart]) -> dict[str, PagePart]:
+    """Clickable parts by lowercase label: buttons, then links, then options."""
+    parts = sorted((part for part in page if part.kind in _CLICK_ORDER), key=lambda part: _CLICK_ORDER[part.kind])
     return {part.text.lower().strip(): part for part in parts}
 
 
-_ORDER = {Kind.BUTTON: 0, Kind.LINK: 1, Kind.OPTION: 2}
-
-
-def plain(page: Iterable[Part]) -> str:
-    """A page in WebShop's plain form: everything that stands on it, `[SEP]` between."""
+def render_text(page: Iterable[PagePart]) -> str:
+    """WebShop's plain text: all parts, separated by `[SEP]`."""
     return " [SEP] ".join(part.text.strip() for part in page)
 
 
-def brief(page: Sequence[Part]) -> str:
-    """What is new to the customer: the plain form without the wish; once options are chosen, only which."""
-    chosen = _chosen(page)
-    return f"You have clicked {', '.join(chosen)}." if chosen else plain(page[2 if page[0].text == _WISH else 0 :])
+def render_brief(page: Sequence[PagePart]) -> str:
+    """Plain text without the instruction; once options are chosen, only these."""
+    if chosen := _chosen_options(page):
+        return f"You have clicked {', '.join(chosen)}."
+    return render_text(page[2 if page[0].text == _WISH else 0 :])
 
 
-def rich(page: Sequence[Part]) -> str:
-    """A page in WebShop's rich form: a line for each part, buttons marked, and what was clicked."""
-    said = [f"You have clicked {each}.\n" for each in reversed(_chosen(page))]
-    return "".join([*said, *(f"{_rich(part)}\n" for part in page)])
+def render_rich(page: Sequence[PagePart]) -> str:
+    """WebShop's rich text: the chosen options, then one line per part, with marked buttons."""
+    lines = [f"You have clicked {each}." for each in reversed(_chosen_options(page))]
+    for part in page:
+        if part.kind in (PartType.TEXT, PartType.HEADING):
+            lines.append(part.text)
+        else:
+            name = "clicked button" if part.clicked else "button"
+            indent = {PartType.LINK: "\n", PartType.OPTION: "  "}.get(part.kind, "")
+            lines.append(f"{indent}[{name}] {part.text} [{name}_]")
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _chosen(page: Iterable[Part]) -> list[str]:
-    return [part.text for part in page if part.kind is Kind.OPTION and part.clicked]
+def render_html(page: Sequence[PagePart]) -> str:
+    """A self-contained HTML page, for people and for vision models."""
+    return _load_template().render(page=page)
 
 
-def _rich(part: Part) -> str:
-    if part.kind in (Kind.TEXT, Kind.HEADING):
-        return part.text
-    name = "clicked button" if part.clicked else "button"
-    before = {Kind.LINK: "\n", Kind.OPTION: "  "}.get(part.kind, "")
-    return f"{before}[{name}] {part.text} [{name}_]"
+@functools.cache
+def _load_template() -> Template:
+    from jinja2 import Environment
+
+    source = resources.files(__package__).joinpath("page.html.jinja").read_text()
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
+def _chosen_options(page: Iterable[PagePart]) -> list[str]:
+    return [part.text for part in page if part.kind is PartType.OPTION and part.clicked]

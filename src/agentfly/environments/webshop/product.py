@@ -1,4 +1,4 @@
-"""What a shop sells. A product is read once, is shared by everybody, and never changes."""
+"""Products: immutable, and shared by all sessions."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from agentfly.errors import DataError
 
 _TEXTS = ("asin", "name", "full_description", "category", "query", "product_category")
 NO_PRICE = 100.0
-"""What a product costs whose row names no price."""
+"""Price of a product whose row has none, in dollars."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """One product, with the fields that pages, search and score use."""
+class ShopProduct:
+    """A product with the fields that pages, search and score use."""
 
     asin: str
-    """Its number: ten capitals and digits."""
+    """Product number: ten uppercase letters and digits."""
     title: str
     description: str
     features: tuple[str, ...]
     category: str
-    """The department, such as `beauty`."""
+    """Department, such as `beauty`."""
     query: str
-    """What one searches for to get to products of its kind."""
+    """Search query for products of its kind."""
     product_category: str
-    """Its place in the tree of categories, from the root, between `›`."""
+    """Path in the category tree from the root, separated by `›`."""
     attributes: tuple[str, ...]
-    """What it is like, for the score; no page shows them."""
+    """Attributes for the score; not shown on any page."""
     options: Mapping[str, tuple[str, ...]]
-    """What can be chosen: a name, and its values in small letters."""
+    """Option names and their lowercase values."""
     prices: tuple[float, ...]
-    """One price; or the lowest and the highest."""
+    """One price, or a minimum and a maximum, in dollars."""
     image: str = ""
-    """Where there is a picture of it; empty: nowhere."""
+    """URL of a picture; empty if there is none."""
 
     @property
     def price_tag(self) -> str:
@@ -46,24 +46,25 @@ class Product:
 
     @property
     def price(self) -> float:
-        """What it costs at the till: of a range, some price within it, always the same."""
+        """Price for the score; within a range, a fixed draw per product."""
         low, high = self.prices[0], self.prices[-1]
         return low if low == high else Random(f"price of {self.asin}").uniform(low, high)
 
     @property
     def search_text(self) -> str:
-        """What search finds it by."""
+        """The text that the search index contains."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, *self.features[:1], options]).lower()
 
 
-def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> Product:
-    """A product from a row of the official file."""
+def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> ShopProduct:
+    """Read a row of the official file. Raises DataError."""
     try:
         if lacking := [name for name in _TEXTS if not isinstance(row[name], str)]:
             raise TypeError(f"{', '.join(lacking)} must be text")
         features, images = row["small_description"], row.get("images") or [""]
-        return Product(
+        prices = [float(re.sub(r"[^\d.]", "", price)) for price in (row.get("pricing") or "").split("$")[1:]]
+        return ShopProduct(
             asin=row["asin"],
             title=row["name"],
             description=row["full_description"],
@@ -72,22 +73,13 @@ def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> Product:
             query=row["query"].lower().strip(),
             product_category=row["product_category"],
             attributes=tuple(attributes),
-            options=_options(row["customization_options"] or {}),
-            prices=_prices(row.get("pricing") or ""),
+            options={
+                name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
+                for name, values in (row["customization_options"] or {}).items()
+                if values is not None
+            },
+            prices=tuple(prices[:2]) or (NO_PRICE,),
             image=images[0] or "",
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"product {row.get('asin', '(without asin)')} cannot be read: {error!r}") from error
-
-
-def _options(given: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> dict[str, tuple[str, ...]]:
-    return {
-        name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
-        for name, values in given.items()
-        if values is not None
-    }
-
-
-def _prices(written: str) -> tuple[float, ...]:
-    found = [float(re.sub(r"[^\d.]", "", price)) for price in written.split("$")[1:]]
-    return tuple(found[:2]) or (NO_PRICE,)

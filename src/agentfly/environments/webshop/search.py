@@ -1,7 +1,6 @@
-"""Search by BM25, with the analysis that Lucene does of English: words, no stop words, Porter's stems.
+"""BM25 search with Lucene's English analysis: word tokens, stop words removed, Porter stems.
 
-The index is made once and only read afterwards; ties go to the product that stands first, so that the same words always
-find the same products in the same order.
+The index is immutable. Ties go to the earlier text, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -11,47 +10,47 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from agentfly.extras import needed
+from agentfly.extras import require_extra
 
 K1, B = 0.9, 0.4
-"""How much repeating a word counts, and how much a text's length does: what Anserini sets."""
-LONGEST = 2000
-"""Characters of a query that are read."""
+"""BM25 term-frequency saturation and length normalization: Anserini's defaults."""
+MAX_QUERY_LENGTH = 2000
+"""Characters; the rest of a query is ignored."""
 _WORD = re.compile(r"\w+(?:(?<=\d)[.,](?=\d)\w+|(?<=[^\W\d])['’.:](?=[^\W\d])\w+)*")
 _POSSESSIVE = re.compile(r"['’]s$")
 
 
-class Index:
-    """Finds texts by words."""
+class SearchIndex:
+    """A BM25 index over texts. Thread-safe."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        with needed("the web shop", "webshop"):
+        with require_extra("the web shop", "webshop"):
             import bm25s
             import Stemmer
             from bm25s.stopwords import STOPWORDS_EN
         self._stop = frozenset(STOPWORDS_EN)
         self._stemmer: Any = Stemmer.Stemmer("porter")
-        self._stemming = threading.Lock()  # a stemmer keeps what it is working on in itself
+        self._stemmer_lock = threading.Lock()  # a stemmer is not thread-safe
         self._ranks = bm25s.BM25(k1=K1, b=B, method="lucene")
-        analysed = [self.words(text) for text in texts]
-        self._is_empty = not any(analysed)
+        tokens = [self.tokenize(text) for text in texts]
+        self._is_empty = not any(tokens)
         if not self._is_empty:
-            self._ranks.index(analysed, show_progress=False)
+            self._ranks.index(tokens, show_progress=False)
 
-    def words(self, text: str) -> list[str]:
-        """The words that count, as stems."""
+    def tokenize(self, text: str) -> list[str]:
+        """The stems of all words but stop words."""
         plain = (_POSSESSIVE.sub("", word) for word in _WORD.findall(text.lower()))
-        kept = [word for word in plain if word not in self._stop]
-        with self._stemming:
-            stems: list[str] = self._stemmer.stemWords(kept)
-        return [stem or word for stem, word in zip(stems, kept, strict=True)]  # of "s" nothing would be left
+        words = [word for word in plain if word not in self._stop]
+        with self._stemmer_lock:
+            stems: list[str] = self._stemmer.stemWords(words)
+        return [stem or word for stem, word in zip(stems, words, strict=True)]  # the stem of "s" is empty
 
-    def search(self, query: str, most: int) -> list[int]:
-        """Positions of the texts that share a word with the query, best first."""
-        words = self.words(query[:LONGEST])
-        if self._is_empty or not words:
+    def search(self, query: str, limit: int) -> list[int]:
+        """Positions of at most `limit` texts that share a stem with the query, best first."""
+        stems = self.tokenize(query[:MAX_QUERY_LENGTH])
+        if self._is_empty or not stems:
             return []
-        scores = self._ranks.get_scores(words)
+        scores = self._ranks.get_scores(stems)
         found = scores.nonzero()[0]
-        best = found[(-scores[found]).argsort(kind="stable")][:most]
+        best = found[(-scores[found]).argsort(kind="stable")][:limit]
         return [int(position) for position in best]

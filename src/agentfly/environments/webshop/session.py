@@ -1,7 +1,4 @@
-"""One customer in a shop: where they are, what they chose, and what they bought.
-
-A session holds a few references and small sets, so there may be as many as one likes; the shop is shared.
-"""
+"""One customer's session in a shared shop: the current page, the chosen options, the purchase."""
 
 from __future__ import annotations
 
@@ -9,106 +6,105 @@ import re
 from collections.abc import Sequence
 
 from agentfly.environments.webshop import pages
-from agentfly.environments.webshop.goal import Goal
-from agentfly.environments.webshop.pages import Kind, Part
-from agentfly.environments.webshop.product import Product
-from agentfly.environments.webshop.score import Score, score
+from agentfly.environments.webshop.goal import ShopGoal
+from agentfly.environments.webshop.pages import PagePart, PartType
+from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.score import ShopScore, score_purchase
 from agentfly.environments.webshop.shop import Shop
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
 
 
-class Session:
-    """Searching, clicking and buying, by WebShop's rules."""
+class ShopSession:
+    """Searching, clicking and buying by WebShop's rules."""
 
-    def __init__(self, shop: Shop, goal: Goal, window: int = pages.WINDOW) -> None:
-        self.shop, self.goal, self.window = shop, goal, window
-        self.score: Score | None = None
-        """Of the purchase; None: nothing was bought yet."""
-        self._begin()
+    def __init__(self, shop: Shop, goal: ShopGoal, window: int = pages.WINDOW) -> None:
+        self.shop = shop
+        self.goal = goal
+        self.window = window
+        self.score: ShopScore | None = None
+        """Score of the purchase; None before it."""
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
+        """Go to the start page."""
         self.keywords: str | None = None
-        self.found: Sequence[Product] = ()
+        self.found: Sequence[ShopProduct] = ()
         self.number = 1
-        """The page of results, from 1."""
+        """Page of results, from 1."""
         self.seen: set[str] = set()
-        self._leave()
+        self._leave_product()
 
-    def _leave(self) -> None:
-        """Back from a product to where it was found."""
-        self.product: Product | None = None
+    def _leave_product(self) -> None:
+        self.product: ShopProduct | None = None
         self.options: dict[str, str] = {}
         self.about: str | None = None
-        """The part of the product's page that is open; None: the page itself."""
+        """The open sub-page of the product; None for its main page."""
 
     @property
-    def page(self) -> list[Part]:
-        """What the customer sees."""
-        wish = self.goal.instruction
+    def page(self) -> list[PagePart]:
+        """The current page."""
+        instruction = self.goal.instruction
         if self.score is not None:
             return pages.done_page(self.score.reward)
         if self.product is not None and self.about:
-            return pages.sub_page(wish, self.product, self.about)
+            return pages.sub_page(instruction, self.product, self.about)
         if self.product is not None:
-            return pages.item_page(wish, self.product, self.options.values())
+            return pages.item_page(instruction, self.product, self.options.values())
         if self.keywords is not None:
-            return pages.results_page(wish, self.found, self.number, self.seen, self.window)
-        return pages.search_page(wish)
+            return pages.results_page(instruction, self.found, number=self.number, seen=self.seen, window=self.window)
+        return pages.search_page(instruction)
 
     @property
-    def clickable(self) -> dict[str, Part]:
-        """What can be clicked here; the search button cannot, since searching needs words."""
-        there = pages.clickable(self.page)
-        there.pop(pages.SEARCH.lower(), None)
-        return there
+    def clickable(self) -> dict[str, PagePart]:
+        """Clickable parts by label, without the search button: searching needs keywords."""
+        parts = pages.find_clickable(self.page)
+        parts.pop(pages.SEARCH.lower(), None)
+        return parts
 
     def act(self, action: str) -> bool:
-        """Do `search[words]` or `click[label]`; whether that is possible here. What is not changes nothing."""
-        read = _ACTION.fullmatch(action)
-        if read is None:
+        """Carry out `search[keywords]` or `click[label]`. Returns False, without effect, if it is not possible here."""
+        match = _ACTION.fullmatch(action)
+        if match is None:
             return False
-        return self.search(read[2]) if read[1] == "search" else self.click(read[2])
+        return self.search(match[2]) if match[1] == "search" else self.click(match[2])
 
-    def search(self, words: str) -> bool:
-        """Search, from whatever page."""
-        if self.score is not None or not words:
+    def search(self, keywords: str) -> bool:
+        """Search from any page but the last one. Returns False if that is not possible."""
+        if self.score is not None or not keywords:
             return False
-        self._show(words.lower(), 1)
+        self._show_results(keywords.lower(), 1)
         return True
 
-    def _show(self, words: str, number: int) -> None:
-        if words != self.keywords:
-            self.found = self.shop.search(words)
-        self.keywords, self.number = words, number
-        self._leave()
+    def _show_results(self, keywords: str, number: int) -> None:
+        if keywords != self.keywords:
+            self.found = self.shop.search(keywords)
+        self.keywords = keywords
+        self.number = number
+        self._leave_product()
 
     def click(self, label: str) -> bool:
-        """Click what bears this label."""
+        """Click the part with this label. Returns False if there is none."""
         part = self.clickable.get(label.lower().strip())
         if part is None:
             return False
-        if part.kind is Kind.LINK:
+        if part.kind is PartType.LINK:
             self.product = self.shop[part.text]
             self.seen.add(part.text)
-        elif part.kind is Kind.OPTION:
+        elif part.kind is PartType.OPTION:
             self.options[part.option] = part.text
-        else:
-            self._press(part.text)
-        return True
-
-    def _press(self, button: str) -> None:
-        if button == pages.BACK:
-            self._begin()
-        elif button == pages.BUY and self.product is not None:
-            self.score = score(self.product, self.goal, self.options)
-        elif button == pages.NEXT:
-            self._show(self.keywords or "", self.number + 1)
-        elif button != pages.PREVIOUS:
-            self.about = button
+        elif part.text == pages.BACK:
+            self._reset()
+        elif part.text == pages.BUY and self.product is not None:
+            self.score = score_purchase(self.product, self.goal, self.options)
+        elif part.text == pages.NEXT:
+            self._show_results(self.keywords or "", self.number + 1)
+        elif part.text != pages.PREVIOUS:
+            self.about = part.text
         elif self.about is not None:
             self.about = None
         elif self.product is not None:
-            self._show(self.keywords or "", self.number)
+            self._show_results(self.keywords or "", self.number)
         else:
-            self._show(self.keywords or "", self.number - 1)
+            self._show_results(self.keywords or "", self.number - 1)
+        return True

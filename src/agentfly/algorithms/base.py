@@ -1,0 +1,193 @@
+"""The algorithm contract: groups of finished chains in, one advantage per sampled token out.
+
+An algorithm knows no model and no optimizer, and the trainer knows no algorithm: it provides what the algorithm
+declares in `needs_values`, `needs_greedy` and `needs_groups`, and receives an `AdvantageEstimate` per chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from agentfly.errors import ConfigError, RecordError
+from agentfly.segment import Floats, Ids, Mask, Segment
+from agentfly.trajectory import TrainingTreatment, Trajectory
+
+Array = npt.NDArray[np.float64]
+SegmentReward = Literal["broadcast", "last", "uniform", "geometric"]
+"""How a reward is credited to the segments before the one that earned it, in chains of several segments:
+
+    broadcast   in full, as in the policy gradient
+    last        not at all: each segment is credited with its own rewards only
+    uniform     each segment up to the earning one receives an equal share
+    geometric   `SEGMENT_DECAY` of it per segment of distance
+"""
+SEGMENT_DECAY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrays:
+    """One segment of a chain as arrays, all of shape [tokens]."""
+
+    tokens: Ids
+    mask: Mask
+    """True exactly on the tokens the model sampled."""
+    logprobs: Floats
+    """Log-probability under the distribution sampled from; 0 where not sampled."""
+    turns: Ids
+    """Index of the chain's turn that each token belongs to."""
+    weight_versions: Ids
+    """Version of the weights that sampled each token; -1 where not sampled."""
+
+    @classmethod
+    def from_segment(cls, segment: Segment) -> SegmentArrays:
+        spans = segment.spans
+        turns = np.repeat([span.turn for span in spans], [len(span) for span in spans])
+        return cls(
+            tokens=segment.tokens,
+            mask=segment.mask,
+            logprobs=segment.logprobs,
+            turns=turns.astype(np.int32),
+            weight_versions=segment.weight_versions,
+        )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A finished chain as an algorithm sees it: token arrays, turn rewards, and the learner's values and penalties."""
+
+    trajectory: Trajectory
+    segments: tuple[SegmentArrays, ...]
+    rewards: Floats
+    """[turns] Reward of each turn; a reward for the whole chain belongs to the last turn."""
+    values: tuple[Floats, ...] | None = None
+    """Per segment, [tokens]: the critic's value of the state before each token; None without a critic."""
+    penalties: tuple[Floats, ...] | None = None
+    """Per segment, [tokens]: the KL penalty subtracted from the reward; None where the reward has no KL term."""
+    segment_reward: SegmentReward = "broadcast"
+
+    def __post_init__(self) -> None:
+        if self.segment_reward not in (rules := get_args(SegmentReward)):
+            raise ConfigError(f"no segment reward is named {self.segment_reward!r}; there are {', '.join(rules)}")
+        chain = f"chain {self.trajectory.id}"
+        if not np.isfinite(self.rewards).all():
+            raise RecordError(f"{chain} has the rewards {self.rewards.tolist()}: a reward must be finite")
+        turns = self.turn_index
+        if len(turns) and (turns[-1] >= len(self.rewards) or (np.diff(turns) < 0).any()):
+            raise RecordError(f"{chain} has tokens of turns out of order, or of turns without a reward")
+        for name in ("values", "penalties"):
+            arrays = getattr(self, name)
+            if arrays is None:
+                continue
+            if [len(each) for each in arrays] != [len(segment.mask) for segment in self.segments]:
+                raise RecordError(f"{chain} must have one of `{name}` for each token of each segment")
+            if not np.isfinite(self.gather_sampled(arrays)).all():
+                raise RecordError(f"{chain} has `{name}` that are not finite")
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory, segment_reward: SegmentReward = "broadcast") -> Episode:
+        """Convert a chain that is trained. Raises RecordError for a chain that carries no loss."""
+        score, treatment = trajectory.score, trajectory.treatment
+        if trajectory.untrainable is not None:
+            raise RecordError(trajectory.untrainable)
+        if treatment in (TrainingTreatment.MASK, TrainingTreatment.DROP_GROUP):
+            raise RecordError(f"chain {trajectory.id} carries no loss: its failure policy is {treatment.value!r}")
+        if score is None and treatment is not TrainingTreatment.ZERO:
+            raise RecordError(f"chain {trajectory.id} has no reward, so nothing can be learned from it")
+        rewards = np.zeros(max(len(trajectory.turns), 1), np.float32)
+        if score is not None and treatment is not TrainingTreatment.ZERO:
+            if score.per_turn is None:
+                rewards[-1] = score.total
+            else:
+                rewards[: len(score.per_turn)] = score.per_turn
+        segments = tuple(map(SegmentArrays.from_segment, trajectory.segments))
+        return cls(trajectory, segments, rewards, segment_reward=segment_reward)
+
+    @cached_property
+    def total_reward(self) -> float:
+        """Sum of the turn rewards."""
+        return float(self.rewards.sum())
+
+    @cached_property
+    def turn_index(self) -> Ids:
+        """[sampled] Turn of each sampled token, in sampling order."""
+        return self.gather_sampled([segment.turns for segment in self.segments])
+
+    @cached_property
+    def segment_index(self) -> Ids:
+        """[sampled] Segment of each sampled token, counting only segments with sampled tokens."""
+        indices = self.gather_sampled([np.full(len(each.mask), index) for index, each in enumerate(self.segments)])
+        return np.unique(indices, return_inverse=True)[1].astype(np.int32)
+
+    def gather_sampled(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """One [tokens] array per segment → one [sampled] array of the sampled tokens of all segments."""
+        rows = [each[segment.mask] for each, segment in zip(arrays, self.segments, strict=True)]
+        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+    def scatter_sampled(self, values: npt.NDArray[np.floating]) -> tuple[Floats, ...]:
+        """Inverse of `gather_sampled`: [sampled] → one [tokens] array per segment, 0 where not sampled."""
+        out = tuple(np.zeros(len(segment.mask), np.float32) for segment in self.segments)
+        end = 0
+        for each, segment in zip(out, self.segments, strict=True):
+            start, end = end, end + int(segment.mask.sum())
+            each[segment.mask] = values[start:end]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trained chains of one task."""
+
+    episodes: tuple[Episode, ...]
+    greedy: Episode | None = None
+    """A greedy chain of the task, which is not trained; None unless the algorithm needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageEstimate:
+    """Advantages of a chain's tokens: one [tokens] array per segment, 0 where the model did not sample."""
+
+    advantages: tuple[Floats, ...]
+    returns: tuple[Floats, ...] | None = None
+    """The critic's regression targets, same shapes; None without a critic."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Turns rewards into advantages. A frozen dataclass whose fields are its hyperparameters.
+
+    A subclass overrides `turn_advantages` (one advantage per turn, within a group), or `compute_advantages` where
+    tokens of a turn differ or the whole batch is normalized.
+    """
+
+    needs_values: ClassVar[bool] = False
+    """Needs a critic's value of the state before each token."""
+    needs_greedy: ClassVar[bool] = False
+    """Needs one greedy chain per task."""
+    needs_groups: ClassVar[bool] = False
+    """Needs at least two chains per task."""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            value = getattr(self, name, 1.0)
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ConfigError(f"{type(self).__name__}: {name} is a number from 0 to 1, not {value}")
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[list[AdvantageEstimate]]:
+        """One estimate per episode of each group, in order; by default the turn's advantage on each of its tokens."""
+        return [
+            [
+                AdvantageEstimate(episode.scatter_sampled(advantages[episode.turn_index]))
+                for episode, advantages in zip(group.episodes, self.turn_advantages(group), strict=True)
+            ]
+            for group in groups
+        ]
+
+    def turn_advantages(self, group: Group) -> list[Array]:
+        """One [turns] array per episode of the group."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither turn_advantages nor compute_advantages")

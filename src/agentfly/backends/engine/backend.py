@@ -1,0 +1,173 @@
+"""`backend="transformers"`: tokens from a model in this process."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from agentfly.backends.base import Backend, OnUpdate, Request
+from agentfly.backends.engine.engine import Engine
+from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
+from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
+from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner
+from agentfly.backends.engine.probe import supports_packing
+from agentfly.backends.engine.request import EngineRequest
+from agentfly.backends.engine.sampler import refuse_extremes
+from agentfly.backends.prompt import validate_prompt
+from agentfly.errors import ConfigError, describe
+from agentfly.models import resolve
+from agentfly.templates.codec import Codec
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.threads import release_helpers
+from agentfly.types import Completion
+
+_LOG = logging.getLogger(__name__)
+
+
+class TransformersBackend(Backend):
+    """A Hugging Face causal language model, batched continuously."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        kv_memory: int | None = None,
+        max_rows: int | None = None,
+        max_batch_tokens: int | None = None,
+        on_update: str | OnUpdate = OnUpdate.CONTINUE,
+    ) -> None:
+        """`model`: a folder, a hub name, or a model object, whose weights are then shared and not copied.
+
+        `kv_memory`: bytes for keys and values. `max_rows`: most turns sampled at once. `max_batch_tokens`: most tokens
+        in one forward pass. `on_update`: what becomes of turns under way when the weights change: continue, finish,
+        abort. None, everywhere, takes what suits the device.
+        """
+        self._on_update = OnUpdate.of(on_update)
+        rows, tokens = _count("max_rows", max_rows), _count("max_batch_tokens", max_batch_tokens)
+        if rows is not None and tokens is not None and rows > tokens:
+            raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
+        if isinstance(model, str):
+            at = resolve_device(device)
+            self._name = resolve(model)
+            loaded = load_model(self._name, at, resolve_dtype(dtype, at))
+        else:
+            if device is not None or dtype is not None:
+                raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
+            self._name, loaded = "", model
+        self.model = loaded
+        """As it was given or loaded, with weights that are those it samples from."""
+        at = next(loaded.parameters()).device
+        gpu = at.type == "cuda"
+        self._runner = _runner(loaded, cache_bytes(kv_memory, at), gpu)
+        self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.arena.free)
+        self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
+        self._codec: Codec | None = None
+        most = tokens or (32768 if gpu else 512)
+        if not gpu:
+            retain_freed_memory()
+        release_helpers()  # those that loading wanted; from here on the engine's thread computes
+        self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
+        weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """What it samples from, by name. Whoever trains these very tensors has none to deliver."""
+        return dict(self._runner.model.named_parameters(remove_duplicate=False))
+
+    @property
+    def weight_version(self) -> int:
+        return self._engine.version
+
+    def attach(self, template: Template) -> None:
+        self._codec = template.codec
+
+    async def generate(self, request: Request) -> Completion:
+        """Sample one turn in the batch with all others.
+
+        Whatever could fail in the batch, and so cost others their turns, is refused here. What `on_tokens` raises is
+        raised here too, and ends this turn only.
+        """
+        assert self.context_length is not None
+        if request.images:
+            raise ConfigError("this backend shows a model text only")
+        refuse_extremes(request.sampling)
+        prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
+        room = self.context_length - len(prompt)
+        if request.sampling.stop:
+            self._decode([])
+        limit = min(int(request.sampling.max_tokens or room), room)
+        return await self._engine.sample(EngineRequest(request, prompt, limit, self._decode))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._codec is None:
+            if not self._name:
+                raise ConfigError("stop strings need a tokenizer: hand the backend to an agent, or name the model")
+            self._codec = Codec(load_tokenizer(self._name))
+        return self._codec.decode(ids)
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Copy weights into the model, by name, between two steps. Names that are left out keep their weights.
+
+        A learner that trains the very model this backend was made of has nothing to hand over: `update_weights((), 5)`.
+        """
+        await self._engine.update(lambda: self._load(weights), version, self._on_update)
+
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> Callable[[], None]:
+        """Look at all weights; the function that is returned takes them.
+
+        Weights that can be gone through twice are, so that those made on the way never lie in memory together.
+        """
+        named = self.weights
+        try:
+            given = list(weights) if isinstance(weights, Iterator) else weights
+            for name, value in given:
+                _refuse_other(name, value, named)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
+
+        @torch.no_grad()
+        def commit() -> None:
+            for name, value in given:
+                named[name].copy_(value)
+
+        return commit
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+def _runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
+    if not supports_packing(model):
+        _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
+        return SequentialRunner(model, memory)
+    if not gpu or not graphs(model):
+        return ModelRunner(model, memory)
+    from agentfly.backends.engine.cuda_graphs import GraphRunner  # Triton comes with torch for GPUs only
+
+    return GraphRunner(model, memory)
+
+
+def _refuse_other(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what is no weight of the model."""
+    if name not in named:
+        raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
+    if named[name].shape != value.shape:
+        wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
+        raise ConfigError(f"the weight {name!r} has the shape {wrong}")
+
+
+def _count(name: str, asked: int | None) -> int | None:
+    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
+        raise ConfigError(f"{name} is a whole number from 1, not {asked!r}; None takes what suits the device")
+    return asked

@@ -1,0 +1,111 @@
+"""Models from a folder or the hub, in the precision that this machine is quick in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+from agentfly.errors import ConfigError
+from agentfly.models.huggingface import hide_progress_bars
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A causal language model, ready to sample."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with hide_progress_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
+            f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
+        ) from error
+    return model.to(device).eval()
+
+
+def resolve_device(asked: str | None) -> torch.device:
+    """The device that was asked for; None takes the GPU where there is one."""
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise ConfigError(f"there is no device {asked!r}; write cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={asked!r}, but torch {torch.__version__} sees no GPU here; write device='cpu'")
+    return device
+
+
+def resolve_dtype(asked: str | None, device: torch.device) -> torch.dtype:
+    """The precision that was asked for; None takes bfloat16 where the hardware multiplies it well, else float32."""
+    if asked is None:
+        return torch.bfloat16 if device.type == "cuda" or _bfloat16_is_quick() else torch.float32
+    if asked not in DTYPES:
+        raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {asked!r}")
+    return DTYPES[asked]
+
+
+_PROBE = """
+import time, torch
+def took(dtype):
+    x = torch.randn(256, 256).to(dtype)
+    x @ x
+    begun = time.perf_counter()
+    for _ in range(8): x @ x
+    return time.perf_counter() - begun
+rounds = [(took(torch.bfloat16), took(torch.float32)) for _ in range(8)]
+print(min(fast for fast, _ in rounds) < min(slow for _, slow in rounds))  # the minimum: other processes interrupt some
+"""
+
+
+@cache
+def _bfloat16_is_quick() -> bool:
+    """Whether this CPU multiplies bfloat16 faster than float32.
+
+    Many are dozens of times slower, and a virtual machine may announce instructions that kill the process which uses
+    them: a child process tries.
+    """
+    announced = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
+    if not announced:
+        return False
+    try:
+        tried = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return False
+    return tried.returncode == 0 and tried.stdout.strip() == "True"
+
+
+def max_positions(config: Any) -> int:
+    """Tokens that a model can tell the places of; those of a model without such a limit are limited by memory only.
+
+    A rotation that changes with the length of the whole sequence would make what was computed wrong when the limit of
+    the first training is passed: such a model is used up to there.
+    """
+    most: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    rotation = getattr(config, "rope_parameters", None) or {}
+    for each in (rotation, *rotation.values()):  # one for all layers, or one for each kind of layer
+        if isinstance(each, dict) and each.get("rope_type") in ("dynamic", "longrope"):
+            most = min(most, each.get("original_max_position_embeddings") or most)
+    return most
+
+
+def graphs(model: Any) -> bool:
+    """Whether the GPU's own kernels can do a model's attention: half precision, no bounded scores, a usual width."""
+    config, half = model.config.get_text_config(), next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    width = config_shape(config)[2]
+    return half and getattr(config, "attn_logit_softcapping", None) is None and width >= 16 and not width & (width - 1)
+
+
+def config_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, key heads and their width."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, shared, width

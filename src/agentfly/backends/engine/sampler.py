@@ -1,0 +1,150 @@
+"""Drawing tokens: one row of logits a sequence, each with its own settings, and the log-probability of what was drawn.
+
+A draw is the inverse of the distribution at one uniform number, and that number comes from the request's seed and the
+token's position alone: the same seed gives the same tokens whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentfly.errors import ConfigError
+from agentfly.types import Sampling
+
+BLOCK = 256
+"""Tokens of the vocabulary that are summed up at once where a token is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How the next token of one sequence is drawn."""
+
+    sampling: Sampling
+    uniform: float
+    """From 0 to 1, not including 1."""
+    seen: Sequence[int] = ()
+    """Tokens so far, for a repetition penalty; empty where there is none."""
+
+
+def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Numbers from [0, 1) that depend on seed and position alone (splitmix64)."""
+    with np.errstate(over="ignore"):
+        state = np.asarray(seed, np.uint64) * np.uint64(0xD1342543DE82EF95)
+        state = state + (np.asarray(position, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / float(1 << 53)
+
+
+def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, their log-probabilities under the distribution they were drawn from, and under the model's own.
+
+    A greedy token is drawn from no distribution: both of its log-probabilities are the model's own.
+    """
+    raw = logits.float()
+    scores = _apply_penalties(raw, rows)
+    heat = [row.sampling.temperature or 1.0 for row in rows]
+    if any(each != 1.0 for each in heat):
+        scores = scores / torch.tensor(heat, device=scores.device)[:, None]
+    if any(_filters(row.sampling) for row in rows):
+        scores = _apply_filters(scores, rows)
+    most = scores.amax(-1, keepdim=True)
+    uniforms = torch.tensor([row.uniform for row in rows], device=raw.device, dtype=torch.double)
+    tokens, total = _inverse(_shares(scores, most), uniforms)
+    tokens.clamp_(max=raw.shape[1] - 1)  # a row that is no number has no token
+    greedy = torch.tensor([row.sampling.temperature == 0 for row in rows], device=raw.device)[:, None]
+    if any(row.sampling.temperature == 0 for row in rows):
+        tokens = torch.where(greedy, scores.argmax(-1, keepdim=True), tokens)
+    drawn = scores.gather(1, tokens) - most - total.log()
+    own = drawn
+    if scores is not raw:
+        own = raw.gather(1, tokens) - raw.logsumexp(-1, keepdim=True)
+        drawn = torch.where(greedy, own, drawn)
+    return tokens[:, 0], drawn[:, 0], own[:, 0]
+
+
+def _shares(scores: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """How likely each token is against the likeliest, as [row, block, token]; nothing behind the vocabulary's end."""
+    rows, vocabulary = scores.shape
+    blocks = -(-vocabulary // BLOCK)
+    shares = scores.new_empty(rows, blocks * BLOCK)
+    torch.sub(scores, most, out=shares[:, :vocabulary]).exp_()
+    shares[:, vocabulary:] = 0
+    return shares.view(rows, blocks, BLOCK)
+
+
+def _inverse(shares: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token at which such a part of all shares is reached, and their sum: first its block, then its place there.
+
+    A token without a share is never found, whatever the rounding.
+    """
+    sizes = shares.sum(-1).double()
+    ends = sizes.cumsum(-1)
+    wanted = uniforms[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=ends.shape[1] - 1)
+    part = (wanted - (ends - sizes).gather(1, block)) / sizes.gather(1, block)
+    inside = shares[torch.arange(len(shares), device=shares.device), block[:, 0]].double().cumsum(-1)
+    place = torch.searchsorted(inside, part.clamp_(0, 1 - 2**-53) * inside[:, -1:], right=True)
+    return block * BLOCK + place.clamp_(max=BLOCK - 1), ends[:, -1:].float()
+
+
+def _apply_penalties(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    scores = logits
+    for at, row in enumerate(rows):
+        penalty = row.sampling.repetition_penalty
+        if penalty != 1.0 and row.seen:
+            scores = scores.clone() if scores is logits else scores
+            seen = torch.tensor(sorted(set(row.seen)), device=logits.device)
+            values = logits[at, seen]
+            scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
+    return scores
+
+
+def refuse_extremes(sampling: Sampling) -> None:
+    """Settings whose numbers float32 cannot hold would look like a broken model to everybody in the batch."""
+    if 0 < sampling.temperature < 1e-5:
+        raise ConfigError(f"a temperature of {sampling.temperature} is too low to divide by; 0 is greedy")
+    if not 1e-3 <= sampling.repetition_penalty <= 1e3:
+        raise ConfigError(f"a repetition_penalty of {sampling.repetition_penalty} is out of reach; 1 is none")
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Whether a row asks for a temperature and nothing else."""
+    return sampling.repetition_penalty == 1.0 and not _filters(sampling)
+
+
+def _filters(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+
+
+def _apply_filters(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Scores with what top-k, top-p and min-p leave out at minus infinity; the likeliest token always stays."""
+    scores = scores.clone()
+    for at, row in enumerate(rows):
+        if _filters(row.sampling):
+            scores[at] = _filter_row(scores[at], row.sampling)
+    return scores
+
+
+def _filter_row(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """In the order in which transformers applies them: top-k, top-p, min-p."""
+    if 0 < sampling.top_k < len(scores):
+        least = scores.topk(int(sampling.top_k)).values[-1]
+        scores = scores.masked_fill(scores < least, -math.inf)
+    if sampling.top_p < 1.0:
+        ordered, order = scores.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        out = torch.zeros_like(scores, dtype=torch.bool)
+        out[order[before >= sampling.top_p]] = True
+        out[order[0]] = False
+        scores = scores.masked_fill(out, -math.inf)
+    if sampling.min_p > 0.0:
+        probabilities = scores.softmax(-1)
+        scores = scores.masked_fill(probabilities < sampling.min_p * probabilities.max(), -math.inf)
+    return scores

@@ -1,5 +1,0 @@
-"""The embedded engine: a Hugging Face model in this process, batched continuously, sharing memory with the learner."""
-
-from agentfly.backends.transformers.backend import TransformersBackend
-
-__all__ = ["TransformersBackend"]

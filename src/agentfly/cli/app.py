@@ -1,0 +1,287 @@
+"""The `agentfly` command. Arguments are parsed first; commands import what they need afterwards."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+
+from agentfly.cli import doctor, env, models, search, serve, template
+
+app = typer.Typer(
+    help="Train language-model agents with reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from agentfly import __version__
+
+        print(f"agentfly {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language-model agents with reinforcement learning."""
+
+
+@app.command()
+def run(
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Python file with `agent`, and optionally `tasks` and `options`.")
+    ] = None,
+    question: Annotated[str | None, typer.Option("--question", "-q", help="Question to ask.")] = None,
+    data: Annotated[Path | None, typer.Option(help="File of tasks: JSON, JSON lines, CSV or parquet.")] = None,
+    row: Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Local folder, hub name, or model name of a server.")] = None,
+    agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
+    tool: Annotated[list[str] | None, typer.Option(help="Tool by name, or as module:name. May be repeated.")] = None,
+    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm, client or scripted.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")] = None,
+    num_chains: Annotated[int | None, typer.Option("--num-chains", "-n", help="Chains per task.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print all tokens, colored by author.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, as JSON lines.")] = None,
+) -> None:
+    """Run an agent from a recipe or flags, on a question or rows of a dataset, and show its chains live."""
+    import agentfly.cli.run as running
+
+    flags = running.drop_unset(
+        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
+        backend_config={"base_url": base_url} if base_url else None,
+    )  # fmt: skip
+    if save is not None:
+        running.check_writable(save)
+    if recipe is not None:
+        chosen = running.load_recipe(recipe, flags if agent is None else {"agent": agent, **flags})
+    else:
+        chosen = running.build_run(agent or "hf", flags)
+    sampling = {"temperature": temperature, "max_tokens": max_tokens}
+    options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
+    chosen = chosen.override(question, data, row, sampling=sampling, options=options)
+    result = running.run_and_show(chosen, tokens=tokens, save=save)
+    raise typer.Exit(1 if running.all_failed(result) else 0)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path | None, typer.Argument(help="Python file with `agent`, `tasks` and `config`.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    from_step: Annotated[int | None, typer.Option(help="Resume from this checkpoint instead of the newest.")] = None,
+) -> None:
+    """Train an agent from a recipe, or resume a run."""
+    import agentfly.cli.train as training
+    from agentfly.errors import ConfigError
+
+    if resume is not None:
+        if recipe is not None or run is not None:
+            raise ConfigError("a run is resumed as it was started: --resume takes no recipe, no overrides and no --run")
+        training.resume_run(resume, from_step)
+        return
+    if from_step is not None:
+        raise ConfigError("--from-step needs --resume")
+    if recipe is None:
+        raise ConfigError("give a recipe, or --resume with a run directory")
+    training.train_recipe(recipe, changes or [], run)
+
+
+@app.command("eval")
+def evaluate(
+    recipe_or_model: Annotated[
+        str, typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe (Python file), or a model as for --model.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="File of held-out tasks; default: the recipe's `eval_tasks`.")
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")] = None,
+    chains: Annotated[int | None, typer.Option("--chains", "-n", help="Chains per task: the k of pass@k.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Add one chain per task at temperature 0.")] = False,
+    by: Annotated[list[str] | None, typer.Option(help="Column to group results by. May be repeated.")] = None,
+    threshold: Annotated[float, typer.Option(help="Minimum reward of a successful chain.")] = 1.0,
+    leave_out_unscored: Annotated[
+        bool,
+        typer.Option("--leave-out-unscored", help="Exclude chains without a reward instead of counting them as 0."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder or .jsonl file for finished chains; an existing one is resumed."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model, for a recipe whose `agent` is a function.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")] = None,
+    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action.")] = None,
+    tool: Annotated[list[str] | None, typer.Option(help="Without a recipe: tool by name, or as module:name.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Without a recipe: reward by name, or as module:name.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="Without a recipe: system prompt.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Maximum number of concurrent chains; default: all.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; default 0, so that models are compared on the same draws.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Evaluate an agent on held-out tasks: rewards, pass@k, confidence intervals and failures."""
+    import agentfly.cli.evaluate as evaluating
+    import agentfly.cli.run as running
+
+    flags = running.drop_unset(
+        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
+        backend_config={"base_url": base_url} if base_url else None, reward=reward,
+    )  # fmt: skip
+    options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
+    sampling = {"temperature": temperature, "max_tokens": max_tokens}
+    unscored: Any = "leave out" if leave_out_unscored else "zero"
+    asked = evaluating.EvalOptions(greedy, threshold, unscored, by or (), out)
+    evaluating.validate_flags(asked, sampling, options)
+    if recipe_or_model.endswith(".py"):
+        beside = flags if agent is None else {"agent": agent, **flags}
+        chosen = running.load_recipe(Path(recipe_or_model), beside, ("eval_tasks", "tasks"))
+    else:
+        chosen = running.build_run(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
+    chosen = chosen.override(data=data, row=row, sampling=sampling, options=options)
+    found = evaluating.run_evaluation(chosen, asked, as_json=as_json)
+    raise typer.Exit(1 if evaluating.all_unscored(found) else 0)
+
+
+@app.command()
+def sft(
+    recipe: Annotated[Path, typer.Argument(help="Python file with `agent`, and optionally `tasks` and `options`.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    demos: Annotated[Path | None, typer.Option(help="File of demonstrations: rows with `messages`.")] = None,
+    expert: Annotated[
+        int | None, typer.Option(help="Number of tasks that the environment's expert demonstrates.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="File of tasks for the expert; default: the recipe's `tasks`.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Minimum reward of an expert's chain to be used.")] = 1.0,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model, for a recipe whose `agent` is a function; `new` is an untrained tiny model."),
+    ] = None,
+    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Demonstrations per step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate; it falls to 0 at the last step.")] = 1e-5,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Fraction of demonstrations held out for validation.")
+    ] = 0.1,
+    prompt_loss_weight: Annotated[
+        float, typer.Option(help="Loss weight of prompt and observation tokens (0 to 1); above 0 for a new model.")
+    ] = 0.0,
+    save_every: Annotated[
+        int | None, typer.Option(min=1, help="Also write the model every N steps, to OUT-STEP.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+) -> None:
+    """Fine-tune a model on demonstrations from a file or from the environment's expert."""
+    import agentfly.cli.run as running
+
+    running.require_torch("sft")
+    import agentfly.cli.sft as imitating
+
+    lesson = imitating.SftConfig(
+        out,
+        demos,
+        expert,
+        threshold=threshold,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        validation_fraction=validation_fraction,
+        prompt_loss_weight=prompt_loss_weight,
+        save_every=save_every,
+        seed=seed,
+    )
+    made = imitating.new_model(recipe, data, lesson) if model == imitating.NEW else nullcontext(model)
+    with made as name:
+        chosen = running.load_recipe(
+            recipe, running.drop_unset(model_name_or_path=name, template=template), without_model=True
+        )
+        if data is not None:
+            chosen = chosen.override(data=data)
+        imitating.run_sft(chosen, lesson)
+
+
+app.command()(serve.serve)
+app.command()(doctor.doctor)
+app.add_typer(template.app, name="template")
+app.add_typer(models.app, name="models")
+app.add_typer(search.app, name="search")
+app.add_typer(env.app, name="env")
+
+
+def main() -> None:
+    """Run a command. An AgentFlyError is printed as a message without a traceback; the exit code is 2."""
+    from agentfly.cli.signals import handle_sigterm
+    from agentfly.errors import AgentFlyError
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are replaced
+            stream.reconfigure(errors="replace")
+    # Threads of a matrix product spin while they wait for each other: leave one core to everything else.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
+    if logging.lastResort is not None:  # the handler that writes to standard error if none is configured
+        logging.lastResort.setFormatter(_SanitizingFormatter())
+    with handle_sigterm():
+        try:
+            app()
+        except AgentFlyError as error:
+            _print_error(f"agentfly: {error}")
+            sys.exit(2)
+        except BaseException:
+            sys.excepthook = _print_traceback  # replaces typer's
+            raise
+
+
+def _print_error(text: str) -> None:
+    """Print to standard error without control characters, which may come from models, tools and servers."""
+    from agentfly.runs.formatting import sanitize  # imported only on errors
+
+    print(sanitize(text), file=sys.stderr)
+
+
+class _SanitizingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        from agentfly.runs.formatting import sanitize
+
+        return sanitize(super().format(record))
+
+
+def _print_traceback(cls: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    _print_error("".join(traceback.format_exception(cls, error, tb)).rstrip("\n"))
+
+
+if __name__ == "__main__":
+    main()

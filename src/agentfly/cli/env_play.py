@@ -1,0 +1,236 @@
+"""Work of `agentfly env play`: interactive calls in one instance."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import itertools
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from agentfly.cli.env_instances import NO_TASK, NO_TASK_HINT, tool_lines
+from agentfly.cli.live_view import sanitize_text
+from agentfly.cli.parse_call import parse_call
+from agentfly.cli.signals import Terminated
+from agentfly.environment import Environment, Scope
+from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.resources import ResourceManager
+from agentfly.tooling import Context, Toolbox, ToolResult
+from agentfly.trajectory import CallStatus
+from agentfly.types import Image, Task, ToolCall
+
+T = TypeVar("T")
+GREETING = """\
+Type a call: name(argument=1), name {"argument": 1}, or name and the arguments in their order.
+A line that ends in << continues until a line >>; the lines between are one argument.
+:tools  :state  :reset  :quit, or Ctrl-D. Ctrl-C cancels the running call."""
+
+
+class _BackgroundLoop:
+    """An event loop in its own thread, so that the environment keeps running while the user types."""
+
+    def __enter__(self) -> _BackgroundLoop:
+        ready = threading.Event()
+
+        def run_loop() -> None:
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                self._task: asyncio.Future[Any] = self._loop.create_future()
+                self._task.set_result(None)
+                self._loop.call_soon(ready.set)
+                self._loop.run_forever()
+
+        self._thread = threading.Thread(target=run_loop, name="agentfly-play")
+        self._thread.start()
+        ready.wait()
+        return self
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and return its result. Ctrl-C cancels it at any moment."""
+        try:
+            return asyncio.run_coroutine_threadsafe(self._run(work), self._loop).result()
+        except KeyboardInterrupt:
+            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
+            raise
+
+    async def _cancel(self) -> None:
+        """Cancel the running call and wait for its end: a busy instance can be neither used nor released."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._task = asyncio.ensure_future(work)
+        await asyncio.wait([self._task])
+        result: T = self._task.result()
+        return result
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class PlaySession:
+    """One instance, leased to a user."""
+
+    def __init__(self, env_class: type[Environment], task: Task) -> None:
+        self.env_class = env_class
+        self.task = task
+        self.toolbox = Toolbox([env_class])
+        self._manager = ResourceManager()
+        self._turn = 0
+
+    async def start(self) -> None:
+        """Lease an instance that is reset for the task."""
+        self._group = self._manager.group()
+        self._leases = self._manager.leases(self.task, self.toolbox.environments, group=self._group, chain="by hand")
+        await self._leases.get(self.env_class)
+
+    async def restart(self) -> None:
+        """Release the instance and lease one again: the same one, unless it is broken."""
+        await self._leases.release()
+        self._group.close()
+        await self.start()
+
+    async def act(self, call: ToolCall) -> ToolResult:
+        """Make a call, as in a chain."""
+        tool = self.toolbox.find(call)
+        if isinstance(tool, ToolResult):
+            return tool
+        context = Context(self.task, turn=self._turn)
+        self._turn += 1
+        return await self._leases.act(
+            tool.environments, lambda lent: tool.run(call.arguments, context=context, environments=lent)
+        )
+
+    async def state(self) -> dict[str, Any]:
+        """The public attributes of the instance."""
+        attributes = vars(await self._leases.get(self.env_class))
+        return {name: value for name, value in attributes.items() if not name.startswith("_")}
+
+    async def close(self) -> None:
+        """Close the instance."""
+        await self._manager.close()
+
+
+def play(env_class: type[Environment], task: Task | None) -> None:
+    """Read and run calls until the user quits."""
+    console = Console()
+    session = PlaySession(env_class, task or NO_TASK)
+    with _BackgroundLoop() as background:
+        try:
+            background.run(session.start())
+            _print(console, f"{env_class.__name__}: {_describe_reset(env_class, session.task)}", "bold")
+            console.print(tool_lines(session.toolbox), end="")
+            _print(console, GREETING, "dim")
+            for line, block in _entries(console):
+                if line == ":quit":
+                    break
+                _handle(console, background, session, line, block)
+        except EnvironmentFault as fault:
+            if task is not None:
+                raise
+            raise ConfigError(f"{fault}. {NO_TASK_HINT}") from fault
+        finally:
+            background.run(session.close())
+
+
+def _describe_reset(env_class: type[Environment], task: Task) -> str:
+    if env_class.pool.scope is Scope.GLOBAL:
+        return "shared by all chains, so it is never reset"
+    return "reset for an empty task" if task is NO_TASK else f"reset for {task.question!r:.200}"
+
+
+def _entries(console: Console) -> Iterator[tuple[str, str | None]]:
+    """Yield the typed lines, each with the block that follows it, if any."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    lines = _lines(console)
+    for line in lines:
+        if not line.rstrip().endswith("<<"):
+            yield line.strip(), None
+        else:
+            block = itertools.takewhile(lambda each: each.strip() != ">>", lines)
+            yield line.rstrip().removesuffix("<<").strip(), "\n".join(block)
+
+
+def _lines(console: Console) -> Iterator[str]:
+    """Yield lines from the terminal, with editing and history; or from a file, echoed."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (`input` uses it once it is imported)
+    while True:
+        try:
+            line = input("> " if interactive else "")
+        except EOFError:
+            return
+        if not interactive:
+            _print(console, f"> {line}", "dim")
+        yield line
+
+
+def _handle(console: Console, background: _BackgroundLoop, session: PlaySession, line: str, block: str | None) -> None:
+    """Run a command or a call."""
+    try:
+        match line:
+            case "":
+                return
+            case ":tools":
+                console.print(tool_lines(session.toolbox), end="")
+            case ":state":
+                state = [
+                    f"  {name} = {_format_value(value)}" for name, value in background.run(session.state()).items()
+                ]
+                _print(console, "\n".join(state) or "  (no public attributes)")
+            case ":reset":
+                background.run(session.restart())
+                _print(console, _describe_reset(session.env_class, session.task), "dim")
+            case _ if line.startswith(":"):
+                _print(console, f"unknown command {line!r}; there are :tools, :state, :reset and :quit", "red")
+            case _:
+                _show(console, background.run(session.act(parse_call(line, session.toolbox, block))))
+    except Terminated:
+        raise
+    except (EnvironmentFault, KeyboardInterrupt) as error:
+        _print(console, f"{describe(error)}: this instance cannot be used any more; a fresh one was leased", "red")
+        background.run(session.restart())
+
+
+def _show(console: Console, result: ToolResult) -> None:
+    """Print an observation as the model would see it; images are written to files."""
+    parts = (result.observation,) if isinstance(result.observation, str) else result.observation
+    ok = result.status is CallStatus.OK
+    text = "\n".join(part if isinstance(part, str) else _save_image(part) for part in parts)
+    _print(console, f"{'←' if ok else '✗'} {text}", "" if ok else "red")
+    if result.ends_chain:
+        _print(console, "the chain would end here; :reset starts a new one", "dim")
+
+
+def _save_image(image: Image) -> str:
+    """Write an image to a file and return a line that names it."""
+    header, comma, data = image.url.partition(";base64,")
+    if not comma:
+        return f"[an image: {image.url}]"
+    suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
+    with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
+        file.write(base64.b64decode(data))
+    return f"[an image, saved to {file.name}]"
+
+
+def _format_value(value: object) -> str:
+    try:
+        return f"{value!r:.500}"
+    except Exception as error:
+        return f"(cannot be printed: {describe(error)})"
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    console.print(sanitize_text(Text(text, style)), soft_wrap=True)

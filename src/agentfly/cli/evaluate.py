@@ -1,0 +1,101 @@
+"""Work of `agentfly eval`: evaluate an agent on held-out tasks, print a table or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from agentfly.cli.live_view import sanitize_text
+from agentfly.cli.progress import ProgressSteps
+from agentfly.cli.run import AgentRun
+from agentfly.errors import ConfigError
+from agentfly.evaluation.evaluator import Evaluation, evaluate, validate_counts
+from agentfly.rollout.config import parse_sampling, parse_settings
+from agentfly.runs.files import write_atomic
+
+FILE = "chains.jsonl"
+SUMMARY = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """How chains are scored, grouped and stored."""
+
+    greedy: bool = False
+    threshold: float = 1.0
+    unscored: Literal["zero", "leave out"] = "zero"
+    by: Sequence[str] = ()
+    out: Path | None = None
+    """File for finished chains, as JSON lines; or a folder, which also gets the results."""
+
+
+def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) -> Evaluation:
+    """Evaluate with progress on standard error, and print the results."""
+    progress = Console(stderr=True)
+    log, summary = _output_paths(asked.out)
+    if log is not None and log.exists():
+        progress.print(f"resuming {log}", highlight=False, markup=False)
+    found = asyncio.run(_evaluate(run, asked, log, progress))
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
+    else:
+        Console().print(found)
+        for failure, count in list(found.failures.items())[:5]:
+            Console().print(sanitize_text(Text(f"{count} × {failure}", "red")))
+    if summary is not None:
+        text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
+        write_atomic(summary, text.encode("utf-8", "backslashreplace"))
+    return found
+
+
+def validate_flags(asked: EvalOptions, sampling: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Validate the flags before the recipe is loaded; None stands for an unset flag."""
+    chains = options.get("num_chains")
+    validate_counts(1 if chains is None else chains, options.get("max_concurrent_chains"), asked.unscored)
+    parse_sampling({name: value for name, value in sampling.items() if value is not None})
+    turns = options.get("max_turns")
+    parse_settings(1 if turns is None else turns, {"seed": options.get("seed")})
+    _output_paths(asked.out)
+
+
+async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, console: Console) -> Evaluation:
+    options = dict(run.options)
+    chains = options.pop("num_chains", 1)
+    rewards: list[float] = []
+    try:
+        with ProgressSteps(console, "chains", len(run.tasks) * (chains + asked.greedy)) as steps:
+
+            def watch(result: Any) -> None:
+                rewards.append(result.reward or 0.0)
+                steps.advance(f"reward {sum(rewards) / len(rewards):.3f}")
+
+            return await evaluate(
+                run.agent, list(run.tasks), chains=chains, greedy=asked.greedy, threshold=asked.threshold,
+                unscored=asked.unscored, by=asked.by, log=log, on_result=watch, **options,
+            )  # fmt: skip
+    finally:
+        await run.agent.close()
+
+
+def _output_paths(out: Path | None) -> tuple[Path | None, Path | None]:
+    """Return the paths of the chains and of the results."""
+    if out is None:
+        return None, None
+    if out.is_dir() or not out.suffix:
+        return out / FILE, out / SUMMARY
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: give a folder, or a file whose name ends with .jsonl")
+    return out, None
+
+
+def all_unscored(found: Evaluation) -> bool:
+    """Whether no chain could be scored."""
+    return sum(found.stops.values()) == found.unscored

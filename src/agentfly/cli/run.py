@@ -1,0 +1,202 @@
+"""Work of `agentfly run`: build an agent and tasks from a recipe or flags, run them, show the chains live."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentfly import agents
+from agentfly.agent import BaseAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.cli.live_view import LiveView, sanitize_text, summary_table
+from agentfly.cli.resolve import agent_accepts, load_module, make_agent
+from agentfly.data import read_tasks, select
+from agentfly.errors import ConfigError, DataError, describe
+from agentfly.registry import Registry, T
+from agentfly.rollout import RunResult
+from agentfly.rollout.config import parse_tasks
+from agentfly.rollout.events import Event, Observer
+from agentfly.scoring import REWARDS
+from agentfly.tooling import TOOLS
+from agentfly.training.config import TrainConfig
+from agentfly.trajectory import FailureKind
+from agentfly.types import Sampling, Task
+
+AGENTS: dict[str, type[BaseAgent]] = {
+    "hf": agents.HFAgent,
+    "react": agents.ReactAgent,
+    "code": agents.CodeAgent,
+    "action": agents.ActionAgent,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """An agent, its tasks, and the options of `BaseAgent.run`."""
+
+    agent: BaseAgent
+    tasks: tuple[Task, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def override(
+        self,
+        question: str | None = None,
+        data: Path | None = None,
+        row: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AgentRun:
+        """Return a copy with values from the command line; None keeps a value."""
+        if question is not None and data is not None:
+            raise ConfigError("--question and --data both select tasks; give one")
+        tasks = self.tasks
+        if question is not None:
+            tasks = (Task.of(_decode_argument(question), "0"),)
+        elif data is not None:
+            tasks = tuple(read_tasks(data))
+        if not tasks:
+            raise ConfigError("there is nothing to run: give --question or --data, or `tasks` in the recipe")
+        if row is not None:
+            tasks = tuple(select(list(tasks), row))
+        changed = drop_unset(**(sampling or {}))
+        merged = {**self.options, **drop_unset(**(options or {}))}
+        if changed:
+            before = merged.get("sampling") or {}
+            merged["sampling"] = replace(before, **changed) if isinstance(before, Sampling) else {**before, **changed}
+        return replace(self, tasks=tasks, options=merged)
+
+
+def _decode_argument(argument: str) -> str:
+    """Decode a command-line argument as UTF-8, independent of the locale."""
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def drop_unset(**flags: Any) -> dict[str, Any]:
+    """Return the flags that are not None."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+MODEL_FLAGS = ("model_name_or_path", "backend", "backend_config", "template")
+"""Keywords that a recipe's `agent` function may take."""
+
+
+def load_recipe(
+    path: Path, flags: Mapping[str, Any], named: Sequence[str] = ("tasks",), *, without_model: bool = False
+) -> AgentRun:
+    """Load a recipe file: `agent`, and optionally `tasks` (rows or a file) and `options`.
+
+    A training recipe's `config` sets the model, unless flags do, and the options.
+
+    `named`: names of the tasks; the first that is defined is used. `without_model`: no token will be sampled, so a
+    recipe whose `agent` is a function gets a backend that loads no model.
+    """
+    if others := [name for name in flags if name not in MODEL_FLAGS]:
+        raise ConfigError(f"a recipe defines its agent, so {', '.join(others)} cannot be set from outside")
+    module = load_module(path, "recipe")
+    if without_model and agent_accepts(module, "backend"):
+        flags = {**flags, "backend": ScriptedBackend("unused")}
+    config = getattr(module, "config", None)
+    if isinstance(config, TrainConfig):
+        flags = {**config.agent_settings, **flags}
+    agent = make_agent(module, **flags)
+    tasks = next((getattr(module, name) for name in named if hasattr(module, name)), ())
+    if isinstance(tasks, str | Path):
+        tasks = read_tasks(path.parent / tasks)
+    options = getattr(module, "options", config.agent_options if isinstance(config, TrainConfig) else {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"`options` in {path} is a {type(options).__name__}; it must be a dict, {{'max_turns': 4}}")
+    return AgentRun(agent, tuple(parse_tasks(tasks)) if tasks else (), dict(options))
+
+
+def require_torch(command: str) -> None:
+    """Raise ConfigError with the install command if torch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"agentfly {command} needs torch: pip install 'agentfly-rl[train]'")
+
+
+def build_run(agent: str, flags: Mapping[str, Any]) -> AgentRun:
+    """Build an agent from flags."""
+    if agent not in AGENTS:
+        raise ConfigError(f"there is no agent {agent!r}; there are {', '.join(AGENTS)}")
+    if "model_name_or_path" not in flags:
+        raise ConfigError("give a recipe file, or --model with a local folder, a hub name or the name a server knows")
+    tools = [_find(TOOLS, "tool", name) for name in flags.get("tools", ())]
+    rewards = {"reward": _find(REWARDS, "reward", flags["reward"])} if "reward" in flags else {}
+    return AgentRun(AGENTS[agent](**{**flags, "tools": tools, **rewards}))
+
+
+def _find(registry: Registry[T], kind: str, name: str) -> T:
+    module, colon, _ = name.partition(":")
+    if colon:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise ConfigError(f"the {kind} {name!r} cannot be imported: {describe(error)}") from error
+    return registry.find(name)
+
+
+def run_and_show(
+    run: AgentRun, *, tokens: bool = False, save: Path | None = None, console: Console | None = None
+) -> RunResult:
+    """Run the agent, show its chains live, then a summary."""
+    console = console or Console()
+    with LiveView(console) as view:
+        result = asyncio.run(_run_to_end(run, view))
+    decode = run.agent.template.codec.decode if run.agent.template is not None else None
+    if tokens or len(result) == 1:
+        for trajectory in result:
+            console.print(sanitize_text(trajectory.render(decode)))
+    console.print(summary_table(result))
+    if save is not None:
+        _write(result, save)
+        console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
+    return result
+
+
+def all_failed(result: RunResult) -> bool:
+    """Whether every chain was stopped by a backend, environment or agent failure."""
+    faults = {FailureKind.BACKEND, FailureKind.ENVIRONMENT, FailureKind.AGENT}
+    return all(trajectory.stop.failure in faults for trajectory in result)
+
+
+def check_writable(save: Path) -> None:
+    """Raise ConfigError before the run if the trajectories could not be written after it."""
+    if save.is_dir():
+        raise ConfigError(f"--save {save} is a folder; name a file in it")
+    if not save.parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no folder {save.parent}; make it first")
+    if not os.access(save if save.exists() else save.parent, os.W_OK):
+        raise ConfigError(f"--save {save} may not be written")
+
+
+def _write(result: RunResult, save: Path) -> None:
+    try:
+        # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
+        with save.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in result)
+    except OSError as error:
+        raise DataError(f"--save {save} could not be written: {error.strerror or error}") from error
+
+
+async def _run_to_end(run: AgentRun, view: LiveView) -> RunResult:
+    own_observer: Observer | None = run.options.get("observer")
+
+    def observe(event: Event) -> None:
+        view(event)
+        if own_observer is not None:
+            own_observer(event)
+
+    try:
+        return await run.agent.run(list(run.tasks), **{**run.options, "observer": observe})
+    finally:
+        await run.agent.close()

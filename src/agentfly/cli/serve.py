@@ -1,0 +1,199 @@
+"""`agentfly serve`: vLLM's OpenAI-compatible server with the settings that training needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from agentfly.errors import BackendFault, ConfigError
+
+STOP_TIMEOUT = 30.0
+"""Seconds the server has to stop before it is killed."""
+# Not `vllm serve`: it reads the version of the package vllm, and the CPU build has another package name.
+_PROGRAM = """
+import runpy
+from agentfly.backends.parent_death import die_with_parent
+die_with_parent()
+runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Settings of the server."""
+
+    model: str
+    host: str
+    port: int
+    dtype: str | None = None
+    tool_parser: str | None = None
+    updatable: bool = False
+    flags: tuple[str, ...] = ()
+    """Further flags of `vllm serve`; they override ours."""
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Command-line arguments of the server."""
+        from agentfly.models import resolve
+
+        ours = [
+            "--model", resolve(self.model), "--served-model-name", self.model, "--host", self.host,
+            "--port", str(self.port), "--dtype", self._dtype(), "--logprobs-mode", "processed_logprobs",
+            "--enable-prefix-caching",
+        ]  # fmt: skip
+        if self.tool_parser:
+            ours += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
+        given = {flag.partition("=")[0] for flag in self.flags}
+        if _on_cpu():
+            ours += [] if "--enforce-eager" in given else ["--enforce-eager"]
+            ours += [] if "--kv-cache-memory-bytes" in given else ["--kv-cache-memory-bytes", str(_memory())]
+        return [*ours, *self.flags]
+
+    def _dtype(self) -> str:
+        from agentfly.backends.engine.loading import resolve_device, resolve_dtype
+
+        return str(resolve_dtype(self.dtype, resolve_device("cpu" if _on_cpu() else None))).removeprefix("torch.")
+
+    @property
+    def usage(self) -> str:
+        """A line of Python that uses the server."""
+        settings = f'{{"base_url": "{self.url}/v1", "prompt_format": "tokens"}}'
+        return f'HFAgent("{self.model}", backend="client", backend_config={settings})'
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Local folder, hub name, or a model of `agentfly models`.")],
+    flags: Annotated[list[str] | None, typer.Argument(help="After --: further flags of `vllm serve`.")] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest here.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help="vLLM's tool-call parser, such as hermes.")] = None,
+    updatable: Annotated[bool, typer.Option("--updatable", help="Let every client update the weights.")] = False,
+) -> None:
+    """Serve a model with vLLM for `backend="client"`, until Ctrl-C."""
+    extra = parse_extra_flags(flags or ())
+    config = ServeConfig(model, host, port, dtype=dtype, tool_parser=tool_parser, updatable=updatable, flags=extra)
+    raise typer.Exit(run_server(config))
+
+
+def run_server(config: ServeConfig) -> int:
+    """Serve until SIGINT, SIGTERM or the server's own end; return its exit code."""
+    from agentfly.backends.parent_death import MARK
+
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "serving needs vllm, in an environment of its own: pip install 'agentfly-rl[vllm]'; "
+            "`make vllm` builds one for CPUs"
+        )
+    _check_port(config)
+    environment = {**os.environ, MARK: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1"}
+    if config.updatable:
+        environment["VLLM_SERVER_DEV_MODE"] = "1"
+    command = [sys.executable, "-c", _PROGRAM, *config.arguments]
+    # In its own session, Ctrl-C in the terminal reaches the server only through us.
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            with _SignalFlag() as signals:
+                return _watch(config, process, signals)
+        finally:
+            _stop(process)
+
+
+def _watch(config: ServeConfig, process: subprocess.Popen[bytes], signals: _SignalFlag) -> int:
+    ready = False
+    while (code := process.poll()) is None:
+        if signals.received:
+            print("agentfly: stopping the server", flush=True)
+            return 0
+        if not ready and (ready := _is_ready(config)):
+            print(f"agentfly: {config.model} is served at {config.url}/v1; use it with\n  {config.usage}", flush=True)
+        time.sleep(0.2)
+    if not ready:
+        raise BackendFault(f"vLLM ended with exit code {code} before it was ready; its output is above")
+    return code
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the server, and kill it after `STOP_TIMEOUT`; its child processes end with it."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+class _SignalFlag:
+    """Records SIGINT and SIGTERM instead of raising an exception."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> _SignalFlag:
+        self._before = {each: signal.signal(each, self._record) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _record(self, _: int, __: FrameType | None) -> None:
+        self.received = True
+
+
+def _is_ready(config: ServeConfig) -> bool:
+    import httpx
+
+    try:
+        with httpx.stream("GET", f"{config.url}/health", timeout=2, trust_env=False) as response:
+            return response.is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _check_port(config: ServeConfig) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"{config.host}:{config.port} is not available ({error.strerror}); choose another --port"
+            ) from error
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _memory() -> int:
+    from agentfly.backends.engine.loading import resolve_device
+    from agentfly.backends.engine.memory import cache_bytes
+
+    return cache_bytes(None, resolve_device("cpu"))
+
+
+def parse_extra_flags(extra: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags after `--`; raises ConfigError for flags that `agentfly serve` sets itself."""
+    own = {"--port": "--port", "--host": "--host", "--logprobs-mode": "nothing else", "--dtype": "--dtype"}
+    for flag in extra:
+        if (name := flag.partition("=")[0]) in own:
+            raise ConfigError(f"{name} goes before the --, as {own[name]}")
+    return tuple(extra)

@@ -1,1 +1,0 @@
-"""What the commands do. `cli.py` reads the words; each module here does the work of one command, or is shared."""

@@ -1,0 +1,188 @@
+"""Properties of what chains leave behind and earn: resources, global state, the expert's reward and its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from agentfly.conformance.clock import Stopwatch, descendants
+from agentfly.conformance.report import NotApplicable, PropertyFailed
+from agentfly.conformance.subject import Subject, format_error
+from agentfly.demonstrations import demonstrate
+from agentfly.environment import Environment, has_tasks
+from agentfly.errors import AgentFlyError, ConfigError
+from agentfly.types import Task
+
+RELEASE_TIMEOUT = 5.0
+"""Seconds until the resources of closed instances must be released."""
+DEPTH = 4
+"""Nesting depth to which variables are compared."""
+_POOL_THREAD = "agentfly"
+"""Name of the reusable threads that run plain functions."""
+FULL_REWARD = 1.0
+"""Minimum reward of a chain that solves its task."""
+MAX_TURNS = 300
+
+
+async def close_releases(subject: Subject) -> str:
+    """Closed instances leave no threads, file descriptors or processes.
+
+    The first instances may create resources that later ones share, so the second batch is measured.
+    """
+    if sys.platform != "linux":
+        raise NotApplicable("counting resources needs /proc")
+    tasks = subject.tasks(subject.instances)
+    await _run_chains(subject, tasks)
+    before = count_resources()
+    await _run_chains(subject, tasks)
+    watch = Stopwatch()
+    while True:  # resources may take a moment to be released
+        after = count_resources()
+        if all(after[name] <= count for name, count in before.items()) or watch.exceeds(RELEASE_TIMEOUT):
+            break
+        await asyncio.sleep(0.05)
+    for name, count in before.items():
+        if after[name] > count:
+            raise PropertyFailed(f"{after[name] - count} {name} are left of {len(tasks)} instances")
+    return f"{', '.join(before)} are as many as before {len(tasks)} instances"
+
+
+def count_resources() -> dict[str, int]:
+    """Count the threads, file descriptors and child processes of this process, without idle pool threads."""
+    python_threads = threading.enumerate()
+    native = max(len(os.listdir("/proc/self/task")) - len(python_threads), 0)
+    return {
+        "threads": native + sum(thread.name != _POOL_THREAD for thread in python_threads),
+        "file descriptors": len(os.listdir("/proc/self/fd")),
+        "processes": sum(1 for _ in descendants()),
+    }
+
+
+async def no_global_state(subject: Subject) -> str:
+    """A chain changes no variable of a class, a module or the process.
+
+    Caches that chains share are allowed: two chains fill them, then a third with the first task must change nothing.
+    """
+    subject.require_reset()
+    first, second = subject.tasks(2)
+    await _run_chains(subject, [first])
+    await _run_chains(subject, [second])
+    before = _global_variables(subject.env_class)
+    await _run_chains(subject, [first])
+    after = _global_variables(subject.env_class)
+    if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
+        raise PropertyFailed(f"a chain changed {', '.join(changed[:5])}")
+    return f"{len(before)} variables of class, module and process are unchanged"
+
+
+async def _run_chains(subject: Subject, tasks: list[Task]) -> None:
+    """Make valid calls in one instance per task, concurrently, and close the instances."""
+    manager = subject.manager(len(tasks))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(subject.replay(manager, task, subject.valid_calls(task)))
+    finally:
+        await manager.close()
+
+
+def _global_variables(env_class: type[Environment]) -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    variables: dict[str, Any] = {
+        "the working folder": os.getcwd(),
+        "random's state": random.getstate(),
+        "numpy.random's state": repr(numpy.random.get_state()) if numpy else None,
+        **{f"os.environ[{name!r}]": value for name, value in os.environ.items()},
+    }
+    for cls in env_class.__mro__:
+        if not issubclass(cls, Environment) or cls is Environment:
+            continue
+        variables |= {f"{cls.__name__}.{name}": _snapshot(value, DEPTH) for name, value in vars(cls).items()}
+        module = sys.modules.get(cls.__module__)
+        if isinstance(module, ModuleType):
+            variables |= {
+                f"{module.__name__}.{name}": _snapshot(value, DEPTH)
+                for name, value in vars(module).items()
+                if not name.startswith("__")
+            }
+    return variables
+
+
+def _snapshot(value: Any, depth: int) -> Any:
+    """Return something comparable: containers by content down to `depth`, other objects by identity."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if depth and isinstance(value, Mapping):
+        return {repr(key): _snapshot(each, depth - 1) for key, each in value.items()}
+    if depth and isinstance(value, list | tuple):
+        return [_snapshot(each, depth - 1) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return id(value)
+
+
+async def expert_solves(subject: Subject) -> str:
+    """The expert solves a sample of every split through the tools, under the manager."""
+    _require_tasks_and_reward(subject)
+    if not subject.has_expert:
+        raise NotApplicable("it has no expert")
+    agent = subject.agent()
+    try:
+        for split, tasks in subject.samples.items():
+            found = await demonstrate(agent, tasks, threshold=FULL_REWARD, max_turns=MAX_TURNS)
+            subject.demonstrations[split] = found
+            if found.rejected:
+                reasons = "; ".join(f"{count} × {reason:.120}" for reason, count in found.reasons.items())
+                raise PropertyFailed(
+                    f"{len(found.rejected)} of {len(tasks)} tasks of {split} are not solved: {reasons}"
+                )
+    except AgentFlyError as error:
+        raise PropertyFailed(format_error(error)) from None
+    finally:
+        await agent.close()
+    count = sum(map(len, subject.samples.values()))
+    reward = f" with {subject.env_class.scored_by} ≥ {FULL_REWARD:g}" if subject.reward else ""
+    return f"it solves {count} of {count} tasks of {', '.join(subject.samples)}{reward}"
+
+
+async def reward_bounds(subject: Subject) -> str:
+    """A chain without calls earns less than the full reward, and no more than the expert."""
+    _require_tasks_and_reward(subject)
+    if subject.reward is None:
+        raise NotApplicable("it names no reward (scored_by)")
+    most = 0.0
+    agent = subject.agent()
+    try:
+        for split, tasks in subject.samples.items():
+            for chain in await agent.run(tasks):
+                if chain.reward is None:
+                    reason = chain.failures[-1].message if chain.failures else chain.stop.value
+                    raise PropertyFailed(f"a chain without calls has no reward: {reason:.200}")
+                most = max(most, chain.reward)
+            expert = subject.demonstrations.get(split)
+            rewards = [each.reward for each in expert.accepted if each.reward is not None] if expert else []
+            least = min(rewards, default=None)
+            if most >= FULL_REWARD or (least is not None and most > least):
+                comparison = "" if least is None else f", the expert {least:g}"
+                raise PropertyFailed(f"a chain without calls earns {most:g} in {split}{comparison}")
+    except AgentFlyError as error:
+        raise PropertyFailed(format_error(error)) from None
+    finally:
+        await agent.close()
+    return f"chains without calls earn at most {most:g}"
+
+
+def _require_tasks_and_reward(subject: Subject) -> None:
+    subject.require_tools()
+    if not subject.given and not has_tasks(subject.env_class):
+        raise NotApplicable("it draws no tasks of its own, and none were given")
+    try:
+        _ = subject.reward
+    except ConfigError as error:
+        raise PropertyFailed(f"scored_by: {error}") from None

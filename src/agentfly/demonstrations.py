@@ -1,0 +1,229 @@
+"""Demonstrations: chains of an expert or from a file, recorded as the model's own chains would be.
+
+The same template writes them, the same parser reads them back, and the same tokens count as the model's. No model
+sampled them, so their log-probabilities are 0 and their weight version is -1; they serve SFT only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from agentfly import threads
+from agentfly.agent import BaseAgent
+from agentfly.backends.base import Backend, Request
+from agentfly.data import read_tasks
+from agentfly.environment import Environment
+from agentfly.errors import ConfigError, DataError, TemplateError
+from agentfly.resources import Leases
+from agentfly.rollout.chain import Chain
+from agentfly.rollout.config import parse_settings, parse_tasks
+from agentfly.rollout.transcript import Transcript
+from agentfly.segment import Author
+from agentfly.templates.template import Template
+from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id
+from agentfly.types import Completion, FinishReason, Message, Task, ToolCall
+
+NO_WEIGHT_VERSION = -1
+"""The weight version of tokens that no model sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """An expert's chains, split by reward."""
+
+    accepted: tuple[Trajectory, ...]
+    rejected: tuple[Trajectory, ...]
+    """Chains that failed, or whose reward is below the threshold."""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why chains were rejected, with the number of chains per reason."""
+
+        def reason(chain: Trajectory) -> str:
+            if chain.reward is None:
+                return chain.failures[-1].message if chain.failures else chain.stop.value
+            return f"reward {chain.reward:g}"
+
+        return dict(Counter(map(reason, self.rejected)).most_common())
+
+
+# ── from an expert ──
+
+
+async def demonstrate(
+    agent: BaseAgent,
+    tasks: Any,
+    *,
+    threshold: float = 1.0,
+    max_turns: int = 10,
+    chain_seconds: float = 600.0,
+    max_concurrent_chains: int = 64,
+) -> Demonstrations:
+    """Run the expert of the agent's environment on the tasks, through the agent's own tools.
+
+    Chains with a reward of at least `threshold` are accepted; without a reward, those that ended without failure.
+    """
+    demonstration_template(agent)
+    env_class = find_expert(agent)
+    settings = parse_settings(max_turns, {"chain_seconds": chain_seconds})
+    slots = asyncio.Semaphore(max_concurrent_chains)
+
+    async def chain(group: int, task: Task) -> Trajectory:
+        env_classes = [*agent.toolbox.environments, *(agent.scorer.environments(task) if agent.scorer else ())]
+        shared = agent.manager.group()
+        try:
+            async with slots, agent.manager.leases(task, env_classes, group=shared, chain=chain_id(group, 0)) as leases:
+                expert_agent = copy.copy(agent)
+                expert_agent.backend = _ExpertBackend(agent, env_class, leases)
+                return await Chain(expert_agent, task, group, 0, settings, leases).run()
+        finally:
+            shared.close()
+
+    running = [asyncio.create_task(chain(group, task)) for group, task in enumerate(parse_tasks(tasks))]
+    try:
+        chains = await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def accept(chain: Trajectory) -> bool:
+        rewarded = chain.reward is not None and chain.reward >= threshold
+        return chain.stop.failure is None and (rewarded or agent.scorer is None)
+
+    accepted = tuple(filter(accept, chains))
+    return Demonstrations(accepted, tuple(chain for chain in chains if not accept(chain)))
+
+
+def find_expert(agent: BaseAgent) -> type[Environment]:
+    """The only environment class of the agent that has an expert. Raises ConfigError where there is not exactly one."""
+    env_classes = agent.toolbox.environments
+    experts = [cls for cls in env_classes if cls.expert is not Environment.expert]
+    if len(experts) == 1:
+        return experts[0]
+    names = ", ".join(cls.__name__ for cls in experts or env_classes)
+    if experts:
+        raise ConfigError(f"{names} all have experts, and a chain follows one; give the agent the tools of one of them")
+    raise ConfigError(
+        f"this agent acts in {names or 'no environment'}, which has no expert; give an environment a method `expert` "
+        "that returns a ToolCall or the final answer, or read demonstrations from a file"
+    )
+
+
+class _ExpertBackend(Backend):
+    """A backend whose completions are the next actions of the expert in the chain's own environment."""
+
+    def __init__(self, agent: BaseAgent, env_class: type[Environment], leases: Leases) -> None:
+        self._agent = agent
+        self._env_class = env_class
+        self._leases = leases
+        self.context_length = agent.backend.context_length
+
+    @property
+    def weight_version(self) -> int:
+        return NO_WEIGHT_VERSION
+
+    async def generate(self, request: Request) -> Completion:
+        env_class = self._env_class
+        action = await self._leases.act([env_class], lambda envs: threads.call(envs[env_class].expert))
+        if isinstance(action, ToolCall):
+            call = ToolCall(action.name, action.arguments, action.id or f"call{request.turn + 1:05d}")
+            return completion_from_reply(self._agent, Message("assistant", "", (call,)))
+        if isinstance(action, str):
+            return completion_from_reply(self._agent, Message("assistant", action))
+        raise ConfigError(
+            f"{env_class.__name__}.expert returned {action!r:.80}; it must return a ToolCall or the final answer"
+        )
+
+
+# ── from a file ──
+
+
+def read_demonstrations(agent: BaseAgent, path: str | Path) -> list[Trajectory]:
+    """Read the conversations of a file as chains of the agent: rows with OpenAI `messages` that end with an answer.
+
+    The messages before the first reply are the task, to which the agent adds its system prompt and its tools.
+    """
+    demonstration_template(agent)
+    rows = read_tasks(path)
+    out = []
+    for number, row in enumerate(rows):
+        try:
+            out.append(record_conversation(agent, row, number))
+        except (ConfigError, TemplateError) as error:
+            raise DataError(f"{path}, row {number}: {error}") from error
+    return out
+
+
+def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajectory:
+    """Record a conversation as a chain of the agent. No tool is run: the observations are those in the messages."""
+    first = next((at for at, message in enumerate(row.messages) if message.role == "assistant"), 0)
+    if not first or row.messages[-1].role != "assistant":
+        raise DataError("a demonstration must begin with the question and end with a reply of the assistant")
+    task = Task(row.messages[:first], row.columns, row.id)
+    transcript = Transcript(demonstration_template(agent))
+    turns: list[TurnRecord] = []
+    transcript.begin(agent.initial_messages(task), Author.TASK, turn=0)
+    for is_reply, run in groupby(row.messages[first:], key=lambda message: message.role == "assistant"):
+        messages = list(run)
+        if not is_reply:
+            author = Author.TOOL if any(message.role == "tool" for message in messages) else Author.USER
+            transcript.add(messages, author, turn=len(turns))
+            continue
+        if len(messages) > 1:
+            raise DataError("two replies follow one another; merge them, or add the messages between them")
+        reply = messages[0]
+        transcript.add_sampled(completion_from_reply(agent, reply), reply, agent.history_message(reply), len(turns))
+        turns.append(TurnRecord(FinishReason.STOP))
+    return Trajectory(task, transcript.close(), tuple(turns), StopReason.ANSWER, row.messages[-1].text, group)
+
+
+# ── replies as tokens ──
+
+
+def demonstration_template(agent: BaseAgent) -> Template:
+    """The template that renders the demonstrations. Raises ConfigError where the server renders prompts itself."""
+    if agent.template is None:
+        raise ConfigError(
+            "this agent's server renders its prompts, so the tokens of a demonstration are unknown; "
+            "give the agent a model's folder or name and a backend that takes tokens"
+        )
+    return agent.template
+
+
+def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
+    """A reply as if the model had sampled it. Raises where the agent would parse other calls from its tokens."""
+    for call in reply.tool_calls:
+        if call.problem:
+            raise DataError(f"a call of {call.name!r} cannot be read: {call.problem}")
+        if call.name not in agent.toolbox.names:
+            names = ", ".join(agent.toolbox.names) or "none"
+            raise DataError(f"it calls {call.name!r}, which is not a tool of the agent; there are {names}")
+    template = demonstration_template(agent)
+    ids = template.write(reply)
+    parsed = agent.parse(template.text(ids, template.start([Message("user", "u")])))
+    wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (reply, parsed.message))
+    same = wanted == got or _validate_calls(agent, wanted) == _validate_calls(agent, got)
+    if reply.tool_calls and (not same or parsed.problems):
+        raise ConfigError(
+            f"{type(agent).__name__} with template {template.name!r} does not read {wanted} back, but "
+            f"{got or 'no call'}: write such a turn as text, in the format that the agent asks its model for"
+        )
+    return Completion(ids, [0.0] * len(ids), [NO_WEIGHT_VERSION] * len(ids), FinishReason.STOP)
+
+
+def _validate_calls(agent: BaseAgent, calls: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, Any]]:
+    """The calls with their arguments as the tools parse them: some formats write every argument as text."""
+    tools = {tool.name: tool for tool in agent.toolbox}
+    out = []
+    for name, arguments in calls:
+        parsed = tools[name].arguments.check(arguments) if name in tools else "unknown"
+        out.append((name, arguments if isinstance(parsed, str) else parsed))  # text is an error message
+    return out

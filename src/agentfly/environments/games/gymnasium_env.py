@@ -1,0 +1,163 @@
+"""Adapter for Gymnasium environments with discrete, integer-vector or text actions.
+
+The model sees the environment's text rendering (`ansi`) if it has one, else the observation as JSON. Terminal colors
+are written out: `[x]` is highlighted, `x(blue)` is colored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar
+
+from agentfly.environments.games.game import TextGame
+from agentfly.environments.task_sampling import drawn
+from agentfly.errors import ConfigError, DataError, describe
+from agentfly.extras import require_extra
+from agentfly.types import Task
+
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "Blackjack": ("stick", "hit"),
+}
+"""Action names of some environments, by id without the version."""
+_PROBES = 10
+"""Seeds tried to find out whether the first observation depends on the seed."""
+_COLORS = dict(zip(range(30, 38), ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), strict=True))
+_COLORED = re.compile(r"\x1b\[(\d+)(?:;1)?m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class GymnasiumEnvironment(TextGame):
+    """A Gymnasium environment (extra `gymnasium`). It is won if it terminates with a reward above 0."""
+
+    env_id: ClassVar[str] = "FrozenLake-v1"
+    """Default for the task's column `env_id`."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Keyword arguments of `gymnasium.make`; default for the task's column `settings`."""
+    actions: ClassVar[Sequence[str]] = ()
+    """Action names in order; empty for the known names of the environment, or numbers."""
+    _env: Any = None
+    _made_with: tuple[Any, dict[str, Any]] | None = None
+
+    @classmethod
+    def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
+        """Seeds of the environment `env_id` with the first observation as the question.
+
+        The split is a hash of the first observation; of the seed if all first observations are equal.
+        """
+        env = cls()
+
+        def make_row(number: int) -> dict[str, Any]:
+            row = {"env_id": cls.env_id, "settings": dict(cls.settings), "seed": number}
+            env.begin_task(row)
+            return {"question": f"{env.describe_actions()}\n{env.view}", **row}
+
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
+            row = make_row(random.randrange(2**31))
+            return (row["question"] if varied else str(row["seed"])), row
+
+        try:
+            varied = len({make_row(number)["question"] for number in range(_PROBES)}) > 1
+            return drawn(cls.env_id, split, count, seed, draw, again=True)
+        finally:
+            env._close_env()
+
+    async def reset(self, task: Task) -> None:
+        """Start with the columns `env_id`, `settings`, `seed` and `options`."""
+        self.begin_task(task.columns)
+
+    def begin_task(self, columns: Mapping[str, Any]) -> None:
+        """Make the environment, unless the current one has the same id and settings, and reset it."""
+        self.begin()
+        wanted = columns.get("env_id", self.env_id), dict(columns.get("settings", self.settings))
+        if self._env is None or self._made_with != wanted:
+            self._close_env()
+            self._env, self._made_with = _make_environment(*wanted), wanted
+        known = ACTIONS.get(str(wanted[0]).rpartition("-v")[0].rpartition("/")[2], ())
+        self._names = [str(name) for name in columns.get("actions", self.actions or known)]
+        try:
+            observation, _ = self._env.reset(seed=columns.get("seed"), options=columns.get("options"))
+        except Exception as error:
+            raise DataError(f"{wanted[0]} cannot be reset with these columns: {describe(error)}") from error
+        self.view = self._render(observation)
+
+    async def _act(self, action: str) -> str:
+        chosen = self._parse_action(action.strip())
+        if chosen is None:
+            return f"Error: there is no action {action!r:.80}. {self.describe_actions()}"
+        observation, reward, terminated, truncated, _ = self._env.step(chosen)
+        self.score += float(reward)
+        self.over = bool(terminated or truncated)
+        self.won = bool(terminated) and float(reward) > 0
+        self.view = self._render(observation)
+        return self.view + ("\nThe game is over." if self.over else "")
+
+    def describe_actions(self) -> str:
+        """The available actions."""
+        space = self._env.action_space
+        numbers = range(space.start, space.start + space.n) if _is_space("Discrete", space) else ()
+        return f"Actions: {', '.join(self._names or map(str, numbers)) or space}."
+
+    def _parse_action(self, action: str) -> Any:
+        """The action as an element of the action space; None if it is not one."""
+        space = self._env.action_space
+        if _is_space("Text", space):
+            return action if space.contains(action) else None
+        if action.lower() in self._names:
+            return space.start + self._names.index(action.lower())
+        try:
+            value = json.loads(action)
+            chosen = value if _is_space("Discrete", space) else space.from_jsonable([value])[0]
+            return chosen if not isinstance(chosen, bool) and space.contains(chosen) else None
+        except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
+            return None
+
+    def _render(self, observation: Any) -> str:
+        if self._env.render_mode == "ansi":
+            return write_out_colors(self._env.render()).strip("\n")
+        if isinstance(observation, str):
+            return observation
+        return json.dumps(observation, default=lambda value: value.tolist())  # NumPy scalars and arrays
+
+    def _close_env(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    async def close(self) -> None:
+        self._close_env()
+
+
+def _is_space(kind: str, space: Any) -> bool:
+    from gymnasium import spaces
+
+    return isinstance(space, getattr(spaces, kind))
+
+
+def write_out_colors(rendering: str) -> str:
+    """Replace the color codes of a rendering by text."""
+
+    def replace(found: re.Match[str]) -> str:
+        code, text = int(found[1]), found[2]
+        return f"{text}({_COLORS[code]})" if code in _COLORS else f"[{text}]"
+
+    return _COLORED.sub(replace, rendering)
+
+
+def _make_environment(env_id: Any, settings: dict[str, Any]) -> Any:
+    with require_extra("GymnasiumEnvironment", "gymnasium"):
+        import gymnasium
+
+    try:
+        made = gymnasium.make(env_id, disable_env_checker=True, **settings)
+        if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
+            made.close()
+            made = gymnasium.make(env_id, disable_env_checker=True, render_mode="ansi", **settings)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError, AttributeError) as error:
+        raise ConfigError(f"Gymnasium cannot make {env_id!r:.80}: {describe(error)}") from error
+    return made

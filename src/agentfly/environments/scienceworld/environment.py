@@ -1,0 +1,135 @@
+"""ScienceWorld as an environment: one action at a time until the task is completed or has failed for good.
+
+Once it has ended, neither success nor failure can be changed by further actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from agentfly.environment import Environment, Pool
+from agentfly.environments.scienceworld import tasks as official
+from agentfly.environments.scienceworld.simulator import Simulator
+from agentfly.threads import call
+from agentfly.tooling import tool
+from agentfly.types import Task, ToolCall
+
+MAX_ACTION_LENGTH = 1000
+"""Characters; the simulator's own actions have fewer than a hundred."""
+MAX_LISTED_ACTIONS = 100
+NOT_UNDERSTOOD = "No known action matches that input."
+"""The simulator's answer to an action it cannot parse."""
+
+
+class ScienceWorld(Environment):
+    """Elementary science in a house with a workshop and a greenhouse: boil, grow, measure, wire up, find out."""
+
+    # Instances of one Java process wait for one another, hence the long timeouts.
+    pool = Pool(memory=64 << 20, start_timeout=600.0, reset_timeout=300.0)
+    scored_by = "scienceworld_score"
+    deterministic = False  # in some tasks the simulator draws unseeded random numbers: a score of 30, then of 31
+    share_process: ClassVar[int] = 16
+    """Maximum number of instances per Java process; their actions are serialized."""
+    _simulator: Simulator | None = None
+
+    @classmethod
+    def draw_tasks(
+        cls,
+        split: str = "train",
+        count: int = 100,
+        *,
+        seed: int = 0,
+        tasks: Sequence[str] | None = None,
+        simplification: str = "easy",
+    ) -> list[dict[str, Any]]:
+        """Variations of the official split, round-robin over `tasks` (None: all thirty)."""
+        return official.draw_tasks(split, count, seed, tasks=tasks, simplification=simplification)
+
+    async def start(self) -> None:
+        """Create a simulator."""
+        self._simulator = Simulator(self.share_process)  # assigned first, so that `close` releases it after a failure
+        await call(self._simulator.open)
+
+    async def reset(self, task: Task) -> None:
+        """Load the variation given by the columns `task_name`, `variation_idx` and `simplification`."""
+        self._variation = official.read_variation(task)
+        self._gold: list[str] | None = None
+        self._actions: list[str] = []
+        self.score = 0
+        """0 to 100; -100 if the task has failed for good."""
+        self.ended = False
+        self.invalid_actions = 0
+        """Number of actions that the simulator could not parse."""
+        await call(self._running.load, self._variation)
+
+    @property
+    def steps(self) -> int:
+        """Number of actions so far."""
+        return len(self._actions)
+
+    @property
+    def _running(self) -> Simulator:
+        assert self._simulator is not None
+        return self._simulator
+
+    @tool
+    async def scienceworld_step(self, action: str) -> dict[str, Any]:
+        """Do one thing. Some actions: look around; inventory; task; look at OBJ; look in OBJ; open OBJ; close OBJ;
+        go to PLACE; teleport to PLACE; pick up OBJ; put down OBJ; move OBJ to OBJ; pour OBJ into OBJ; dunk OBJ into
+        OBJ; mix OBJ; use OBJ on OBJ; activate OBJ; deactivate OBJ; connect OBJ to OBJ; disconnect OBJ; read OBJ; eat
+        OBJ; flush OBJ; focus on OBJ; wait; wait1. Focusing says "this is it": on the wrong thing it ends the task.
+
+        Args:
+            action: One action, such as "move metal pot to stove"; or a number, when asked which one was meant.
+        """
+        if self.ended:
+            return {"observation": "The task has ended.", "score": self.score, "ends_chain": True}
+        self._actions.append(action)
+        if len(action) > MAX_ACTION_LENGTH:
+            observation = NOT_UNDERSTOOD
+        else:
+            result = await call(self._running.step, action.encode("utf-8", "replace").decode())
+            observation = result.observation
+            self.score = result.score
+            self.ended = result.completed or self.score < 0
+        self.invalid_actions += observation == NOT_UNDERSTOOD
+        return {"observation": observation, "score": self.score, "ends_chain": self.ended}
+
+    @tool
+    async def scienceworld_valid_actions(self, about: str = "") -> str:
+        """List what can be done here and now, which takes no time in the world: the forms that actions have, and the
+        things to put into them. With a word, the actions that name it.
+
+        Args:
+            about: A word, such as "pot".
+        """
+        word = about.strip()
+        if not word:
+            templates, objects = await call(self._running.list_templates)
+            return f"Actions: {'; '.join(templates)}.\nOBJ may be: {', '.join(objects)}."
+        found = [each for each in await call(self._running.list_valid_actions) if word.lower() in each.lower()]
+        left = len(found) - MAX_LISTED_ACTIONS
+        more = [f"… and {left} more. Use a longer word."] if left > 0 else []
+        return "\n".join([*found[:MAX_LISTED_ACTIONS], *more]) or f"Nothing can be done with {word!r:.80}."
+
+    async def expert(self) -> ToolCall | str:
+        """The first action of the simulator's solution that has not been carried out.
+
+        The solution is a plan from the start of the task; after other actions it may no longer complete the task.
+        """
+        if self.ended:
+            return "Done."
+        if self._gold is None:
+            self._gold = await call(self._running.find_gold_path, self._variation)
+        done = 0
+        for action in self._actions:
+            done += done < len(self._gold) and action == self._gold[done]
+        return ToolCall("scienceworld_step", {"action": self._gold[done]}) if done < len(self._gold) else "Done."
+
+    async def check(self) -> None:
+        await call(self._running.check)
+
+    async def close(self) -> None:
+        if self._simulator is not None:
+            await call(self._simulator.close)

@@ -1,0 +1,1 @@
+"""Evaluation of agents on held-out tasks."""

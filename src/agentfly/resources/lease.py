@@ -1,0 +1,244 @@
+"""The leases of one chain: every tool and reward of the chain gets the same instance until the chain has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar, cast
+
+from agentfly.environment import Environment, Scope
+from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.resources.instance import Instance
+from agentfly.resources.metrics import Holder
+from agentfly.resources.pool import PoolState, QueueTimeout
+from agentfly.types import Task
+
+E = TypeVar("E", bound=Environment)
+T = TypeVar("T")
+EnvClasses = Sequence[type[Environment]]
+Held = dict[type[Environment], Instance]
+
+
+class InstanceProvider(Protocol):
+    """Where leases come from: the local allocator or a manager shared through Ray."""
+
+    async def acquire(
+        self, env_classes: EnvClasses, holder: Holder, order: int | None = None
+    ) -> tuple[int, list[Instance]]:
+        """Lease one instance of each class, all at once.
+
+        order: position in the queues of an earlier request of the same group; None takes the last position. Returns the
+        position and the instances.
+        """
+        ...
+
+    def release(self, instance: Instance, holder: Holder) -> None:
+        """Release an instance for one holder."""
+        ...
+
+    def pool(self, env_class: type[Environment]) -> PoolState:
+        """The pool of an environment."""
+        ...
+
+
+class GroupLeases:
+    """The instances that the chains of one task share in one run. Close it after the last chain has ended."""
+
+    def __init__(self, provider: InstanceProvider) -> None:
+        self._provider = provider
+        self._held: Held = {}
+        self._holder = Holder()
+        self._order: int | None = None
+        self._acquiring = False
+        """Whether a chain is acquiring the group's instances."""
+        self._users = 0
+        self._changed = asyncio.Event()
+
+    async def join(self, shared: EnvClasses, own: EnvClasses, task: Task, holder: Holder) -> Held:
+        """Acquire the group's instances and the chain's own. The first chain requests both at once.
+
+        Later chains of the group take its position in the queues: while a group holds instances that others wait for,
+        its chains go before those others. Instances that died are released when the last chain that uses them has
+        ended; until then a chain that needs new ones waits, and holds nothing.
+        """
+        await self._wait_until_available(shared)
+        if not self._held:
+            self._acquiring = True
+            try:
+                order, acquired = await _acquire_all(self._provider, [*own, *shared], task, holder=holder, order=None)
+            finally:
+                self._acquiring = False
+                self._changed.set()
+            self._held = {env_class: acquired.pop(env_class) for env_class in shared}
+            self._holder = holder
+            self._order = order
+            self._users += 1
+            return {**acquired, **self._held}
+        held = {env_class: self._held[env_class] for env_class in shared}
+        acquired = {}
+        self._users += 1
+        try:
+            if own:
+                _, acquired = await _acquire_all(self._provider, own, task, holder=holder, order=self._order)
+        except BaseException:
+            self.leave()
+            raise
+        return {**acquired, **held}
+
+    async def _wait_until_available(self, shared: EnvClasses) -> None:
+        """Wait until no other chain acquires the group's instances or uses dead ones; release dead ones."""
+        if self._held and (missing := [each.__name__ for each in shared if each not in self._held]):
+            raise ConfigError(f"the chains of a group share the same environments; the first had no {missing[0]}")
+        seconds = min(self._provider.pool(each).settings.wait_timeout for each in shared)
+        try:
+            async with asyncio.timeout(seconds):
+                while self._acquiring or (self._users and self._has_dead_instance):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            names = " and ".join(each.__name__ for each in shared)
+            reason = "another chain of its group still waits for it" if self._acquiring else "it died in use"
+            users = f", and {self._users} chains of its group still have it" if self._users else ""
+            raise QueueTimeout(f"no {names} was free within {seconds:g} s: {reason}{users}") from None
+        if self._has_dead_instance:
+            self.close()
+
+    @property
+    def _has_dead_instance(self) -> bool:
+        return any(instance.evict_reason for instance in self._held.values())
+
+    def leave(self) -> None:
+        """Count out a chain that has ended."""
+        self._users -= 1
+        self._changed.set()
+
+    def close(self) -> None:
+        """Release the group's instances."""
+        held, self._held = self._held, {}
+        self._order = None
+        for instance in held.values():
+            self._provider.release(instance, self._holder)
+
+
+class Leases:
+    """The leases of one chain. Use it as an async context manager."""
+
+    __slots__ = ("_group", "_held", "_holder", "_joined", "_lock", "_plan", "_provider", "_task")
+
+    def __init__(
+        self,
+        provider: InstanceProvider,
+        task: Task,
+        plan: Iterable[type[Environment]],
+        group: GroupLeases | None,
+        chain: str,
+    ) -> None:
+        self._provider = provider
+        self._task = task
+        self._group = group
+        self._plan = tuple(dict.fromkeys(plan))
+        self._holder = Holder(chain, task.id or f"{task.question[:40]!r}")
+        self._held: Held = {}
+        self._joined = False
+        self._lock: asyncio.Lock | None = None
+        """Created on first use: a chain without environments needs none."""
+
+    async def get(self, env_class: type[E]) -> E:
+        """The chain's instance of `env_class`. The first call acquires everything the chain may need, all at once."""
+        if env_class not in self._held:
+            await self._acquire(env_class)
+        return cast("E", self._held[env_class].environment)
+
+    async def act(
+        self, env_classes: EnvClasses, action: Callable[[Mapping[type[Environment], Environment]], Awaitable[T]]
+    ) -> T:
+        """Run an action in the chain's instances; actions in a shared instance run one at a time unless `concurrent`.
+
+        An instance is evicted after an action that raised an EnvironmentFault, and after a cancelled action unless its
+        pool is `concurrent`.
+        """
+        environments = {env_class: await self.get(env_class) for env_class in env_classes}
+        instances = [self._held[env_class] for env_class in env_classes]
+        async with contextlib.AsyncExitStack() as locks:
+            for instance in sorted(instances, key=lambda each: each.number):  # one lock order for all chains
+                settings = self._provider.pool(instance.env_class).settings
+                if settings.scope is not Scope.CHAIN and not settings.concurrent:
+                    await locks.enter_async_context(instance.lock)
+            begun = time.monotonic()
+            try:
+                return await action(environments)
+            except (EnvironmentFault, asyncio.CancelledError) as error:
+                for instance in instances:
+                    concurrent = self._provider.pool(instance.env_class).settings.concurrent
+                    if isinstance(error, EnvironmentFault) or not concurrent:
+                        instance.evict_reason = instance.evict_reason or describe(error)
+                raise
+            finally:
+                for instance in instances:
+                    self._provider.pool(instance.env_class).step.add(time.monotonic() - begun)
+
+    async def _acquire(self, env_class: type[Environment]) -> None:
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            if env_class in self._held:
+                return
+            if self._plan and env_class not in self._plan:
+                planned = ", ".join(each.__name__ for each in self._plan)
+                raise ConfigError(
+                    f"this chain has {planned}; {env_class.__name__} would have to be in the plan of its leases"
+                )
+            plan = self._plan or (env_class,)
+            if self._held:
+                raise ConfigError("name all environments a chain may need when its leases are made")
+            scopes = {each: self._provider.pool(each).settings.scope for each in plan}
+            shared = [each for each in plan if scopes[each] is Scope.GROUP]
+            own = [each for each in plan if scopes[each] is not Scope.GROUP]
+            if not shared:
+                _, self._held = await _acquire_all(self._provider, own, self._task, holder=self._holder, order=None)
+            elif self._group is not None:
+                self._held = await self._group.join(shared, own, self._task, self._holder)
+                self._joined = True
+            else:
+                raise ConfigError(f"{shared[0].__name__} is shared by a group, and this chain belongs to none")
+
+    async def release(self) -> None:
+        """Release all instances."""
+        held, self._held = self._held, {}
+        for env_class, instance in held.items():
+            if self._provider.pool(env_class).settings.scope is not Scope.GROUP:
+                self._provider.release(instance, self._holder)
+        if self._joined and self._group is not None:
+            self._joined = False
+            self._group.leave()
+
+    async def __aenter__(self) -> Leases:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()
+
+
+async def _acquire_all(
+    provider: InstanceProvider, env_classes: EnvClasses, task: Task, *, holder: Holder, order: int | None
+) -> tuple[int, Held]:
+    """Acquire one instance of each class and reset it for the task. If a reset fails, all are released."""
+    order, instances = await provider.acquire(env_classes, holder, order)
+    try:
+        for instance in instances:
+            pool = provider.pool(instance.env_class)
+            if pool.shared:
+                continue
+            begun = time.monotonic()
+            try:
+                await instance.step("reset", pool.settings.reset_timeout, task)
+            except BaseException as error:
+                instance.evict_reason = describe(error)
+                raise
+            pool.reset.add(time.monotonic() - begun)
+    except BaseException:
+        for instance in instances:
+            provider.release(instance, holder)
+        raise
+    return order, dict(zip(env_classes, instances, strict=True))

@@ -1,0 +1,248 @@
+"""The pool of one environment class: idle, leased and starting instances, and the queue of waiting requests."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from agentfly.environment import Environment, Pool, Runtime, Scope
+from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.resources.instance import Instance
+from agentfly.resources.metrics import Histogram, Holder, PoolMetrics
+
+MAX_START_ATTEMPTS = 3
+"""Consecutive failed starts, with no live instance, after which the waiting requests fail."""
+BACKOFF = 0.2
+"""Seconds between the first failed start and the next attempt; doubled after every further failure."""
+MAX_BACKOFF = 30.0
+COOL_DOWN = 30.0
+"""Seconds without a start after the last of these attempts."""
+MAX_CONCURRENT_STARTS = 64
+_numbers = itertools.count()
+
+
+class QueueTimeout(EnvironmentFault):
+    """No instance was free within `wait_timeout`. The message has the queue length and the current lease holders."""
+
+
+class LeaseRequest:
+    """A chain's request for one instance from each of several pools, granted all at once."""
+
+    __slots__ = ("_position", "future", "holder", "order", "pools", "since")
+
+    def __init__(self, order: int, pools: tuple[PoolState, ...], holder: Holder) -> None:
+        self.order = order
+        self.pools = pools
+        self.holder = holder
+        # A total order, the same in every queue. The chains of a group share `order`: without the second number two of
+        # them could each be first in one queue, and neither first in both.
+        self._position = (order, next(_numbers))
+        self.since = time.monotonic()
+        self.future: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
+
+    def __lt__(self, other: LeaseRequest) -> bool:
+        return self._position < other._position
+
+    @property
+    def pending(self) -> bool:
+        return not self.future.done()
+
+    @property
+    def grantable(self) -> bool:
+        """Whether it is first in every queue and every pool has an instance ready."""
+        ready = (pool.ready() and (pool.shared or pool.head is self) for pool in self.pools)
+        return self.pending and all(ready)
+
+
+@dataclass(slots=True)
+class StartFailures:
+    """Consecutive failed starts of a pool."""
+
+    count: int = 0
+    last: float = 0.0
+    """Time of the last failure. Starts that began before it count as the same failure."""
+    retry_at: float = 0.0
+    """No start before this time."""
+    reason: str = ""
+    """The last error."""
+    broken: bool = False
+    """Whether requests fail immediately instead of waiting for an instance."""
+    misconfigured: bool = False
+    """Whether the last error was a ConfigError."""
+
+
+@dataclass(eq=False)
+class PoolState:
+    """State of one pool. It keeps counts and order; the allocator decides and acts."""
+
+    env_class: type[Environment]
+    settings: Pool
+    runtime: Runtime
+    idle: deque[Instance] = field(default_factory=deque)
+    """Started and not leased. The most recently used one is leased first."""
+    leased: dict[int, Instance] = field(default_factory=dict)
+    starting: int = 0
+    closing: int = 0
+    queue: list[LeaseRequest] = field(default_factory=list)
+    """Heap in request order. Requests that were granted or withdrawn are removed lazily."""
+    waiting: int = 0
+    start_failures: StartFailures = field(default_factory=StartFailures)
+    started: int = 0
+    total_leases: int = 0
+    evicted: int = 0
+    failed_starts: int = 0
+    failed_closes: int = 0
+    timeouts: int = 0
+    wait: Histogram = field(default_factory=Histogram)
+    start: Histogram = field(default_factory=Histogram)
+    reset: Histogram = field(default_factory=Histogram)
+    step: Histogram = field(default_factory=Histogram)
+
+    @property
+    def name(self) -> str:
+        return self.env_class.__name__
+
+    @property
+    def shared(self) -> bool:
+        """Whether all chains share one instance."""
+        return self.settings.scope is Scope.GLOBAL
+
+    @property
+    def count(self) -> int:
+        """Number of instances in any state."""
+        return len(self.idle) + len(self.leased) + self.starting + self.closing
+
+    @property
+    def memory_per_instance(self) -> int:
+        """Declared bytes per instance; 0 if none are declared."""
+        return self.settings.memory or 0
+
+    @property
+    def max_instances(self) -> int | None:
+        """Maximum number of instances; None: no limit."""
+        if self.shared:
+            return 1 + sum(bool(each.evict_reason) for each in self.leased.values())
+        return self.runtime.max_instances if self.settings.max_instances is None else self.settings.max_instances
+
+    @property
+    def head(self) -> LeaseRequest | None:
+        """The oldest waiting request; None if the queue is empty."""
+        while self.queue and not self.queue[0].pending:
+            heapq.heappop(self.queue)
+        return self.queue[0] if self.queue else None
+
+    def candidates(self) -> list[LeaseRequest]:
+        """The requests that may be granted next: the first in the queue, or all of them for a shared instance."""
+        if not self.shared:
+            return [self.head] if self.head is not None else []
+        return [each for each in sorted(self.queue) if each.pending] if self.ready() else []
+
+    def _shared_instance(self) -> Instance | None:
+        """The leased instance that further chains may lease as well."""
+        return next((each for each in self.leased.values() if not each.evict_reason), None) if self.shared else None
+
+    def ready(self) -> bool:
+        """Whether an instance can be leased immediately."""
+        return bool(self.idle) or self._shared_instance() is not None
+
+    def lease(self, holder: Holder) -> Instance:
+        """Lease an instance to a holder; requires `ready()`."""
+        instance = self._shared_instance()
+        if instance is None:
+            instance = self.idle.pop()
+            instance.leased_at = time.monotonic()
+            self.leased[instance.number] = instance
+        instance.holders.append(holder)
+        instance.uses += 1
+        self.total_leases += 1
+        return instance
+
+    def num_to_start(self) -> int:
+        """Number of instances to start under this pool's own limits; may be negative."""
+        if self.start_failures.retry_at > time.monotonic():
+            return 0
+        needed = self.waiting
+        if self.shared:
+            needed = 0 if self._shared_instance() else min(self.waiting, 1)
+        missing = needed + self.settings.min_warm - len(self.idle) - self.starting
+        room = missing if self.max_instances is None else self.max_instances - self.count
+        return min(missing, room, MAX_CONCURRENT_STARTS - self.starting)
+
+    def is_reusable(self, instance: Instance) -> bool:
+        """Whether a released instance may be leased again."""
+        instance.evict_reason = instance.evict_reason or instance.handle.death() or ""
+        worn_out = self.settings.max_uses is not None and instance.uses >= self.settings.max_uses
+        return not instance.evict_reason and not worn_out
+
+    def record_start_failure(self, error: BaseException, begun: float) -> None:
+        """Count a failed start that began at `begun`, and set the time of the next attempt."""
+        self.failed_starts += 1
+        failures = self.start_failures
+        now = time.monotonic()
+        if begun < failures.last:
+            return
+        failures.count += 1
+        failures.last = now
+        failures.reason = str(error)
+        failures.misconfigured = isinstance(error.__cause__ or error, ConfigError)
+        final = failures.count >= MAX_START_ATTEMPTS or failures.misconfigured
+        failures.broken = final and not self.idle and not self.leased
+        backoff = min(BACKOFF * 2 ** (failures.count - 1), MAX_BACKOFF)
+        failures.retry_at = now + (COOL_DOWN if failures.broken else backoff)
+
+    def raise_if_broken(self) -> None:
+        """Raise immediately during the cool-down instead of queueing a request that cannot be granted."""
+        if self.start_failures.broken and time.monotonic() < self.start_failures.retry_at:
+            raise self.broken_error()
+
+    def broken_error(self) -> EnvironmentFault:
+        """The error for requests of a pool whose instances cannot be started."""
+        count = self.start_failures.count
+        attempts = f"{count} starts failed, the last with: " if count > 1 else ""
+        return EnvironmentFault(f"no {self.name} can be started: {attempts}{self.start_failures.reason}")
+
+    def timeout_error(self, request: LeaseRequest, seconds: float) -> QueueTimeout:
+        """Count a request that waited too long; the error for it."""
+        self.timeouts += 1
+        limit = "" if self.max_instances is None else f" of at most {self.max_instances}"
+        holders = "; ".join(str(each.lease_info) for each in list(self.leased.values())[:8]) or "no chain"
+        more = f"; and {len(self.leased) - 8} more" if len(self.leased) > 8 else ""
+        starting = "" if self.idle else f", {self.starting} starting"
+        blocking = next((each for each in request.pools if each is not self and not each.ready()), None)
+        also = f" No {blocking.name} was ready either." if blocking else ""
+        return QueueTimeout(
+            f"no {self.name} was free within {seconds:g} s: {self.waiting} chains were waiting{starting}, "
+            f"{len(self.leased)}{limit} are leased: to {holders}{more}.{also} Raise max_instances or wait_timeout, or "
+            "run fewer chains at once."
+        )
+
+    def metrics(self) -> PoolMetrics:
+        """A snapshot of the pool."""
+        alive = [*self.idle, *self.leased.values()]
+        sizes = [size for each in alive if (size := each.handle.memory()) is not None]
+        times = {"wait": self.wait, "start": self.start, "reset": self.reset, "step": self.step}
+        return PoolMetrics(
+            environment=self.name,
+            runtime=self.runtime.name,
+            starting=self.starting,
+            warm=len(self.idle),
+            leased=len(self.leased),
+            closing=self.closing,
+            waiting=self.waiting,
+            max_instances=self.max_instances,
+            memory=sum(sizes) if sizes else None,
+            started=self.started,
+            total_leases=self.total_leases,
+            evicted=self.evicted,
+            failed_starts=self.failed_starts,
+            failed_closes=self.failed_closes,
+            timeouts=self.timeouts,
+            broken=str(self.broken_error()) if self.start_failures.broken else "",
+            misconfigured=self.start_failures.broken and self.start_failures.misconfigured,
+            leases=tuple(each.lease_info for each in self.leased.values()),
+            seconds={name: histogram.summary for name, histogram in times.items()},
+        )

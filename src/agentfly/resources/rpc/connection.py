@@ -1,0 +1,158 @@
+"""Framed requests and answers over a socket: the host's end and the worker's end.
+
+A frame is a header (4 bytes payload length, 8 bytes request number, 1 byte type) followed by the payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from agentfly.errors import EnvironmentFault
+from agentfly.resources.rpc import codec
+from agentfly.resources.rpc.server import RpcServer
+
+REQUEST, CANCEL, ANSWER = b"R", b"C", b"A"
+_HEADER = struct.Struct(">IQc")
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Splits a byte stream into frames. A frame longer than `max_payload` bytes closes the connection."""
+
+    max_payload: int
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.broken = ""
+        """The protocol error that closed the connection; empty if the other end disconnected."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Called by asyncio when either end has closed the connection."""
+        self._transport = None
+        self.on_close()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio. Passes every complete frame to `on_frame`."""
+        self._buffer += data
+        while len(self._buffer) >= _HEADER.size:
+            length, number, kind = _HEADER.unpack_from(self._buffer)
+            if length > self.max_payload:
+                self.broken = f"it sent a frame of {length} bytes; at most {self.max_payload} are accepted"
+                self.close()
+                return
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            payload = bytes(memoryview(self._buffer)[_HEADER.size : end])
+            del self._buffer[:end]
+            self.on_frame(kind, number, payload)
+
+    def send(self, kind: bytes, number: int, payload: bytes = b"") -> None:
+        """Send a frame; does nothing on a closed connection."""
+        if self._transport is not None:
+            self._transport.write(_HEADER.pack(len(payload), number, kind) + payload)
+
+    def close(self) -> None:
+        """Abort the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_frame(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Handle a frame."""
+        raise NotImplementedError
+
+    def on_close(self) -> None:
+        """Handle the end of the connection."""
+        raise NotImplementedError
+
+
+class RpcConnection(FrameProtocol):
+    """The host's end: a transport for a proxy."""
+
+    max_payload = codec.LIMIT + (2 << 20)
+    """Size limit of an answer: the value, and the mirrored attributes."""
+
+    def __init__(self, exit_reason: Callable[[], Awaitable[str]]) -> None:
+        super().__init__()
+        self._exit_reason = exit_reason
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
+
+    @classmethod
+    async def open(cls, connected: socket.socket, exit_reason: Callable[[], Awaitable[str]]) -> RpcConnection:
+        """Wrap a connected socket. After the connection is lost, `exit_reason` returns how the other end ended."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(lambda: cls(exit_reason), sock=connected)
+        return connection
+
+    async def ask(self, request: bytes) -> bytes:
+        """Send a request and return the answer. A cancellation is forwarded to the other end."""
+        number = next(self._numbers)
+        answer: bytes | None = None
+        if self._transport is not None:
+            waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+            self.send(REQUEST, number, request)
+            try:
+                answer = await waiting
+            except asyncio.CancelledError:
+                self.send(CANCEL, number)
+                raise
+            finally:
+                del self._waiting[number]
+        if answer is None:
+            raise EnvironmentFault(self.broken or await self._exit_reason())
+        return answer
+
+    def on_frame(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Complete the request that an answer belongs to; ignore answers to cancelled requests."""
+        waiting = self._waiting.get(number)
+        if kind == ANSWER and waiting is not None and not waiting.done():
+            waiting.set_result(payload)
+
+    def on_close(self) -> None:
+        """Wake all waiting requests."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(None)
+
+
+class RpcWorker(FrameProtocol):
+    """The worker's end: runs every request in its own task and sends the answers."""
+
+    max_payload = (1 << 32) - 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = RpcServer()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.closed = asyncio.Event()
+
+    def on_frame(self, kind: bytes, number: int, payload: bytes) -> None:
+        """Start or cancel a request."""
+        if kind == REQUEST:
+            task = self._tasks[number] = asyncio.create_task(self._answer(number, payload))
+            task.add_done_callback(lambda _: self._tasks.pop(number))
+        elif kind == CANCEL and number in self._tasks:
+            self._tasks[number].cancel()
+
+    async def _answer(self, number: int, request: bytes) -> None:
+        self.send(ANSWER, number, await self._server.answer(request))
+
+    def on_close(self) -> None:
+        """The host has disconnected."""
+        self.closed.set()
+
+
+async def serve(connected: socket.socket) -> None:
+    """Answer requests on a connected socket until it closes."""
+    _, worker = await asyncio.get_running_loop().create_unix_connection(RpcWorker, sock=connected)
+    await worker.closed.wait()

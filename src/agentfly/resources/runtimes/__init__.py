@@ -1,0 +1,1 @@
+"""Runtimes: where environment instances run (worker processes, sandbox sessions, containers, Ray actors)."""

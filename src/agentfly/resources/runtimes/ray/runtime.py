@@ -1,0 +1,203 @@
+"""`Pool(runtime=RayRuntime(num_cpus=0.1))`: every instance in a Ray actor, on any node with free resources."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfly.environment import Environment, InstanceHandle
+from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.resources.rpc.proxy import attach_proxy
+from agentfly.resources.rpc.serialization import dumps, modules_by_value
+from agentfly.resources.rpc.server import RpcServer
+from agentfly.resources.runtimes.ray.cluster import (
+    MAX_CONCURRENCY,
+    ActorUnreachable,
+    await_answer,
+    call_actor,
+    connect,
+    import_ray,
+    kill,
+    raise_if_infeasible,
+)
+from agentfly.sandbox.inside import kernel, process_tree
+from agentfly.threads import call
+
+_CLEANUP_SECONDS = 2.0
+"""Time for an actor to kill the processes of its instance before the actor itself is killed."""
+
+
+class InstanceActor:
+    """The actor of one instance, in its own worker process on some node."""
+
+    def __init__(self) -> None:
+        self._server = RpcServer()
+        if sys.platform == "linux":
+            kernel.adopt_orphans()
+
+    async def answer(self, request: bytes) -> bytes:
+        """Execute a request."""
+        return await self._server.answer(request)
+
+    async def node(self) -> str:
+        """Its node, for messages."""
+        ray = import_ray()
+        return f"node {ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
+
+    async def memory(self) -> int | None:
+        """Proportional set size in bytes of this process and all descendants."""
+        if sys.platform != "linux":
+            return None
+        return process_tree.memory([os.getpid(), *process_tree.descendants(os.getpid())], 0)
+
+    async def clear(self) -> None:
+        """Kill all descendants: Ray kills only the direct children of a worker."""
+        if sys.platform == "linux":
+            process_tree.kill_below(os.getpid())
+
+    async def stay(self) -> None:
+        """Never return: the pending call fails when the actor dies."""
+        await asyncio.Event().wait()
+
+
+class ActorTransport:
+    """Carries requests to an InstanceActor."""
+
+    def __init__(self, actor: Any, description: str) -> None:
+        self._actor = actor
+        self._description = description
+
+    async def ask(self, request: bytes) -> bytes:
+        """The answer to a request. A cancellation is forwarded."""
+        try:
+            reference = call_actor(self._actor, "answer", request)
+            try:
+                answer: bytes = await await_answer(reference)
+            except asyncio.CancelledError:
+                import_ray().cancel(reference)
+                raise
+        except ActorUnreachable as error:
+            raise EnvironmentFault(f"{self._description} is lost: {error}") from error
+        return answer
+
+
+@dataclass(unsafe_hash=True)
+class RayRuntime:
+    """Runs every instance in its own actor of a Ray cluster. Waits while no node has free resources."""
+
+    num_cpus: float = 0.1
+    """CPUs that Ray reserves per instance. Limits the number of instances per node, not their usage."""
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Custom Ray resources reserved per instance."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further options of the actors, such as `runtime_env`, `label_selector`, or a `scheduling_strategy` in place of
+    SPREAD."""
+
+    max_instances: int | None = field(default=None, init=False, repr=False)
+    name = "ray"
+
+    def __post_init__(self) -> None:
+        for name, amount in {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}.items():
+            if not isinstance(amount, int | float) or isinstance(amount, bool) or not amount >= 0:
+                raise ConfigError(f"RayRuntime's {name} must be a number of at least 0, not {amount!r}")
+
+    async def create(self, env_class: type[Environment]) -> InstanceHandle:
+        """Create an instance in a new actor."""
+        pickled_class = dumps(env_class, modules_by_value(env_class, everything=True), env_class.__name__)
+        return await self.create_from_pickle(env_class, pickled_class)
+
+    async def create_from_pickle(self, env_class: type[Environment], pickled_class: bytes) -> ActorHandle:
+        """Create an instance of a pickled class in a new actor; `env_class` is the class of the local proxy."""
+        ray = await call(connect)
+        needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        await call(raise_if_infeasible, {name: amount for name, amount in needs.items() if amount})
+        try:
+            actor = ray.remote(InstanceActor).options(**self._actor_options()).remote()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Ray does not accept {self}: {error}") from error
+        try:
+            node = await await_answer(call_actor(actor, "node"))
+            handle = ActorHandle(env_class, actor, f"{env_class.__name__} on {node}")
+            await handle.make(pickled_class)
+        except BaseException as error:
+            kill(actor)
+            if isinstance(error, ActorUnreachable):
+                raise EnvironmentFault(f"no actor for {env_class.__name__}: {error}") from error
+            raise
+        return handle
+
+    def _actor_options(self) -> dict[str, Any]:
+        reserved = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": dict(self.resources) or None}
+        fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CONCURRENCY}
+        if refused := sorted(
+            self.options.keys() & {*reserved, *fixed, "name", "lifetime", "namespace", "get_if_exists"}
+        ):
+            raise ConfigError(
+                f"RayRuntime's options may not set {', '.join(refused)}: every instance is a new, unnamed actor, and "
+                "num_cpus, num_gpus and resources are fields of RayRuntime"
+            )
+        return {"scheduling_strategy": "SPREAD", **reserved, **fixed, **self.options}
+
+
+class _ExitWatcher:
+    """Records why an actor died. Ray's callback refers to this object only, so it keeps no handle alive."""
+
+    def __init__(self, actor: Any, description: str) -> None:
+        self.exit_reason: str | None = None
+        self._description = description
+        call_actor(actor, "stay").future().add_done_callback(self._on_exit)
+
+    def _on_exit(self, done: Future[None]) -> None:
+        self.exit_reason = f"{self._description} is lost: {ActorUnreachable.from_ray(done.exception())}"
+
+
+class ActorHandle(InstanceHandle):
+    """An instance in a Ray actor."""
+
+    def __init__(self, env_class: type[Environment], actor: Any, description: str) -> None:
+        self.actor = actor
+        self.description = description
+        self._watcher = _ExitWatcher(actor, description)
+        self._memory: int | None = None
+        self._measuring = False
+        environment, self._remote = attach_proxy(env_class, ActorTransport(actor, description), everything=True)
+        super().__init__(environment)
+
+    async def make(self, pickled_class: bytes) -> None:
+        """Create the instance in the actor."""
+        await self._remote.ask("make", "", (None, pickled_class), {})
+        self._memory = await await_answer(call_actor(self.actor, "memory"))
+
+    def death(self) -> str | None:
+        """Why its actor died, as soon as Ray reports it; None while it lives."""
+        return self._watcher.exit_reason
+
+    def memory(self) -> int | None:
+        """Bytes used by its process and all descendants at the previous call; starts a new measurement."""
+        if not self._measuring and self._watcher.exit_reason is None:
+            with contextlib.suppress(ActorUnreachable):
+                call_actor(self.actor, "memory").future().add_done_callback(self._on_memory)
+                self._measuring = True
+        return self._memory
+
+    def _on_memory(self, done: Future[int | None]) -> None:
+        self._measuring = False
+        if done.exception() is None:
+            self._memory = done.result()
+
+    async def end(self) -> None:
+        """Kill its actor, and first its descendants if the actor still answers."""
+        try:
+            if self._watcher.exit_reason is None:
+                with contextlib.suppress(ActorUnreachable, TimeoutError):
+                    async with asyncio.timeout(_CLEANUP_SECONDS):
+                        await await_answer(call_actor(self.actor, "clear"))
+        finally:
+            kill(self.actor)

@@ -1,0 +1,241 @@
+"""The supervisor's process and the guardians it forks. It has a single thread, which makes forking safe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil  # type: ignore[import-untyped]
+
+from agentfly.resources.rpc import connection
+from agentfly.resources.rpc.server import OWNER
+from agentfly.resources.supervisor import leftovers
+from agentfly.sandbox.inside import kernel, process_tree
+
+LINUX = sys.platform == "linux"
+_END_SECONDS = 30.0
+_GUARDIAN_SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
+
+
+class SupervisorProcess:
+    """Executes the commands of its owner, the process that started it, until the owner is gone."""
+
+    def __init__(self, control: int, owner: int) -> None:
+        self._control = socket.socket(fileno=control)
+        self._owner = owner
+        self._guardians: dict[int, int] = {}
+        """Process id to the number of its worker."""
+        self._registered: dict[tuple[str, str], None] = {}
+        """Folders and containers to remove at the end."""
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Run until the owner is gone.
+
+        A forked child of the owner keeps the control socket open after the owner's death, so the owner's process is
+        watched too.
+        """
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        with contextlib.suppress(OSError, AttributeError):
+            poller.register(os.pidfd_open(self._owner), select.POLLIN)
+        self._control.setblocking(False)
+        connected = True
+        while connected and os.getppid() == self._owner:
+            poller.poll(1000)
+            for pid, status in process_tree.reap(self._wake):
+                if self._guardians.pop(pid, None) is None or status:  # a killed guardian has not cleaned up
+                    self._kill_strays()
+            connected = self._receive()
+        self._receive()  # commands sent just before the owner died
+
+    def _receive(self) -> bool:
+        """Execute all pending commands; False if the socket is closed."""
+        while True:
+            try:
+                message, files, _, _ = socket.recv_fds(self._control, 65536, 4)
+            except BlockingIOError:
+                return True
+            except ConnectionError:
+                return False
+            if not message:
+                return False
+            self._execute(json.loads(message), files)
+
+    def _execute(self, command: dict[str, Any], files: list[int]) -> None:
+        if command["do"] == "open":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(command["load"])  # imported once, and shared by all later workers
+            self._fork_guardian(command["number"], *files)
+        elif command["do"] == "end":
+            for pid in [pid for pid, number in self._guardians.items() if number == command["number"]]:
+                os.kill(pid, signal.SIGTERM)  # our child and not reaped: the pid cannot have been reused
+        elif command["do"] == "register":
+            self._registered[command["kind"], command["what"]] = None
+        else:
+            self._registered.pop((command["kind"], command["what"]), None)
+
+    def _fork_guardian(self, number: int, line: int, exit_pipe: int) -> None:
+        supervisor = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(exit_pipe, f"no process can be forked: {error}\n".encode())
+        else:
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for file in map(int, os.listdir("/dev/fd")):
+                    if file > 2 and file not in (line, exit_pipe):
+                        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
+                            os.close(file)
+                run_guardian(line, exit_pipe, supervisor)
+            self._guardians[pid] = number
+        os.close(line)
+        os.close(exit_pipe)
+
+    def _kill_strays(self) -> None:
+        """Kill children that are not guardians: they were adopted from a worker whose guardian is gone."""
+        for child in psutil.Process().children() if LINUX else ():
+            if child.pid not in self._guardians:
+                process_tree.kill_below(child.pid)
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+
+    def end_all(self) -> None:
+        """Kill everything below this process, then remove the registered folders and containers."""
+        deadline = time.monotonic() + _END_SECONDS
+        for pid in self._guardians if not LINUX else ():
+            os.kill(pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            if LINUX:
+                process_tree.kill_below(os.getpid())
+            try:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.005)
+            except ChildProcessError:
+                break
+        for kind, what in self._registered:
+            leftovers.remove(kind, what)
+
+
+def main(control: int, owner: int) -> None:
+    """Run the supervisor of process `owner`."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by guardians, which wait for it
+    _set_process_name(leftovers.SUPERVISOR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # workers end by os._exit, which flushes nothing
+    supervisor = SupervisorProcess(control, owner)
+    if LINUX:
+        kernel.adopt_orphans()
+        leftovers.sweep(os.environ.get(OWNER, ""))
+    gc.collect()
+    gc.freeze()
+    try:
+        supervisor.serve()
+    except Exception:
+        traceback.print_exc()
+    finally:
+        supervisor.end_all()
+        os._exit(0)
+
+
+def run_guardian(line: int, exit_pipe: int, supervisor: int) -> NoReturn:
+    """Run a worker that serves requests on `line`, and end it with all its descendants.
+
+    Writes this process's pid to `exit_pipe` at the start, and the worker's wait status at the end.
+    """
+    failed = 1
+    try:
+        _die_with(supervisor)
+        if LINUX:
+            kernel.adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDIAN_SIGNALS)
+        own = os.getpid()
+        worker = os.fork()
+        if worker == 0:
+            os.close(exit_pipe)
+            _run_worker(line, own)
+        os.close(line)
+        _write_number(exit_pipe, own)
+        status = _wait_for_worker(worker)
+        if LINUX:
+            process_tree.kill_below(own)
+        else:
+            with contextlib.suppress(OSError):
+                os.killpg(worker, signal.SIGKILL)
+        _write_number(exit_pipe, status)
+        failed = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(failed)
+
+
+def _write_number(exit_pipe: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
+        os.write(exit_pipe, f"{number}\n".encode())
+
+
+def _wait_for_worker(worker: int) -> int:
+    """Reap children until the worker has ended, by itself or by a SIGTERM to this process; its wait status."""
+    while True:
+        if signal.sigwait(_GUARDIAN_SIGNALS) == signal.SIGTERM:
+            os.kill(worker, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG):
+                if ended[0] == worker:
+                    return ended[1]
+                if not ended[0]:
+                    break
+
+
+def _run_worker(line: int, guardian: int) -> NoReturn:
+    status = 1
+    try:
+        _die_with(guardian)
+        os.setsid()
+        _set_process_name(leftovers.WORKER)
+        for number in _GUARDIAN_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARDIAN_SIGNALS)
+        asyncio.run(connection.serve(socket.socket(fileno=line)))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; exit if that has happened already."""
+    if LINUX:
+        kernel.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _set_process_name(name: str) -> None:
+    """Set the name that `ps` shows."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)

@@ -1,0 +1,124 @@
+"""Run options as users write them, converted to tasks and ChainSettings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Literal, TypedDict
+
+from agentfly.errors import ConfigError
+from agentfly.rollout.chain import ChainSettings
+from agentfly.rollout.events import Observer
+from agentfly.rollout.history import Folding, StepHistory
+from agentfly.rollout.limits import ChainLimits, FailurePolicy
+from agentfly.types import Message, Sampling, Task
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of a run besides tasks, max_turns and num_chains."""
+
+    sampling: Sampling | Mapping[str, Any]
+    """Temperature, tokens per turn and so on."""
+    max_chain_tokens: int | None
+    """Maximum sampled tokens per chain; None: no limit."""
+    context_length: int | None
+    """Tokens of prompt and reply together; the backend's own limit applies as well."""
+    chain_seconds: float | None
+    """Maximum wall-clock seconds per chain; None: no limit."""
+    max_calls_per_turn: int
+    """Maximum tool calls per reply; the model is shown an error when a reply has more."""
+    max_concurrent_chains: int | None
+    """None: all chains run concurrently."""
+    failures: FailurePolicy | Mapping[str, Any]
+    """Retries, and how training treats failed chains."""
+    strategy: Literal["chain", "step"]
+    """`chain`: one growing history. `step`: each step is its own segment with a bounded history."""
+    folding: Folding
+    """How the history is shortened; absent: it is not."""
+    seed: int | None
+    """The same seed repeats a run if the backend is deterministic; None: a random seed."""
+    observer: Observer
+    """Called with every event."""
+
+
+def parse_tasks(messages: Any) -> list[Task]:
+    """Convert one question, conversation or row, or a list of them, to tasks."""
+    if isinstance(messages, str | Mapping | Task):
+        return [Task.of(messages, "0")]
+    if not isinstance(messages, Iterable):
+        raise ConfigError(
+            f"nothing to run in {messages!r:.80} ({type(messages).__name__}); "
+            "give a question, messages, or a list of rows"
+        )
+    given = list(messages)
+    if not given:
+        raise ConfigError("there is nothing to run: no messages were given")
+    if all(isinstance(m, Message) or (isinstance(m, Mapping) and "role" in m and not _ROW & set(m)) for m in given):
+        return [Task.of(given, "0")]
+    return [Task.of(each, "" if isinstance(each, Mapping) and "id" in each else str(i)) for i, each in enumerate(given)]
+
+
+_ROW = {"question", "messages"}
+"""Keys of a row that a message does not have."""
+
+
+def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
+    """Validate the options of a run; an unknown option or one without effect is a ConfigError."""
+    for name in options:
+        if name not in RunOptions.__annotations__:
+            if name in _SAMPLING:
+                raise ConfigError(f"a run has no option {name!r}; write sampling={{{name!r}: …}}")
+            close = difflib.get_close_matches(name, [*RunOptions.__annotations__, "max_turns", "num_chains"], 3)
+            raise ConfigError(f"a run has no option {name!r}; close ones: {', '.join(close) or 'none'}")
+    sampling = parse_sampling(options.get("sampling"))
+    seed = options.get("seed")
+    if sampling.seed is not None:
+        if seed is not None:
+            raise ConfigError("seed= and the sampling's seed are two names for one thing; give one")
+        seed = sampling.seed
+    if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool))):
+        raise ConfigError(f"seed must be a whole number or None, not {seed!r}")
+    observer = options.get("observer")
+    if observer is not None and not callable(observer):
+        raise ConfigError(f"observer must be a function of an event, not {observer!r}")
+    return ChainSettings(
+        sampling=sampling,
+        limits=ChainLimits(max_turns, **{name: options[name] for name in _LIMITS if name in options}),  # type: ignore[literal-required]
+        failures=FailurePolicy.of(options.get("failures")),
+        folding=_parse_folding(options.get("strategy", "chain"), options.get("folding")),
+        seed=seed,
+        observer=observer,
+    )
+
+
+_LIMITS = ("max_chain_tokens", "context_length", "chain_seconds", "max_calls_per_turn")
+_SAMPLING = [field.name for field in fields(Sampling)]
+
+
+def parse_sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
+    """Convert a mapping of sampling fields; an unknown field is a ConfigError that names it."""
+    if given is None or isinstance(given, Sampling):
+        return given or Sampling()
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"sampling must be a Sampling or a mapping of its fields, not {given!r:.80}")
+    for name in given:
+        if name not in _SAMPLING:
+            close = difflib.get_close_matches(name, _SAMPLING, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"sampling has no field {name!r}; it has {', '.join(_SAMPLING)}.{hint}")
+    return Sampling(**given)
+
+
+def _parse_folding(strategy: str, folding: Folding | None) -> Folding | None:
+    if strategy not in ("chain", "step"):
+        raise ConfigError(f"unknown rollout strategy {strategy!r}; strategies are 'chain' and 'step'")
+    if isinstance(folding, type) or (
+        folding is not None and not (hasattr(folding, "summary_request") and hasattr(folding, "fold"))
+    ):
+        raise ConfigError(f"{folding!r} is not a folding rule; agentfly.rollout has some, such as Summarize")
+    if strategy == "chain":
+        return folding
+    if folding is not None and not isinstance(folding, StepHistory):
+        raise ConfigError(f"strategy='step' has its own folding rule, so folding={folding!r} has no effect; remove one")
+    return folding or StepHistory()

@@ -1,0 +1,179 @@
+"""Limits, recovery rules and failure policy of a chain, and the decision whether a turn ends it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from agentfly.errors import ConfigError
+from agentfly.tooling import ToolResult
+from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment
+from agentfly.types import MAX_CALLS, Reply
+from agentfly.validation import PositiveFloat, PositiveInt, validate_fields
+
+
+class NextStep(enum.Enum):
+    """How a chain proceeds."""
+
+    END = "end"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRule:
+    """What happens after a turn without progress."""
+
+    then: NextStep = NextStep.CONTINUE
+    nudge: str | None = None
+    """A user message to continue with; None adds no message."""
+    limit: int | None = 3
+    """Consecutive turns of this kind that are allowed; one more ends the chain. None: no limit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "then", NextStep(self.then))
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"a recovery rule's limit must be at least 1, not {self.limit}; None means no limit")
+        if self.then is NextStep.END and self.nudge is not None:
+            raise ConfigError("a recovery rule that ends the chain cannot have a nudge; write then='continue'")
+
+    @classmethod
+    def of(cls, value: RecoveryRule | str | Mapping[str, Any]) -> RecoveryRule:
+        """Convert `"end"`, `"continue"`, a rule, or a mapping with the fields of a rule."""
+        if isinstance(value, RecoveryRule):
+            return value
+        try:
+            return cls(value) if isinstance(value, str) else cls(**value)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{value!r} is not a recovery rule; write 'end', 'continue', or "
+                f"RecoveryRule(then, nudge=…, limit=…) ({error})"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class LoopControl:
+    """The recovery rules of an agent."""
+
+    on_no_call: RecoveryRule
+    """A reply without a call. Ending here makes the reply the final answer."""
+    on_invalid_call: RecoveryRule
+    """A call that cannot be run: unreadable, unknown tool, invalid arguments."""
+    on_tool_error: RecoveryRule
+    """A tool whose own code raised or timed out."""
+
+
+StopDecision = tuple[StopReason | None, Sequence[str]]
+"""Why the chain ends after this turn (None: it continues), and user messages to continue with."""
+
+
+class StopPolicy:
+    """Decides after each turn of one chain whether the chain ends."""
+
+    __slots__ = ("_control", "_failed_turns")
+
+    def __init__(self, control: LoopControl) -> None:
+        self._control = control
+        self._failed_turns: dict[StopReason, int] = {}
+        """Turns without progress since the last one with progress, by the stop reason they lead to."""
+
+    def decide(self, reply: Reply, results: Sequence[ToolResult], cut: StopReason | None) -> StopDecision:
+        """`cut`: the limit that truncated the turn; None if the model ended the turn itself."""
+        statuses = {result.status for result in results}
+        if any(result.ends_chain for result in results):
+            return StopReason.TOOL_END, ()
+        if cut is not None and CallStatus.OK not in statuses:
+            return cut, ()
+        if reply.answer is not None:
+            return StopReason.ANSWER, ()
+        if CallStatus.ERROR in statuses:
+            return self._count_failure(self._control.on_tool_error, StopReason.TOOL_FAULT)
+        if results and not reply.problems and statuses <= _SUCCESSFUL:
+            if self._failed_turns:
+                self._failed_turns.clear()
+            return None, ()
+        if results:
+            return self._count_failure(self._control.on_invalid_call, StopReason.INVALID_CALL)
+        if reply.problems:
+            stop, nudge = self._count_failure(self._control.on_invalid_call, StopReason.INVALID_CALL)
+            return stop, (f"Error: your reply could not be read: {'; '.join(reply.problems)}.", *nudge)
+        ends = self._control.on_no_call.then is NextStep.END
+        return self._count_failure(self._control.on_no_call, StopReason.ANSWER if ends else StopReason.NO_CALL)
+
+    def _count_failure(self, rule: RecoveryRule, stop: StopReason) -> StopDecision:
+        count = self._failed_turns[stop] = self._failed_turns.get(stop, 0) + 1
+        if rule.then is NextStep.END or (rule.limit is not None and count > rule.limit):
+            return stop, ()
+        return None, () if rule.nudge is None else (rule.nudge,)
+
+
+_SUCCESSFUL = {CallStatus.OK, CallStatus.SKIPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLimits:
+    """Limits of one chain. None means no limit."""
+
+    max_turns: PositiveInt = 10
+    """Replies of the model, including summaries."""
+    max_chain_tokens: PositiveInt | None = None
+    """Sampled tokens of the whole chain."""
+    context_length: PositiveInt | None = None
+    """Tokens of prompt and reply together; the backend's own limit applies as well."""
+    chain_seconds: PositiveFloat | None = None
+    """Wall-clock seconds of the chain."""
+    max_calls_per_turn: PositiveInt = 64
+    """Tool calls of one reply that are run, up to MAX_CALLS. The first call above the limit is answered with an error
+    that states the limit and counts as invalid; it and all later calls are not run."""
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+        if self.max_calls_per_turn > MAX_CALLS:
+            raise ConfigError(f"max_calls_per_turn must be at most {MAX_CALLS}, not {self.max_calls_per_turn}")
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """How training treats a failed chain, per kind of failure, and how often it is retried."""
+
+    retries: int = 1
+    """Further attempts with new environment instances after an environment or backend fault; also further calls of a
+    reward that failed."""
+    environment: TrainingTreatment = TrainingTreatment.MASK
+    backend: TrainingTreatment = TrainingTreatment.MASK
+    agent: TrainingTreatment = TrainingTreatment.MASK
+    reward: TrainingTreatment = TrainingTreatment.MASK
+    tool: TrainingTreatment = TrainingTreatment.MASK
+    timeout: TrainingTreatment = TrainingTreatment.MASK
+    cancelled: TrainingTreatment = TrainingTreatment.MASK
+    truncation: TrainingTreatment = TrainingTreatment.TRAIN
+    parse: TrainingTreatment = TrainingTreatment.TRAIN
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ConfigError(f"retries must be 0 or more, not {self.retries}")
+
+    @classmethod
+    def of(cls, value: FailurePolicy | Mapping[str, Any] | None) -> FailurePolicy:
+        """Convert a policy, or a mapping of its fields with treatments by name; None is the default policy."""
+        if value is None or isinstance(value, FailurePolicy):
+            return value or cls()
+        try:
+            given: dict[str, Any] = {n: v if n == "retries" else TrainingTreatment(v) for n, v in value.items()}
+            return cls(**given)
+        except (AttributeError, TypeError, ValueError) as error:
+            known = ", ".join(field.name for field in fields(cls))
+            treatments = ", ".join(treatment.value for treatment in TrainingTreatment)
+            raise ConfigError(
+                f"{value!r} is not a failure policy; it maps {known} to {treatments} (retries to a number)"
+            ) from error
+
+    def treatment(self, kind: FailureKind | None) -> TrainingTreatment:
+        """How training treats a chain that ended in this kind of failure; None: without failure."""
+        treatment: TrainingTreatment = TrainingTreatment.TRAIN if kind is None else getattr(self, kind.value)
+        return treatment
+
+    def should_retry(self, kind: FailureKind) -> bool:
+        """Whether a new attempt could succeed: neither the model nor the user's code caused the failure."""
+        return kind in (FailureKind.ENVIRONMENT, FailureKind.BACKEND)

@@ -1,0 +1,268 @@
+"""Console logger: a live panel in a terminal, one line per step elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentfly.runs.directory import RunDirectory
+from agentfly.runs.formatting import figures, format_duration, format_eval_details, sanitize
+from agentfly.runs.record import PHASES, Alarm, EvalFigures, Progress, StepRecord
+
+ETA_STEPS = 20
+"""Number of recent steps whose mean duration gives the remaining time."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+COLORS = {
+    "generate": "green",
+    "tools": "yellow",
+    "update": "bright_blue",
+    "waiting": "red",
+    "publish": "magenta",
+    "evaluate": "cyan",
+    "save": "bright_white",
+    "other": "bright_black",
+}
+"""The color of each phase; those of the model and the tools match their text."""
+CELL_WIDTH = 19
+"""Width of a metric in columns."""
+MAX_ALARMS = 3
+"""Number of latest alarms shown."""
+
+
+class ConsoleLogger:
+    """Shows a run in a terminal or as log lines."""
+
+    def __init__(self, directory: RunDirectory, console: Console | None = None) -> None:
+        self._directory = directory
+        self._console = console or Console()
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._records: list[StepRecord] = []
+        self._progress: Progress | None = None
+        self._title = ""
+        self._steps = 0
+        self._previous_seconds = 0.0
+        """Duration of the run before it was resumed."""
+        self._started = time.monotonic()
+        self._step_ends: deque[float] = deque([self._started], ETA_STEPS + 1)
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._panel)
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        self._records = self._directory.records()
+        self._previous_seconds = sum(sum(record.seconds.values()) for record in self._records)
+        self._title = _title(config, self._directory.path)
+        self._steps = int(config.get("steps") or 0)
+        self._started = time.monotonic()
+        self._step_ends = deque([self._started], ETA_STEPS + 1)
+        if self._is_live:
+            self._live.start()
+        else:
+            self._print(Text(sanitize(f"{self._title} · {self._steps} steps")))
+
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def step(self, record: StepRecord) -> None:
+        self._progress = None
+        self._steps = record.steps
+        self._records = [*self._records, record]  # another thread may be rendering the list
+        if record.metrics:
+            self._step_ends.append(time.monotonic())
+        if not self._is_live:
+            for line in self._lines(record):
+                self._print(Text(sanitize(line)))
+
+    def close(self) -> None:
+        if self._live.is_started:
+            self._live.stop()
+
+    def _remaining_seconds(self) -> float | None:
+        if len(self._step_ends) < 2:
+            return None
+        pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+        return max((self._steps - self._records[-1].step) * pace - (time.monotonic() - self._step_ends[-1]), 0.0)
+
+    def _panel(self) -> RunPanel:
+        elapsed = self._previous_seconds + time.monotonic() - self._started
+        done = bool(self._records) and self._records[-1].step >= self._steps
+        left = None if done else self._remaining_seconds()
+        return RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress)
+
+    def _lines(self, record: StepRecord) -> list[str]:
+        lines = []
+        if record.metrics:
+            parts = [f"step {record.step:>{len(str(record.steps))}}/{record.steps}"]
+            if "reward/mean" in record.metrics:
+                parts.append(f"reward {record.metrics['reward/mean']:.3f}")
+            parts += [f"{label} {value}" for label, value in figures(record)]
+            parts += [f"{sum(record.seconds.values()):.3g} s"] if record.seconds else []
+            left = self._remaining_seconds()
+            parts += [f"{format_duration(left)} left"] if left else []
+            lines.append("  ".join(parts))
+        if record.eval is not None:
+            held_out = record.eval
+            when = f"after step {record.step}" if record.step else "before training"
+            interval = f"({held_out.low:.3f} to {held_out.high:.3f}, {held_out.tasks} tasks)"
+            details = format_eval_details(held_out)
+            lines.append(f"held out {when}: reward {held_out.reward:.3f} {interval}{details}")
+        alarms = (f"ALARM {a.kind}: {a.message} [chains {', '.join(a.chains) or 'none'}]" for a in record.alarms)
+        return [*lines, *alarms]
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False)
+
+
+def _title(config: Mapping[str, Any], path: Path) -> str:
+    parts = [config.get("recipe"), config.get("model"), config.get("algorithm")]
+    names = [each.get("name") if isinstance(each, Mapping) else each for each in parts]
+    return " · ".join(["agentfly", *(Path(str(each)).name for each in names if each), path.name])
+
+
+@dataclass(frozen=True, slots=True)
+class RunPanel:
+    """The state of a run as one compact panel."""
+
+    title: str
+    records: Sequence[StepRecord]
+    """All steps so far, including the evaluation before training."""
+    steps: int
+    elapsed: float
+    left: float | None
+    """Remaining seconds; None if unknown."""
+    progress: Progress | None = None
+    """Progress of the current step; None between steps."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        trained = [record for record in self.records if record.metrics]
+        parts: list[RenderableType] = [self._progress_row(trained)]
+        if trained:
+            parts += [
+                Text(),
+                _reward_rows(self.records, trained, width - 4),
+                _metric_rows(trained[-1], self.progress, width - 4),
+            ]
+            parts += [_time_rows(trained[-1].seconds, width - 4)]
+        elif self.records and self.records[0].eval is not None:
+            parts += [Text.assemble(("held out ", "dim"), _interval(self.records[0].eval), (" before training", "dim"))]
+        parts += _alarm_rows([alarm for record in self.records for alarm in record.alarms])
+        yield Panel(Group(*parts), title=Text(self.title, "bold"), title_align="left", border_style="bright_blue",
+                    subtitle=_subtitle(self.progress), subtitle_align="right", width=width)  # fmt: skip
+
+    def _progress_row(self, trained: Sequence[StepRecord]) -> Table:
+        done = trained[-1].step if trained else 0
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(max(self.steps, 1), done, complete_style="bright_blue", finished_style="green")
+        times = Text(format_duration(self.elapsed), "dim")
+        if self.left is not None:
+            times.append(", ").append(f"{format_duration(self.left)} left", "bold not dim")
+        grid.add_row(Text.assemble(("step ", "dim"), (f"{done}/{self.steps}", "bold")), bar, times)
+        return grid
+
+
+def _reward_rows(records: Sequence[StepRecord], trained: Sequence[StepRecord], width: int) -> Group:
+    series = rewards(trained)
+    if not series:
+        return Group(Text("no reward", "dim"))
+    line = Text.assemble(("reward ", "dim"), (f"{series[-1]:.3g}", "bold green"))
+    line.append_text(_change(series))
+    line.append("  best ", "dim").append(f"{max(series):.3g}")
+    evals = [record.eval for record in records if record.eval is not None]
+    if evals:
+        line.append("   held out ", "dim")
+        line.append(f"{evals[0].reward:.3g} → " if len(evals) > 1 else "").append_text(_interval(evals[-1]))
+    return Group(line, Text(sparkline(series, width), "green", no_wrap=True, overflow="crop"))
+
+
+def _change(series: Sequence[float], over: int = 20) -> Text:
+    """Recent change of the reward: the mean of the last steps minus that of as many steps before."""
+    half = min(over, len(series)) // 2
+    if half < 2:
+        return Text()
+    change = sum(series[-half:]) / half - sum(series[-2 * half : -half]) / half
+    arrow, style = ("↗", "green") if change > 0.005 else ("↘", "red") if change < -0.005 else ("→", "dim")
+    return Text(f" {arrow} {change:+.2f}", style)
+
+
+def _interval(figures: EvalFigures) -> Text:
+    known = math.isfinite(figures.low)
+    bounds = f" ({figures.low:.2f}–{figures.high:.2f})" if known else ""
+    return Text.assemble((f"{figures.reward:.3g}", "bold"), (bounds + format_eval_details(figures), "dim"))
+
+
+def _metric_rows(record: StepRecord, progress: Progress | None, width: int) -> Table:
+    cells = [Text.assemble((f"{label} ", "dim"), value) for label, value in figures(record)]
+    lent, waiting = (record.lent, record.waiting) if progress is None else (progress.lent, progress.waiting)
+    cells.append(Text.assemble(("lent/waiting ", "dim"), f"{lent}/", (f"{waiting}", "yellow" if waiting else "")))
+    across = max(width // CELL_WIDTH, 1)
+    grid = Table.grid(expand=True)
+    for _ in range(across):
+        grid.add_column(ratio=1, no_wrap=True)
+    for start in range(0, len(cells), across):
+        grid.add_row(*cells[start : start + across])
+    return grid
+
+
+def _time_rows(seconds: Mapping[str, float], width: int) -> Group:
+    """A bar with the fraction of time of each phase of a step, and a legend."""
+    total = sum(seconds.values())
+    if not total > 0:
+        return Group()
+    bar = Text(no_wrap=True, overflow="crop")
+    legend = Text.assemble((f"{total:.3g} s/step", "dim"))
+    at = 0.0
+    for phase in (*PHASES, *(seconds.keys() - set(PHASES))):
+        share = seconds.get(phase, 0.0) / total
+        color = COLORS.get(phase, "white")
+        bar.append("━" * (round((at + share) * width) - round(at * width)), color)
+        at += share
+        if share >= 0.005:
+            legend.append(" ■ ", color).append(f"{phase} ", "dim").append(f"{share:.0%}")
+    return Group(bar, legend)
+
+
+def _alarm_rows(alarms: Sequence[Alarm]) -> Iterable[Text]:
+    for alarm in alarms[-MAX_ALARMS:]:
+        yield Text.assemble(
+            (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow"),
+            (sanitize(alarm.message), "yellow"),
+            (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim"),
+        )
+
+
+def _subtitle(progress: Progress | None) -> Text | None:
+    if progress is None:
+        return None
+    count = f" {progress.done}/{progress.total}" if progress.total else ""
+    return Text(f"{progress.phase}{count}", COLORS.get(progress.phase, "dim"))
+
+
+def rewards(records: Iterable[StepRecord]) -> list[float]:
+    values = (record.metrics.get("reward/mean", math.nan) for record in records)
+    return [value for value in values if math.isfinite(value)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as a line of block characters. With more values than columns, each column is a mean."""
+    if not values or width < 1:
+        return ""
+    columns = min(width, len(values))
+    edges = [round(i * len(values) / columns) for i in range(columns + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[int((mean - low) / span * 7.999)] if span > 0 else BLOCKS[3] for mean in means)

@@ -1,0 +1,259 @@
+"""SessionChannel: the host's end of a session's socket. Every received byte is untrusted until checked.
+
+A frame is a length (4 bytes), a kind (1 byte) and the payload. Kind and length are checked before the payload is read,
+each call has a byte budget, and JSON must have exactly the expected form. Any violation ends the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+QUESTION, ANSWER, OUTPUT, REPLY, DATA = b"Q", b"A", b"O", b"R", b"D"
+_HEADER = struct.Struct(">Ic")
+_MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20}
+_FRAME_COST = 64  # bytes charged per frame, so that empty frames use up the budget too
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CREDENTIALS = struct.Struct("3i")
+
+Form = Mapping[str, Callable[[Any], bool]]
+"""Expected keys of a JSON object, each with a predicate for its value."""
+
+
+class ChannelError(Exception):
+    """The session can no longer be reached."""
+
+
+class ChannelClosed(ChannelError):
+    """The peer closed the channel."""
+
+
+class ProtocolViolation(ChannelError):
+    """The peer sent a message that breaks the protocol."""
+
+
+class ChannelFlooded(ChannelError):
+    """The peer sent more than a call may."""
+
+
+class ChannelTimeout(ChannelError):
+    """No message arrived in time."""
+
+
+class SessionChannel:
+    """Sends and receives the frames of one session."""
+
+    def __init__(self, end: socket.socket, unwrap: Callable[[bytes], bytes] = bytes) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._unwrap = unwrap
+        """Removes the framing of the transport, such as the stream multiplexing of a container engine."""
+        self.gone = False
+        """Whether a call found the peer gone."""
+        self._buffer = bytearray()
+        self._budget = 0
+        self._frames = 0
+        self._waiting: asyncio.Future[None] | None = None
+        self._expired = False
+
+    def hung_up(self) -> bool:
+        """Whether the peer is gone, as far as this is known without a call. Consumes no data."""
+        if self._expired:
+            return True
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the socket and wake the waiting task."""
+        self.expire()
+        self._socket.close()
+
+    def expire(self) -> None:
+        """Make the waiting task, and every later one, raise ChannelTimeout."""
+        self._expired = True
+        if self._waiting and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def allow(self, budget: int) -> None:
+        """Set the number of bytes the peer may still send."""
+        self._budget = budget
+
+    async def send(self, kind: bytes, payload: bytes) -> None:
+        """Send a frame."""
+        view = memoryview(_HEADER.pack(len(payload), kind) + payload)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                await self._wait(writing=True)
+            except OSError as error:
+                self.gone = True
+                raise ChannelClosed(str(error)) from error
+
+    def send_now(self, kind: bytes, payload: bytes) -> None:
+        """Send a short frame without waiting. If the buffer is full the peer does not read; the deadline handles it."""
+        with contextlib.suppress(OSError):
+            self._socket.send(_HEADER.pack(len(payload), kind) + payload)
+
+    async def receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
+        """Return kind and payload of the next frame, which must be of one of these kinds."""
+        if self._expired:
+            raise ChannelTimeout
+        await self._fill(_HEADER.size)
+        length, kind = _HEADER.unpack_from(self._buffer)
+        if kind not in kinds:
+            raise ProtocolViolation(f"a frame of kind {kind!r}")
+        if length > min(_MAX_LENGTH[kind], self._budget):
+            raise ChannelFlooded(f"a frame of {length} bytes")
+        await self._fill(_HEADER.size + length)
+        payload = bytes(memoryview(self._buffer)[_HEADER.size : _HEADER.size + length])
+        del self._buffer[: _HEADER.size + length]
+        self._budget -= length + _FRAME_COST
+        self._frames += 1
+        if self._frames % 64 == 0:  # let other tasks run even while frames arrive without a pause
+            await asyncio.sleep(0)
+        return kind, payload
+
+    async def receive_credentials(self) -> int | None:
+        """Wait for the first bytes. Returns the pid of their sender if the socket has SO_PASSCRED, else None."""
+        await self._wait()
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not data:
+            raise ChannelClosed("closed before its first message")
+        self._buffer += data
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                return int(_CREDENTIALS.unpack(content)[0])
+        return None
+
+    async def _fill(self, size: int) -> None:
+        """Read until the buffer has `size` bytes."""
+        while len(self._buffer) < size:
+            if self._expired:
+                raise ChannelTimeout
+            try:
+                data = self._socket.recv(1 << 18)
+            except BlockingIOError:
+                await self._wait()
+                continue
+            except OSError as error:
+                self.gone = True
+                raise ChannelClosed(str(error)) from error
+            if not data:
+                self.gone = True
+                raise ChannelClosed("the other end is gone")
+            self._buffer += self._unwrap(data)
+
+    async def _wait(self, writing: bool = False) -> None:
+        """Wait until the socket is ready. Reads nothing itself, so a cancellation loses no data."""
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting = loop.create_future()
+        add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+        fd = self._socket.fileno()
+        add(fd, _wake, waiting)
+        try:
+            await waiting
+        finally:
+            remove(fd)
+            self._waiting = None
+        if self._expired:
+            raise ChannelTimeout
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+# Not pydantic: its strings reject lone surrogates, which user code may print and a session must survive.
+def parse(payload: bytes, form: Form, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Parse a JSON object of exactly this form: all required keys, no other keys, every value accepted."""
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolViolation(f"invalid JSON: {type(error).__name__}") from error
+    if not isinstance(value, dict) or not set(form) - optional <= set(value) <= set(form):
+        raise ProtocolViolation("JSON with unexpected keys")
+    for key, found in value.items():
+        if not form[key](found):
+            raise ProtocolViolation(f"an invalid value of {key}")
+    return value
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer from 0 to 2**63 - 1."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string."""
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, so that the text can be encoded."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True)
+class InterpreterReply:
+    """An interpreter's reply to one call. Its form is checked; its content is under the control of user code."""
+
+    status: str
+    value: str | None
+    error: str | None
+    traceback: str | None
+    figures: tuple[bytes, ...]
+    dropped: int
+
+
+_REPLY_FORM: Form = {
+    "id": is_count,
+    "status": ("ok", "error", "exit", "interrupted", "memory").__contains__,
+    "value": _is_text_or_none,
+    "error": _is_text_or_none,
+    "traceback": _is_text_or_none,
+    "figures": lambda value: isinstance(value, list) and len(value) <= 8 and all(map(is_text, value)),
+    "dropped": is_count,
+}
+
+
+def parse_reply(payload: bytes, number: int, max_characters: int) -> InterpreterReply:
+    """Parse an interpreter's reply to call `number`, each text of at most about `max_characters`."""
+    reply = parse(payload, _REPLY_FORM)
+    if reply.pop("id") != number:
+        raise ProtocolViolation("a reply to another call")
+    for key in ("value", "error", "traceback"):
+        text = reply[key]
+        if text is not None:
+            if len(text) > max(max_characters, 2000) + 64:
+                raise ChannelFlooded(f"{key} of {len(text)} characters")
+            reply[key] = replace_surrogates(text)
+    figures = []
+    for text in reply.pop("figures"):
+        try:
+            figures.append(base64.b64decode(text, validate=True))
+        except (ValueError, binascii.Error) as error:
+            raise ProtocolViolation("a figure that is not base64") from error
+        if not figures[-1].startswith(_PNG):
+            raise ProtocolViolation("a figure that is not a PNG")
+    return InterpreterReply(**reply, figures=tuple(figures))

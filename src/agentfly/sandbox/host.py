@@ -1,0 +1,83 @@
+"""SessionHost: the host side of one session. Creates its processes, terminates them, reports how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from agentfly.sandbox import channel as channels
+from agentfly.sandbox.base import Limits
+
+
+class SessionHost(ABC):
+    """Owns the processes, files and channel of one session, and releases all of them on close."""
+
+    channel: channels.SessionChannel
+    folder: str
+    """Working folder, as the session sees it."""
+
+    def __init__(self, limits: Limits, on_closed: Callable[[SessionHost], object]) -> None:
+        self.limits = limits
+        self._on_closed = on_closed
+        self._closing: asyncio.Task[int | None] | None = None
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Create the session; on return its session init is ready for calls."""
+
+    @abstractmethod
+    async def _release(self) -> int | None:
+        """Kill all processes and release all resources.
+
+        Returns the wait status of the session's first process, or None if unknown.
+        """
+
+    @abstractmethod
+    def memory_kills(self) -> int:
+        """Number of processes killed by the kernel for memory, as far as the host can see it."""
+
+    @abstractmethod
+    async def memory(self) -> int | None:
+        """Bytes used by the session; None if they are not accounted."""
+
+    @abstractmethod
+    async def pause(self, paused: bool) -> None:
+        """Stop using CPU time (True), or continue (False)."""
+
+    def start_closing(self) -> asyncio.Task[int | None]:
+        """Start to release everything, once, however often this is called. Returns the task that does it."""
+        if self._closing is None or self._closing.cancelled():  # a loop that shuts down cancels all tasks
+            self._closing = asyncio.get_running_loop().create_task(self._release())
+            self._closing.add_done_callback(self._after_closing)
+        return self._closing
+
+    async def close(self) -> int | None:
+        """Release everything and wait for it. Returns the wait status of the first process, or None if unknown."""
+        while True:
+            closing = self.start_closing()
+            try:
+                return await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not closing.cancelled() or (task is not None and task.cancelling()):
+                    raise  # the caller was cancelled, not the closing task
+
+    def _after_closing(self, closing: asyncio.Task[int | None]) -> None:
+        if not closing.cancelled():
+            self._on_closed(self)
+            closing.exception()  # marks it as retrieved: not every caller of start_closing awaits the task
+
+    async def _wait_until_ready(self) -> None:
+        """Let the session init continue after its `hello`, now that its limits are in place."""
+        await self.channel.send(channels.QUESTION, json.dumps({"do": "start"}).encode())
+        await self._expect("ready")
+
+    async def _expect(self, key: str) -> None:
+        """Wait for the message `{key: 1}` of the session init; raises ProtocolViolation on any other."""
+        _, payload = await self.channel.receive(channels.ANSWER)
+        form = {key: channels.is_count, "failed": channels.is_text}
+        message = channels.parse(payload, form, optional=frozenset(form))
+        if key not in message:
+            raise channels.ProtocolViolation(message.get("failed", "an unexpected message")[:500])

@@ -1,0 +1,127 @@
+"""The zygote: imports the libraries once, then clones a session init for each session. It never runs user code.
+
+It has one thread, as a safe clone requires. When the host closes the control socket, it kills all sessions and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from . import frames, interpreter, isolation, kernel, process_tree, session_init
+
+
+class Zygote:
+    """Opens a session per connection, and kills sessions on request over the control socket."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.control = socket.socket(fileno=config["control"])
+        self.listener = socket.socket(fileno=config["listener"])
+        self.listener.setblocking(False)
+        self.sessions: dict[int, int] = {}
+        """Session number → pid."""
+        self.wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        os.set_blocking(self.wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.own_namespaces = config["confine"] == "namespaces"
+
+    def serve(self) -> None:
+        """Serve the host until it closes the control socket."""
+        poller = select.poll()
+        poller.register(self.listener, select.POLLIN)
+        poller.register(self.control, select.POLLIN)
+        poller.register(self.wake, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if self.wake in ready:
+                for pid, status in process_tree.reap(self.wake):
+                    for session in [number for number, each in self.sessions.items() if each == pid]:
+                        del self.sessions[session]
+                        self.report_end(session, status)
+            self.accept()  # before the control socket: a session is ended after it was requested
+            if self.control.fileno() in ready:
+                message = self.control.recv(65536)
+                if not message:
+                    return
+                session = json.loads(message)["end"]
+                if session in self.sessions:
+                    self.kill(self.sessions[session])
+                else:
+                    self.report_end(session, None)
+
+    def accept(self) -> None:
+        """Open all requested sessions."""
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            with connection, contextlib.suppress(EOFError, ConnectionError):  # the host has given it up
+                connection.setblocking(True)
+                self.open(connection)
+
+    def open(self, host: socket.socket) -> None:
+        """Clone a session init for this connection, whose first frame is the request."""
+        request = json.loads(frames.receive(host, session_init.MAX_QUESTION)[1])
+        try:
+            pid = kernel.clone_into(kernel.NEW_NAMESPACES) if self.own_namespaces else os.fork()
+        except OSError as error:
+            self.report_end(request["id"], None)
+            host.sendall(frames.pack(frames.ANSWER, json.dumps({"failed": str(error)}).encode()))
+            return
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            session_init.main(host, {host.fileno()}, request["limits"], self.config)
+        self.sessions[request["id"]] = pid
+
+    def kill(self, pid: int) -> None:
+        """Kill a session with all its processes; its end is reported when it is reaped."""
+        if not self.own_namespaces:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+            process_tree.kill_below(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def report_end(self, session: int, status: int | None) -> None:
+        """Report the wait status of a session to the host; None if unknown."""
+        with contextlib.suppress(OSError):
+            self.control.send(json.dumps({"ended": session, "status": status}).encode())
+
+
+def main(config: dict[str, Any]) -> None:
+    """Import the libraries, report which were imported, serve until the host is gone, kill all sessions."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o022)
+    sys.path[:0] = config["sites"]
+    preloaded = []
+    for name in config["preload"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+            preloaded.append(name)
+    interpreter.warm_up()
+    zygote = Zygote(config)
+    if not zygote.own_namespaces:
+        kernel.adopt_orphans()
+    gc.collect()
+    gc.freeze()
+    zygote.control.send(json.dumps({"ready": preloaded, "user": isolation.USER}).encode())
+    try:
+        zygote.serve()
+    finally:
+        for pid in list(zygote.sessions.values()):
+            zygote.kill(pid)
+        if not zygote.own_namespaces:  # and what a session init that ended by itself left to this process
+            process_tree.kill_below(os.getpid())
+        os._exit(0)

@@ -1,0 +1,153 @@
+"""Supervised fine-tuning (SFT) on demonstrations, before reinforcement learning.
+
+It uses the learner of reinforcement learning: with an advantage of 1 on every token of the assistant, the plain loss is
+the negative log-likelihood, averaged over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.algorithms.loss import Loss
+from agentfly.backends.engine.loading import load_model, max_positions, resolve_device
+from agentfly.errors import ConfigError, DataError
+from agentfly.models import resolve
+from agentfly.training.batch import ModelInputs, Sample, split_micro_batches
+from agentfly.training.learner import LocalLearner
+from agentfly.training.model import Backbone
+from agentfly.trajectory import Trajectory
+
+_FIT_TOKENS = 512
+"""Tokens whose logits are in memory at once in `measure_fit`; a longer demonstration is measured alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationFit:
+    """How well a model predicts demonstrations, over the tokens of the assistant."""
+
+    loss: float
+    """Mean negative log-likelihood per token, in nats."""
+    accuracy: float
+    """Fraction of tokens that are the model's most likely one."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SftStep:
+    """One optimizer step of SFT."""
+
+    step: int
+    loss: float
+    """On the demonstrations of the step, before it was taken."""
+    validation: DemonstrationFit | None = None
+    """On held-out demonstrations; None where there are none, or none was due."""
+
+
+def build_sft_learner(model: str, *, steps: int, learning_rate: float = 1e-5, seed: int = 0) -> LocalLearner:
+    """A learner for `steps` steps of SFT: linear warm-up over a twentieth of them, then linear decay to 0.
+
+    model: a name of `agentfly models`, a local folder, or a hub name.
+    """
+    return LocalLearner(
+        load_model(resolve(model), resolve_device(None), torch.float32),
+        loss=Loss("plain"),
+        learning_rate=learning_rate,
+        schedule="linear",
+        total_steps=steps,
+        warmup_steps=steps // 20,
+        seed=seed,
+    )
+
+
+def train_sft(
+    learner: LocalLearner,
+    demonstrations: Sequence[Trajectory],
+    *,
+    steps: int,
+    batch_size: int = 8,
+    validation: Sequence[Trajectory] = (),
+    validate_every: int | None = None,
+    prompt_loss_weight: float = 0.0,
+    seed: int = 0,
+    on_step: Callable[[SftStep], None] | None = None,
+) -> list[SftStep]:
+    """Train `steps` optimizer steps on the demonstrations, with `batch_size` segments each.
+
+    The learner must have the plain loss and take one step per update. Each epoch is a random order of all segments.
+    validation: demonstrations to measure, every `validate_every` steps (None: after the last step only).
+    prompt_loss_weight: loss weight of prompt and observation tokens (0 to 1); above 0, a model from scratch learns to
+    copy much sooner.
+    """
+    if learner.loss.surrogate != "plain":
+        raise ConfigError(f"SFT minimizes the plain loss, and this learner has {learner.loss.surrogate!r}")
+    for name, value in (("steps", steps), ("batch_size", batch_size), ("validate_every", validate_every or 1)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value}")
+    if not 0 <= prompt_loss_weight <= 1:
+        raise ConfigError(f"prompt_loss_weight is a number from 0 to 1, not {prompt_loss_weight}")
+    samples = []
+    for segment in demonstration_segments(learner.model, demonstrations):
+        weights = np.where(segment.mask, 1.0, prompt_loss_weight).astype(np.float32)
+        weights[0] = 0.0  # the first token has nothing before it to be predicted from
+        samples.append(Sample(replace(segment, mask=weights > 0), weights, name="demonstration"))
+    held_out = demonstration_segments(learner.model, validation) if validation else []
+    batches = _sample_batches(samples, batch_size, Random(seed))
+    out = []
+    for step in range(1, steps + 1):
+        loss = learner.update(next(batches))["policy/loss"]
+        due = step == steps or (validate_every is not None and step % validate_every == 0)
+        out.append(SftStep(step, loss, measure_fit(learner.model, held_out) if held_out and due else None))
+        if on_step is not None:
+            on_step(out[-1])
+    return out
+
+
+def demonstration_segments(model: Any, demonstrations: Sequence[Trajectory]) -> list[SegmentArrays]:
+    """The segments of the demonstrations that contain replies. Raises DataError where one is too long for the model."""
+    segments = [
+        SegmentArrays.from_segment(segment)
+        for chain in demonstrations
+        for segment in chain.segments
+        if segment.num_sampled
+    ]
+    if not segments:
+        raise DataError("there is nothing to imitate: no demonstration contains a reply")
+    limit = max_positions(model.config.get_text_config())
+    longest = max(len(segment.tokens) for segment in segments)
+    if longest > limit:
+        raise DataError(f"a demonstration has {longest} tokens, and the model has {limit} positions; shorten it")
+    return segments
+
+
+@torch.no_grad()
+def measure_fit(model: Any, segments: Sequence[SegmentArrays]) -> DemonstrationFit:
+    """Loss and accuracy of the model on the masked tokens of the segments."""
+    backbone = Backbone(model)
+    tokens = correct = 0
+    loss = 0.0
+    batches = split_micro_batches(segments, _FIT_TOKENS, lambda each: len(each.tokens), padded=not backbone.packed)
+    for batch in batches:
+        inputs = ModelInputs.from_segments(batch)
+        targets = torch.from_numpy(inputs.targets).long().to(backbone.device)
+        logits = backbone.logits(inputs).float()  # [sampled, vocab]
+        loss += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        correct += int((logits.argmax(-1) == targets).sum())
+        tokens += len(targets)
+    return DemonstrationFit(loss / tokens, correct / tokens, tokens)
+
+
+def _sample_batches(samples: Sequence[Sample], size: int, random: Random) -> Iterator[list[Sample]]:
+    """An endless stream of batches; each epoch is a new random order."""
+    queue: list[Sample] = []
+    while True:
+        while len(queue) < size:
+            queue += random.sample(samples, len(samples))
+        yield queue[:size]
+        del queue[:size]

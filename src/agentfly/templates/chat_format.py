@@ -1,0 +1,223 @@
+"""Declarative chat formats, for models without a chat template or with an unsuitable one.
+
+A format is compiled to a Jinja template, which is then used like any other template.
+
+    ChatFormat(
+        name="plain-turns",
+        user="<|user|>{content}<|end|>",
+        assistant="<|bot|>{content}<|end|>",
+        opening="<|bot|>",
+        close=("<|end|>",),
+    )
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from agentfly.errors import ConfigError
+from agentfly.templates.parsers import PARSERS
+from agentfly.types import ROLES, Role
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_REQUIRED = {
+    "user": ("content",),
+    "assistant": ("content",),
+    "system": ("content",),
+    "tool": ("content",),
+    "tool_group": ("answers",),
+    "tools": ("tools",),
+    "tool_line": ("tool",),
+    "call": ("name", "arguments"),
+    "thinking": ("thinking",),
+}
+"""The placeholders that each text must contain exactly once."""
+_OPTIONAL = {"tool": ("name", "id"), "call": ("id",)}
+"""Optional placeholders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """The text of a conversation for one family of models, with placeholders such as `{content}`."""
+
+    name: str
+    """The name that selects it in `template=`."""
+    user: str
+    """A user turn, around `{content}`."""
+    assistant: str
+    """An assistant turn, around `{content}`: thinking, then text, then calls."""
+    opening: str
+    """The generation prompt: `assistant` up to its content, optionally followed by the opening of thinking."""
+    close: tuple[str, ...]
+    """Special tokens that end an assistant turn. The first of them in `assistant` closes a truncated turn."""
+    begin: str = ""
+    """Text at the start of every conversation."""
+    system: str = ""
+    """A system turn, around `{content}`. Empty: system messages are refused."""
+    default_system: str | None = None
+    """System text for conversations without one; None: they have no system turn."""
+    system_in_user: bool = False
+    """Put the system text before the content of the first user turn, in that turn."""
+    tools: str = ""
+    """Description of `{tools}`, in the system turn after its text. Empty: tools are refused."""
+    tool_line: str = "\n{tool}"
+    """One tool in that list; `{tool}` is its JSON schema."""
+    call: str = ""
+    """One call: `{name}`, `{arguments}` (JSON), `{id}`."""
+    between_calls: str = "\n"
+    """Between the text of a turn and its first call, and between calls."""
+    tool: str = ""
+    """One tool result: `{content}`, `{name}`, `{id}`. Empty: tool results are refused."""
+    tool_group: str = "{answers}"
+    """Text around all tool results of one turn (`{answers}`)."""
+    thinking: str = ""
+    """Earlier thinking, before the text of a turn. Empty: earlier thinking is not rendered."""
+    trim: tuple[Role, ...] = ()
+    """Roles whose text is stripped of surrounding whitespace."""
+    image: str = ""
+    """The image placeholder. Empty: images are refused."""
+    parser: str = "plain"
+    """The name of the tool-call parser, a key of `agentfly.templates.parsers.PARSERS`."""
+
+    def __post_init__(self) -> None:
+        for field, needed in _REQUIRED.items():
+            self._check(field, needed)
+        head, _, tail = self.assistant.partition("{content}")
+        if not self.close or not any(token in tail for token in self.close):
+            self._refuse("close", f"{self.close} must end a turn: write one of them into assistant, behind {{content}}")
+        if not self.opening.startswith(head):
+            self._refuse(
+                "opening",
+                f"{self.opening!r} must begin like assistant, with {head!r}: a sampled turn becomes history",
+            )
+        if self.tools and not (self.call and self.tool):
+            self._refuse("tools", "are described, but call or tool (the answer) is missing")
+        if self.system_in_user and not self.system:
+            self._refuse("system_in_user", "needs system, for instance '{content}\\n\\n'")
+        if unknown := set(self.trim) - set(ROLES):
+            self._refuse("trim", f"{sorted(unknown)} are no roles; roles are {', '.join(ROLES)}")
+        if self.parser not in PARSERS:
+            self._refuse("parser", f"{self.parser!r} is none of {', '.join(PARSERS)}")
+
+    def _check(self, field: str, needed: tuple[str, ...]) -> None:
+        text: str = getattr(self, field)
+        if not text and field not in ("user", "assistant", "tool_group", "tool_line"):
+            return
+        found = _PLACEHOLDER.findall(text)
+        known = (*needed, *_OPTIONAL.get(field, ()))
+        if missing := [name for name in needed if found.count(name) != 1]:
+            self._refuse(field, f"must hold {{{missing[0]}}} once, and has it {found.count(missing[0])} times")
+        if unknown := [name for name in found if name not in known]:
+            self._refuse(field, f"knows no {{{unknown[0]}}}; it may hold {', '.join(f'{{{name}}}' for name in known)}")
+
+    def _refuse(self, field: str, why: str) -> None:
+        raise ConfigError(f"chat format {self.name!r}: {field} {why}")
+
+    def jinja(self) -> str:
+        """Compile the format to a Jinja chat template."""
+        head, tail = self.tool_group.split("{answers}")
+        system = _jinja_output(self.system, content="system") if self.system else self._raise_missing("system turn")
+        if self.system_in_user:
+            system = f"{{%- set first.prefix %}}{system}{{%- endset %}}"
+        parts = {
+            "begin": _jinja_output(self.begin),
+            "trim": json.dumps(self.trim),
+            "image": _jinja_output(self.image) if self.image else self._raise_missing("place for a picture"),
+            "default_system": "none" if self.default_system is None else _jinja_string(self.default_system),
+            "tool_line": _jinja_output(self.tool_line, tool="tool | tojson"),
+            "tools": _jinja_output(self.tools, tools="described")
+            if self.tools
+            else self._raise_missing("way to describe tools"),
+            "system": system,
+            "user": _jinja_output(self.user, content="first.prefix ~ text_of(message.content, 'user')"),
+            "thinking": _jinja_output(self.thinking, thinking="message.thinking or message.reasoning_content"),
+            "between_calls": _jinja_output(self.between_calls),
+            "call": _jinja_output(
+                self.call, name="call.function.name", arguments="call.function.arguments | tojson", id="call.id"
+            )
+            if self.call
+            else self._raise_missing("way to write a call"),
+            "assistant": _jinja_output(self.assistant, content="text ~ calls"),
+            "head": _jinja_output(head),
+            "tool": _jinja_output(
+                self.tool, content="text_of(message.content, 'tool')", name="message.name", id="message.tool_call_id"
+            )
+            if self.tool
+            else self._raise_missing("way to show a tool's answer"),
+            "tail": _jinja_output(tail),
+            "later_system": self._raise_missing("place for a later system message")
+            if self.system_in_user or not self.system
+            else _jinja_output(self.system, content="text_of(message.content, 'system')"),
+            "opening": _jinja_output(self.opening),
+        }
+        return re.sub(r"<<(\w+)>>", lambda part: parts[part[1]], _SKELETON).strip()
+
+    def _raise_missing(self, what: str) -> str:
+        return f"{{{{- raise_exception({_jinja_string(f'chat format {self.name} has no {what}')}) }}}}"
+
+
+def _jinja_string(text: str) -> str:
+    """A Jinja string literal. Special tokens in it stay readable, because families are detected by the source."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _jinja_output(text: str, **values: str) -> str:
+    """Jinja that outputs the text with its placeholders replaced by expressions."""
+    pieces = _PLACEHOLDER.split(text) if values else [text]
+    outputs = [f"({values[piece]})" if i % 2 else _jinja_string(piece) for i, piece in enumerate(pieces) if piece]
+    return "".join(f"{{{{- {output} }}}}" for output in outputs)
+
+
+_SKELETON = """
+{%- macro text_of(content, role) %}
+  {%- for part in ([content] if content is string else content or []) %}
+    {%- if part is string or part.type == 'text' %}
+      {%- set text = part if part is string else part.text %}
+      {{- text | trim if role in <<trim>> else text }}
+    {%- else %}
+      <<image>>
+    {%- endif %}
+  {%- endfor %}
+{%- endmacro %}
+<<begin>>
+{%- set first = namespace(prefix='') %}
+{%- set given = messages[0].role == 'system' %}
+{%- set system = text_of(messages[0].content, 'system') if given else <<default_system>> %}
+{%- if tools %}
+  {%- set described %}{% for tool in tools %}<<tool_line>>{% endfor %}{% endset %}
+  {%- set described %}<<tools>>{% endset %}
+  {%- set system = described if system is none else system ~ '\n\n' ~ described %}
+{%- endif %}
+{%- if system is not none %}
+  <<system>>
+{%- endif %}
+{%- for message in (messages[1:] if given else messages) %}
+  {%- if message.role == 'user' %}
+    <<user>>
+    {%- set first.prefix = '' %}
+  {%- elif message.role == 'assistant' %}
+    {%- set text %}
+      {%- if message.thinking or message.reasoning_content %}<<thinking>>{% endif %}
+      {{- text_of(message.content, 'assistant') }}
+    {%- endset %}
+    {%- set calls %}
+      {%- for call in message.tool_calls or [] %}
+        {%- if message.content or not loop.first %}<<between_calls>>{% endif %}
+        <<call>>
+      {%- endfor %}
+    {%- endset %}
+    <<assistant>>
+  {%- elif message.role == 'tool' %}
+    {%- if loop.first or loop.previtem.role != 'tool' %}<<head>>{% endif %}
+    <<tool>>
+    {%- if loop.last or loop.nextitem.role != 'tool' %}<<tail>>{% endif %}
+  {%- else %}
+    <<later_system>>
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  <<opening>>
+{%- endif %}
+"""

@@ -1,0 +1,227 @@
+"""Rendering of Jinja chat templates: compiled once, with a fixed date; every failure is a TemplateError.
+
+A template is third-party code: any exception that it raises means that it cannot render the conversation.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentfly.errors import TemplateError
+from agentfly.templates.tokenizer import ChatTokenizer
+from agentfly.types import Message, ToolCall
+
+_NON_TEXT_FIELDS = ("role", "type")
+"""Message fields that templates compare and that never hold text of a message."""
+_ATTRIBUTE_FILTERS = frozenset(
+    {"attr", "default", "groupby", "join", "map", "rejectattr", "selectattr", "sort", "tojson"}
+)
+
+
+class Renderer:
+    """A compiled template with its variables, and the message format that it expects."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        name: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        today: datetime.date | None = None,
+        image: str = "",
+    ) -> None:
+        """`variables` are passed by name; `today` is the date that the template may print (None: the current day).
+
+        `image` is the image placeholder for templates that render text only.
+        """
+        self.name = name
+        self.image = image
+        environment = _make_environment(today or datetime.date.today())
+        try:
+            self._compiled = environment.from_string(source)
+            self.literals = frozenset(_comparison_literals(environment.parse(source)))
+            """Strings that the template may compare with the text of a message."""
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"template {name!r} does not compile: line {error.lineno}: {error.message}") from error
+        self.reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        """Names of the variables that the template reads."""
+        self._variables = {"documents": None, **(variables or {}), "tools": [dict(tool) for tool in tools] or None}
+        self._needs_content_parts = not self._renders_text("zQ") and self._renders_text([_TEXT])
+        self._string_arguments = self._needs_short_ids = False
+        self._string_arguments = self._wants_string_arguments()
+        self._needs_short_ids = (
+            self._try(_conversation_with_call("c1")) is None
+            and self._try(_conversation_with_call("call00000")) is not None
+        )
+
+    def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        """Render a conversation; `open_turn`: with the generation prompt."""
+        return self._run([self._to_dict(message) for message in messages], open_turn)
+
+    def _run(self, messages: list[dict[str, Any]], open_turn: bool) -> str:
+        try:
+            return self._compiled.render(self._variables, messages=messages, add_generation_prompt=open_turn)
+        except Exception as error:
+            roles = ", ".join(message["role"] for message in messages)
+            reason = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise TemplateError(f"template {self.name!r} cannot render the roles {roles}: {reason}") from error
+
+    def call_id(self, given: str) -> str:
+        """A call id as the template accepts it: some (Mistral) accept only nine letters or digits."""
+        if not self._needs_short_ids or re.fullmatch(r"[A-Za-z0-9]{9}", given):
+            return given
+        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the rendered prompt depends on the tools."""
+        with_tools = self._render_user("u")
+        variables = self._variables
+        self._variables = {**variables, "tools": None}
+        without = self._render_user("u")
+        self._variables = variables
+        return with_tools not in ("", without)
+
+    @cached_property
+    def shows_images(self) -> bool:
+        """Whether the template itself renders an image placeholder."""
+        image = {"type": "image", "image": "data:,"}
+        return self._renders_text([_TEXT, image]) and self._render_user([_TEXT, image]) != self._render_user([_TEXT])
+
+    def _to_dict(self, message: Message) -> dict[str, Any]:
+        out = message.to_dict()
+        if message.thinking:
+            out["thinking"] = message.thinking
+        for call in out.get("tool_calls", ()):
+            if self._string_arguments:
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            if self._needs_short_ids:
+                call["id"] = self.call_id(call.get("id", ""))
+        if self._needs_short_ids and message.role == "tool":
+            out["tool_call_id"] = self.call_id(message.tool_call_id)
+        if self._needs_content_parts and isinstance(message.content, str):
+            out["content"] = [{"type": "text", "text": message.content}]
+        elif not isinstance(message.content, str) and not (message.images and self.shows_images):
+            if message.images and not self.image:
+                raise TemplateError(
+                    f"template {self.name!r} has no place for a picture, and no image placeholder is known for it"
+                )
+            out["content"] = "".join(part if isinstance(part, str) else self.image for part in message.content)
+        return out
+
+    # ── the message format that the template expects, found by rendering probes ──
+
+    def _render_user(self, content: object) -> str:
+        try:
+            return self._run([{"role": "user", "content": content}], True)
+        except TemplateError:
+            return ""
+
+    def _renders_text(self, content: object) -> bool:
+        """Whether the template renders the text in such content, instead of printing the list."""
+        text = self._render_user(content)
+        return "zQ" in text and "'type'" not in text and '"type"' not in text
+
+    def _try(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self.render(messages)
+        except TemplateError:
+            return None
+
+    def _wants_string_arguments(self) -> bool:
+        """Whether the template fails on arguments as an object or prints them as Python, but accepts a JSON string."""
+        text = self._try(_conversation_with_call("call00000"))
+        if text is not None and "{'q'" not in text:
+            return False
+        self._string_arguments = True
+        return '{"q"' in (self._try(_conversation_with_call("call00000")) or "")
+
+
+def special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
+    """The variables that Hugging Face passes to every template: `bos_token`, `eos_token` and so on."""
+    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
+
+
+_TEXT = {"type": "text", "text": "zQ"}
+
+
+def _conversation_with_call(call_id: str) -> list[Message]:
+    call = ToolCall("f", {"q": "x"}, call_id)
+    return [
+        Message("user", "u"),
+        Message("assistant", "", (call,)),
+        Message("tool", "r", name="f", tool_call_id=call_id),
+    ]
+
+
+def _make_environment(today: datetime.date) -> jinja2.Environment:
+    """The Jinja environment that chat templates expect. The date is fixed: prompts must not change at midnight."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+                separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment.filters["tojson"] = to_json
+    midnight = datetime.datetime.combine(today, datetime.time())
+    environment.globals.update(raise_exception=raise_exception, strftime_now=midnight.strftime)
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks assistant text in some templates; this extension renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _comparison_literals(tree: nodes.Template) -> Iterator[str]:
+    """Yield the strings that the text of a message could be compared with or searched for."""
+    for node in tree.find_all(nodes.Compare):
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        if not any(_field_name(operand) in _NON_TEXT_FIELDS for operand in operands):
+            yield from _string_constants(operands)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr != "get":
+            yield from _string_constants(call.args)
+    for used in tree.find_all((nodes.Filter, nodes.Test)):
+        if isinstance(used, nodes.Filter | nodes.Test) and used.name not in _ATTRIBUTE_FILTERS:
+            yield from _string_constants(used.args)
+    for assignment in tree.find_all(nodes.Assign):
+        yield from _string_constants([assignment.node])
+
+
+def _field_name(node: nodes.Node) -> str:
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        return str(node.arg.value)
+    return node.name if isinstance(node, nodes.Name) else ""
+
+
+def _string_constants(operands: Sequence[nodes.Node]) -> Iterator[str]:
+    for operand in operands:
+        if isinstance(operand, nodes.Const) and isinstance(operand.value, str) and operand.value.strip():
+            yield operand.value
+        elif isinstance(operand, nodes.List | nodes.Tuple):
+            yield from _string_constants(operand.items)

@@ -1,0 +1,367 @@
+"""Messages to tokens and back: `start` renders a conversation, `extend` what follows a turn, `write` an assistant turn.
+
+Invariant: sampled tokens are never decoded and encoded again. `extend` renders a placeholder conversation with the
+template's own Jinja, cuts it after the closing token of the placeholder's assistant turn, and keeps the rest. A control
+token splits text before any merge, so the rest is exactly what the template would render after the sampled turn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from agentfly.errors import ConfigError, TemplateError
+from agentfly.templates.codec import Codec, match_any, unused_character
+from agentfly.templates.forms import Form, learn_form
+from agentfly.templates.rendering import Renderer, special_tokens
+from agentfly.templates.tokenizer import ChatTokenizer
+from agentfly.types import Message, Reply, ToolCall
+
+GUARDED = frozenset({"user", "tool"})
+"""Roles whose text must never become a control token; system text and earlier assistant turns are trusted."""
+_THINKING_OPENINGS = ("<think>", "[THINK]", "<|START_THINKING|>", "<mm:think>", "<|open|>think<|sep|>")
+"""Endings of a prompt that has already opened the model's thinking."""
+
+_MAX_PENDING_TOKENS = 64
+"""Maximum number of streamed tokens that are withheld because their text ends in an incomplete character."""
+
+
+class Rendering(Protocol):
+    """Renders messages: returns the closing token before them and their text. `guard` splits forged control tokens."""
+
+    __name__: str
+
+    def __call__(self, messages: Sequence[Message], guard: str) -> tuple[int, str]: ...
+
+
+class TurnParser(Protocol):
+    """Parses the text of one assistant turn; never raises."""
+
+    def __call__(self, text: str) -> Reply: ...
+
+
+class History(enum.Enum):
+    """What later turns see of earlier ones if the template's full rendering rewrites them (Qwen3, gpt-oss)."""
+
+    APPEND = "append"
+    """Everything stays as sampled; one segment per chain."""
+    TEMPLATE = "template"
+    """As the template renders it, e.g. without earlier thinking; each rewrite seals a segment and starts the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The tokens that follow a sampled turn."""
+
+    close: int
+    """The token that closes such a turn in the template; needed if the turn was truncated before it."""
+    ids: list[int]
+    """From after the closing token up to and including the generation prompt of the next turn."""
+    closers: frozenset[int]
+    """Sampled tokens that are equivalent to `close`: all stop tokens; only `close` if it opens the next turn (GLM)."""
+
+    def after(self, last: int | None) -> list[int]:
+        """The tokens to append to a turn whose last token is `last`: `ids`, after `close` if the turn lacks it."""
+        return self.ids if last in self.closers else [self.close, *self.ids]
+
+
+class Template:
+    """One chat format over one tokenizer, with one set of tools."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        source: str,
+        *,
+        close: Sequence[str],
+        stop: Sequence[str] = (),
+        parser: TurnParser,
+        name: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        history: History = History.APPEND,
+        variables: Mapping[str, Any] | None = None,
+        today: datetime.date | None = None,
+        image: str = "",
+    ) -> None:
+        """`source` is Jinja; `close` are the tokens that may end an assistant turn; `variables` are passed by name.
+
+        `stop`: the tokens of `close` that end sampling; empty: all of them (gpt-oss also ends thinking with `<|end|>`).
+        `today`: the date that the template may print; None is the day of construction. It does not change afterwards.
+        `image`: the image placeholder for templates that render text only; empty: such templates refuse images.
+        """
+        self.name = name or "the tokenizer's own"
+        self.source = source
+        self.history = history
+        self.tools = tuple(tools)
+        given = {**special_tokens(tokenizer), **(variables or {})}
+        self._renderer = Renderer(source, name=self.name, tools=tools, variables=given, today=today, image=image)
+        self.render = self._renderer.render
+        self.reads = self._renderer.reads
+        """Names of the variables that the template reads."""
+        self.shows_tools = self._renderer.shows_tools
+        self.shows_images = bool(image) or self._renderer.shows_images
+        self.codec = Codec(tokenizer)
+        self.parser = parser
+        close = [text for text in close if text in self.codec.control]
+        if not close:
+            raise TemplateError(f"template {self.name!r}: the tokenizer has none of the tokens that end its turns")
+        self.stop_ids = frozenset(self.codec.control[text] for text in close if not stop or text in stop)
+        self.close_id = self.codec.control[close[0]]
+        """The token with which the template itself ends a turn."""
+        self._close_pattern = re.compile(match_any(close))
+        self.closes_turns = self._has_closing_token()
+        """An assistant turn ends with a token of its own, not with the token that opens the next turn (GLM)."""
+        self._closers = self.stop_ids if self.closes_turns else None
+        self._forms: dict[tuple[object, ...], Form | None] = {}
+        self._needs_rendering = re.compile(
+            "|".join([self.codec.forged.pattern, *map(re.escape, self._renderer.literals)])
+        )
+        self._own_marks = "".join(
+            set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False)))
+        )
+        self.refused: dict[str, str] = {}
+        """Kinds of delta (see `delta_kind`) that the audit found inexact, with the reason; `extend` refuses them."""
+        self.rewritten: dict[str, str] = {}
+        """Kinds of delta after which the template itself renders earlier turns differently, with the difference."""
+        self.parser_problem = ""
+        """Why the parser does not parse the calls that the template writes; empty if it does."""
+        self.thinking_open = bool(self.thinking_opening(self._generation_prompt()))
+        """Whether the generation prompt opens the model's thinking."""
+        self._opens_thinking = self.thinking_open or any(opening in source for opening in _THINKING_OPENINGS)
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """Encode a whole conversation, up to and including the generation prompt."""
+        encoded = self._encode_by_form(messages, self._render_whole, self.codec.plain_cached)
+        return (encoded or self._encode_rendered(messages, self._render_whole))[1]
+
+    def extend(self, delta: Sequence[Message]) -> Extended:
+        """Encode what follows a sampled turn when `delta` comes next, up to and including the generation prompt.
+
+        All tool results of a turn belong in one delta: some templates render them as one block. Raises TemplateError
+        for a kind of delta that the audit refused.
+        """
+        if self.refused and (reason := self.refused.get(delta_kind(delta))):
+            raise TemplateError(f"template {self.name!r} cannot be extended by {delta_kind(delta)}: {reason}")
+        return self.follow(delta)
+
+    def follow(self, delta: Sequence[Message]) -> Extended:
+        """`extend` without the check against the audit."""
+        encoded = self._encode_by_form(delta, self._render_suffix, self.codec.plain)
+        close, ids = encoded or self._encode_rendered(delta, self._render_suffix)
+        return Extended(close, ids, self._closers or frozenset({close}))
+
+    def parse(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Reply:
+        """Parse one sampled turn. Never raises: the reply reports what cannot be parsed."""
+        return self.parse_text(self.text(ids, prompt))
+
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """Decode a sampled turn, without the token that closes it.
+
+        If `prompt` already opened the model's thinking, the text begins with the opening marker.
+        """
+        text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
+        opening = self._thinking_opening(prompt)
+        return text if text.lstrip().startswith(opening) else opening + text
+
+    def _thinking_opening(self, prompt: Sequence[int]) -> str:
+        return self.thinking_opening(self.codec.decode(list(prompt[-8:]))) if self._opens_thinking else ""
+
+    def stream(self, prompt: Sequence[int] = ()) -> Callable[[Sequence[int]], str]:
+        """Return a function that takes the next tokens of a turn and returns `text` of all of them so far.
+
+        Each token is decoded a constant number of times. A character that is not complete yet is withheld.
+        """
+        ids: list[int] = []
+        decoded = ""  # the text of ids[:end]
+        start = end = 0  # ids[start:end] is the decoding context of the tokens that follow
+        opening = self._thinking_opening(prompt)
+
+        def extend(more: Sequence[int]) -> str:
+            nonlocal decoded, start, end
+            ids.extend(token for token in more if token not in self.stop_ids)
+            context = self.codec.decode(ids[start:end])
+            text = self.codec.decode(ids[start:])
+            if not text.endswith("\ufffd") or len(ids) - end > _MAX_PENDING_TOKENS:
+                decoded += text[len(context) :]
+                start, end = end, len(ids)
+            return decoded if decoded.lstrip().startswith(opening) else opening + decoded
+
+        return extend
+
+    def parse_text(self, text: str) -> Reply:
+        """Parse the text of one turn."""
+        return self.parser(text)
+
+    def write(self, reply: Message) -> list[int]:
+        """Encode a reply as the model would sample it, with the token that ends the turn; the inverse of `parse`."""
+        asked = [Message("user", "u")]
+        prompt = self.render(asked)
+        whole = self.render([*asked, reply], open_turn=False)
+        if not whole.startswith(prompt):
+            raise TemplateError(
+                f"template {self.name!r} opens a turn with {prompt[-24:]!r}, but renders a given reply with another "
+                "beginning: it cannot write an assistant turn"
+            )
+        text = self.cut_after_close(whole[len(prompt) :])
+        for part in (reply.thinking, reply.text):
+            if "".join(part.split()) not in "".join(text.split()):
+                raise TemplateError(f"template {self.name!r} does not write all of a reply: {part!r:.80} is lost")
+        written = len(self.parse_text(self.thinking_opening(prompt) + text).calls) if reply.tool_calls else 0
+        if written != len(reply.tool_calls):
+            raise TemplateError(
+                f"template {self.name!r} does not write all of a reply: of {len(reply.tool_calls)} calls {written} are "
+                f"parsed back from {text!r:.160}"
+            )
+        ids = self.codec.encode(text)
+        if not ids or ids[-1] not in self.stop_ids:  # the turn ends with the token that opens the next (GLM)
+            answers = [Message("tool", "x", name=call.name, tool_call_id=call.id) for call in reply.tool_calls]
+            ids.append(self.follow(answers or asked).close)
+        if not self.stop_ids.isdisjoint(ids[:-1]):
+            raise ConfigError(f"a reply holds a token that ends turns before its end: {reply.text!r:.120}")
+        return ids
+
+    @staticmethod
+    def thinking_opening(prompt: str) -> str:
+        """The opening marker of thinking that a prompt ends with; "" if there is none."""
+        end = prompt.rstrip()
+        return next((opening for opening in _THINKING_OPENINGS if end.endswith(opening)), "")
+
+    def cut_after_close(self, text: str) -> str:
+        """Rendered text up to and including its last closing token; all of it if there is none."""
+        return text[: max((match.end() for match in self._close_pattern.finditer(text)), default=len(text))]
+
+    # ── guard: control tokens spelled out in untrusted text are split by a character that no message contains ──
+
+    def _guard_messages(self, messages: Sequence[Message], guard: str) -> list[Message]:
+        def guard_message(message: Message) -> Message:
+            if message.role not in GUARDED or not any(map(self.codec.forged.search, _texts(message))):
+                return message
+            content = message.content
+            if isinstance(content, str):
+                content = self.codec.cut(content, guard)
+            else:
+                content = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in content)
+            name = self.codec.cut(message.name, guard)
+            call_id = self.codec.cut(message.tool_call_id, guard)
+            return Message(message.role, content, name=name, tool_call_id=call_id)
+
+        return [guard_message(message) for message in messages]
+
+    # ── rendering: a whole conversation, or the part after the closing token of a placeholder turn ──
+
+    def _encode_rendered(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
+        guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
+        close, text = rendering(self._guard_messages(messages, guard), guard)
+        return close, self.codec.encode(text, guard)
+
+    def _render_whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
+        """Render a conversation; also return the token that closes a turn."""
+        return self.close_id, self.render(messages)
+
+    def _render_suffix(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
+        """Return the token that closes the turn before `messages`, and the text from there to the next turn."""
+        mark = f"zQ{guard}Qz"
+        problem = TemplateError(f"template {self.name!r} drops the assistant turn before {delta_kind(messages)}")
+        for turn in _placeholder_turns(mark, messages):
+            try:
+                full = self.render([Message("user", "u"), turn, *messages])
+            except TemplateError as error:
+                problem = error
+                continue
+            at = full.rfind(mark)
+            if at < 0:
+                continue
+            if close := self._close_pattern.search(full, at):
+                return self.codec.control[close[0]], full[close.end() :]
+            problem = TemplateError(
+                f"template {self.name!r} writes no closing token between an assistant turn and {delta_kind(messages)}"
+            )
+        raise problem
+
+    def _has_closing_token(self) -> bool:
+        """Whether an assistant turn ends with its own token, not with the token that opens the next turn."""
+        try:
+            text = self.render([Message("user", "u"), Message("assistant", "zQ")], open_turn=False)
+        except TemplateError:
+            return True
+        return self._close_pattern.search(text, text.rfind("zQ")) is not None
+
+    def _generation_prompt(self) -> str:
+        try:
+            user = [Message("user", "u")]
+            return self.render(user).removeprefix(self.render(user, open_turn=False))
+        except TemplateError:
+            return ""
+
+    # ── fast path: most conversations and deltas fit a form that was learned before ──
+
+    def _encode_by_form(
+        self, messages: Sequence[Message], rendering: Rendering, encode: Callable[[str], Sequence[int]]
+    ) -> tuple[int, list[int]] | None:
+        """The closing token and the ids if `rendering` puts these messages into a known fixed form, else None."""
+        contents: list[str] = []
+        for message in messages:
+            content = message.content
+            if message.role == "assistant" or not isinstance(content, str) or self._needs_rendering.search(content):
+                return None
+            contents.append(content)
+        shape = (rendering.__name__, *[(m.role, m.name) for m in messages])
+        if shape not in self._forms:
+            if len(self._forms) >= 4096:
+                self._forms.clear()
+            self._forms[shape] = self._learn_form(messages, rendering)
+        form = self._forms[shape]
+        if form is None:
+            return None
+        call_ids: list[str] = []
+        if form.shows_ids:
+            call_ids = [self._renderer.call_id(message.tool_call_id) for message in messages]
+            if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
+                return None
+        return form.close, form.ids(contents, call_ids, encode)
+
+    def _learn_form(self, messages: Sequence[Message], rendering: Rendering) -> Form | None:
+        if self.codec.strips_space or any(self.codec.forged.search(message.name) for message in messages):
+            return None
+
+        def render(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
+            filled = [
+                Message(message.role, text, name=message.name, tool_call_id=call_id)
+                for message, text, call_id in zip(messages, contents, call_ids, strict=True)
+            ]
+            return rendering(filled, "\ue000")
+
+        return learn_form(render, len(messages), self.codec)
+
+
+def delta_kind(delta: Sequence[Message]) -> str:
+    """The roles of a delta: `tool`, `tools` (two or more), `user`, `tool, user`, `nothing`."""
+    runs = [(role, len(list(run))) for role, run in groupby(message.role for message in delta)]
+    return ", ".join(role if count == 1 else f"{role}s" for role, count in runs) or "nothing"
+
+
+def _placeholder_turns(mark: str, delta: Sequence[Message]) -> Iterator[Message]:
+    """Assistant turns that may precede `delta`, the most likely first."""
+    answers = [message for message in delta if message.role == "tool"]
+    calls = tuple(ToolCall(m.name or "f", {"q": mark}, m.tool_call_id or f"call{i:05d}") for i, m in enumerate(answers))
+    if calls:
+        yield Message("assistant", "", calls)
+    if len(calls) > 1:
+        yield Message("assistant", "", calls[:1])  # at most one call per turn (Llama)
+    yield Message("assistant", mark, calls[:1])  # the template renders no calls, or there are none
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """All texts of a message that a template may render."""
+    yield message.text
+    yield message.name
+    yield message.tool_call_id
+    if message.thinking or message.tool_calls:
+        yield message.thinking
+        yield json.dumps([call.to_dict() for call in message.tool_calls], ensure_ascii=False, default=str)

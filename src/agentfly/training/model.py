@@ -1,0 +1,152 @@
+"""The trained model run over batches of sequences: `Backbone` (hidden states) and `Policy` (log-probabilities).
+
+Sequences are packed into one row without padding, and attention is computed per sequence. A model whose attention
+cannot be replaced gets rows padded on the right, where causal attention makes padding without effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentfly.backends.engine.attention import attend_dense, register_attention
+from agentfly.backends.engine.model_runner import share_weights
+from agentfly.backends.engine.probe import supports_packing
+from agentfly.errors import describe
+from agentfly.training.batch import ModelInputs
+from agentfly.training.logprobs import Head, TokenScores, score, score_logits
+
+_LOG = logging.getLogger(__name__)
+ATTENTION = "agentfly-training"
+
+
+class Backbone:
+    """A model object of its own over the weights of the given model, without dropout."""
+
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
+        on_cpu = next(model.parameters()).device.type == "cpu"  # on a GPU, launching many small kernels dominates
+        self.packed = on_cpu and supports_packing(model)
+        self.model = share_weights(model, ATTENTION if self.packed else None)
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # Layers checkpoint only in training mode. Their submodules stay in eval mode; dropout rates become 0.
+            for layer in self.model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    layer.training = True
+                    for name, value in list(vars(layer).items()):
+                        if "dropout" in name and isinstance(value, float):
+                            setattr(layer, name, 0.0)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def hidden_states(self, inputs: ModelInputs) -> Tensor:
+        """[sampled, width]: the head's input at the requested positions. The head itself is not computed."""
+
+        def run(**model_inputs: Any) -> Tensor:
+            captured: list[Tensor] = []
+
+            def capture(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                captured.append(args[0])
+                return (args[0][:, :0], *args[1:])
+
+            hook = self.model.get_output_embeddings().register_forward_pre_hook(capture)
+            try:
+                self.model(**model_inputs)
+            finally:
+                hook.remove()
+            return captured[0]
+
+        return self._forward(inputs, run)
+
+    def logits(self, inputs: ModelInputs) -> Tensor:
+        """[sampled, vocab]: the model's output at the requested positions."""
+        return self._forward(inputs, lambda **model_inputs: self.model(**model_inputs).logits)
+
+    def _forward(self, inputs: ModelInputs, run: Callable[..., Tensor]) -> Tensor:
+        lengths = [len(ids) for ids in inputs.input_ids]
+        if self.packed:
+            starts = np.cumsum([0, *lengths[:-1]])
+            position_ids = np.concatenate([np.arange(length) for length in lengths])
+            extra = {"position_ids": self._to_device(position_ids)[None], "lengths": lengths}
+            ids = np.concatenate(inputs.input_ids)[None]  # [1, tokens]
+        else:
+            starts, extra = np.arange(len(lengths)) * max(lengths), {}
+            ids = np.stack([np.pad(each, (0, max(lengths) - len(each))) for each in inputs.input_ids])
+        out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
+        rows = [start + positions for start, positions in zip(starts, inputs.positions, strict=True)]
+        return out.flatten(0, 1).index_select(0, self._to_device(np.concatenate(rows)))
+
+    def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+
+class Policy:
+    """A causal language model that scores sampled tokens."""
+
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
+        self.backbone = Backbone(model, gradient_checkpointing=gradient_checkpointing)
+        self._has_plain_head = _has_plain_head(self.backbone)
+
+    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> TokenScores:
+        """Scores of the sampled tokens, concatenated; one temperature per sequence."""
+        device = self.backbone.device
+        per_token = torch.from_numpy(np.repeat(temperatures, inputs.counts).astype(np.float32)).to(device)
+        targets = torch.from_numpy(inputs.targets).long().to(device)
+        if not self._has_plain_head:
+            return score_logits(self.backbone.logits(inputs), targets, per_token)
+        return score(self.backbone.hidden_states(inputs), Head.from_model(self.backbone.model), targets, per_token)
+
+
+@torch.no_grad()
+def _has_plain_head(backbone: Backbone) -> bool:
+    """Whether `Head` reproduces the model's logits; tested on a probe sequence, not looked up by architecture."""
+    tokens = np.arange(1, 9, dtype=np.int32)
+    probe = ModelInputs((tokens,), (np.arange(8, dtype=np.int32),), tokens)
+    name = type(backbone.model).__name__
+    try:
+        expected: Tensor = backbone.logits(probe).float()
+        logits = Head.from_model(backbone.model).logits(backbone.hidden_states(probe))
+    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+        _LOG.warning("the logits of %s are kept whole: its head cannot be run alone (%s)", name, describe(error))
+        return False
+    same = bool(torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.std())))
+    if not same and expected.isfinite().all():
+        _LOG.warning("the logits of %s are kept whole: its head is not a plain linear layer", name)
+    return same
+
+
+def attend_packed(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    lengths: list[int],
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of packed sequences; query, key and value are [1, heads, tokens, width]."""
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    outputs = []
+    for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
+        mask, count = None, q.shape[2]
+        if sliding_window is not None and sliding_window < count:  # else no mask: the fast path
+            mask = torch.ones(count, count, dtype=q.dtype, device=q.device).tril().triu(1 - sliding_window).log()
+        outputs.append(attend_dense(q, k, v, mask, scaling, softcap, causal=mask is None).transpose(1, 2))
+    return torch.cat(outputs, 1), None
+
+
+register_attention(ATTENTION, attend_packed)

@@ -1,0 +1,211 @@
+"""The chains of one training step: run by the `Collector`, and selected for training by the failure policy.
+
+A chain's `treatment`, decided when it ended, says whether it is trained:
+
+    train, zero     yes; zero with a reward of 0
+    mask            no: it carries no loss and enters no baseline
+    drop_group      no, and neither is any other chain of its task
+
+A group whose chains all have the same reward has no signal where chains are compared within a group. Where such groups
+are resampled, other tasks take their place, in a bounded number of rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentfly.agent import BaseAgent
+from agentfly.algorithms.base import Episode, Group, SegmentReward
+from agentfly.errors import Fault
+from agentfly.rollout.events import ChainEnded, Event
+from agentfly.runs.alarms import most_common_failure
+from agentfly.runs.metrics import groups, is_uniform
+from agentfly.runs.record import Progress
+from agentfly.training.config import TrainConfig
+from agentfly.training.task_sampler import TaskSampler
+from agentfly.trajectory import TrainingTreatment, Trajectory
+from agentfly.types import Task
+
+ROUNDS = 4
+"""Rounds of sampling in one step until enough groups have reward variance."""
+_POLL_SECONDS = 0.5
+"""Interval at which the environment pools are polled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of a step that are trained, and counts of the others."""
+
+    groups: tuple[tuple[Episode, ...], ...] = ()
+    chains: Mapping[str, int] = field(default_factory=dict)
+    """Chains that were masked, zeroed, dropped with their group, or left alone in it."""
+    zero_variance: int = 0
+    """Groups whose chains all have the same reward."""
+
+    def __add__(self, other: Selection) -> Selection:
+        chains = Counter(self.chains) + Counter(other.chains)
+        return Selection(self.groups + other.groups, chains, self.zero_variance + other.zero_variance)
+
+
+def select_groups(
+    trajectories: Iterable[Trajectory],
+    *,
+    min_chains: int,
+    keep_zero_variance: bool,
+    segment_reward: SegmentReward = "broadcast",
+) -> Selection:
+    """Select the chains to train, in groups of at least `min_chains`."""
+    counts: Counter[str] = Counter()
+    selected = []
+    zero_variance = 0
+    for chains in groups(trajectories):
+        treatments = Counter(chain.treatment for chain in chains)
+        if treatments[TrainingTreatment.DROP_GROUP]:
+            counts["dropped"] += len(chains)
+            continue
+        counts["masked"] += treatments[TrainingTreatment.MASK]
+        counts["zeroed"] += treatments[TrainingTreatment.ZERO]
+        episodes = tuple(
+            Episode.from_trajectory(chain, segment_reward)
+            for chain in chains
+            if chain.treatment is not TrainingTreatment.MASK
+        )
+        if len(episodes) < min_chains:
+            counts["alone"] += len(episodes)
+            continue
+        uniform = len(episodes) > 1 and is_uniform(chains)
+        zero_variance += uniform
+        if keep_zero_variance or not uniform:
+            selected.append(episodes)
+    return Selection(tuple(selected), counts, zero_variance)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """All chains of one step's rollout, and which of them are trained."""
+
+    trajectories: tuple[Trajectory, ...]
+    """Including those that are not trained."""
+    selection: Selection
+    greedy: Mapping[int, Episode] | None = None
+    """The greedy chain of each task, by group; None unless the algorithm needs one."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of the rollout, split by what the chains spent their time on."""
+    lent: int = 0
+    """Maximum of environments leased at once."""
+    waiting: int = 0
+    """Maximum of chains waiting for an environment at once."""
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups for the algorithm; where it needs a greedy chain, tasks whose greedy chain failed are left out."""
+        if self.greedy is None:
+            return [Group(each) for each in self.selection.groups]
+        pairs = [(each, self.greedy.get(each[0].trajectory.group)) for each in self.selection.groups]
+        return [Group(each, greedy) for each, greedy in pairs if greedy is not None]
+
+
+class Collector:
+    """Runs the agent on the next tasks."""
+
+    def __init__(
+        self, agent: BaseAgent, sampler: TaskSampler, config: TrainConfig, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self.agent = agent
+        self.config = config
+        self._sampler = sampler
+        self._on_progress = on_progress
+        self._lent = self._waiting = self._done = self._total = 0
+
+    async def collect(self, step: int) -> RolloutBatch:
+        """Run the chains of `tasks_per_step` tasks; the same step of the same run samples with the same seeds."""
+        start = time.perf_counter()
+        config = self.config
+        trajectories: list[Trajectory] = []
+        selection = Selection()
+        greedy: dict[int, Episode] | None = {} if config.algorithm.needs_greedy else None
+        self._lent = self._waiting = 0
+        for number in range(ROUNDS if config.zero_variance_rule == "resample" else 1):
+            tasks = self._sampler.take(config.tasks_per_step - len(selection.groups))
+            seed = (config.seed * 1_000_003 + step) * ROUNDS + number
+            offset = number * config.tasks_per_step  # groups of later rounds are numbered on
+            chains = await self._run_chains(tasks, seed, offset)
+            if greedy is not None:
+                greedy |= await self._run_greedy(tasks, seed, offset)
+            trajectories += chains
+            selection += select_groups(
+                chains,
+                min_chains=2 if config.algorithm.needs_groups else 1,
+                keep_zero_variance=config.zero_variance_rule == "keep",
+                segment_reward=config.segment_reward,
+            )
+            if len(selection.groups) == config.tasks_per_step:
+                break
+        if not any(each.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for each in trajectories):
+            raise Fault(
+                f"not one of the {len(trajectories)} chains of step {step} can be trained"
+                f"{most_common_failure(trajectories)}"
+            )
+        return RolloutBatch(
+            tuple(trajectories),
+            selection,
+            greedy,
+            seconds=_split_seconds(trajectories, time.perf_counter() - start),
+            lent=self._lent,
+            waiting=self._waiting,
+        )
+
+    async def _run_chains(self, tasks: Sequence[Task], seed: int, offset: int) -> list[Trajectory]:
+        """All chains of the tasks, in order, with their groups numbered from `offset`."""
+        self._done = 0
+        self._total = len(tasks) * self.config.num_chains
+
+        def count(event: Event) -> None:
+            if isinstance(event, ChainEnded):
+                self._done += 1
+
+        polling = asyncio.create_task(self._poll_environments())
+        try:
+            options = {"sampling": self.config.sampling, "seed": seed, "observer": count}
+            result = await self._run(tasks, self.config.num_chains, options)
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+        return [replace(each, group=each.group + offset) for each in result]
+
+    async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
+        sampling = replace(self.config.sampling, temperature=0.0)
+        result = await self._run(tasks, 1, {"sampling": sampling, "seed": seed})
+        selection = select_groups(
+            result, min_chains=1, keep_zero_variance=True, segment_reward=self.config.segment_reward
+        )
+        return {each.trajectory.group + offset: each for (each,) in selection.groups}
+
+    async def _run(self, tasks: Sequence[Task], num_chains: int, options: Mapping[str, Any]) -> Any:
+        merged: Any = {**self.config.run_options, **options}
+        return await self.agent.run(tasks, self.config.max_turns, num_chains, **merged)
+
+    async def _poll_environments(self) -> None:
+        """Track the peak use of the environment pools, and report progress."""
+        while True:
+            pools = self.agent.manager.pool_metrics()
+            leased = sum(each.leased for each in pools)
+            waiting = sum(each.waiting for each in pools)
+            self._lent = max(self._lent, leased)
+            self._waiting = max(self._waiting, waiting)
+            self._on_progress(Progress("generate", self._done, self._total, leased, waiting))
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _split_seconds(chains: Sequence[Trajectory], wall: float) -> dict[str, float]:
+    """Split the wall-clock seconds in proportion to the chains' own time: sampling, tools, and waiting."""
+    generate = sum(turn.generate_seconds for chain in chains for turn in chain.turns)
+    tools = sum(turn.tool_seconds for chain in chains for turn in chain.turns)
+    whole = max(sum(chain.seconds for chain in chains), generate + tools, 1e-9)
+    shares = {"generate": generate / whole, "tools": tools / whole}
+    return {**{name: share * wall for name, share in shares.items()}, "waiting": wall * (1 - sum(shares.values()))}

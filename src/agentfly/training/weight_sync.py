@@ -1,0 +1,128 @@
+"""Weight sync from the learner to the sampling backend, with a check that the weights arrived.
+
+After each sync the backend samples a few tokens and the learner scores the same tokens: with equal weights, the
+log-probabilities agree. This uses only what every backend provides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import numpy as np
+import torch
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.backends.base import Backend, PromptFormat, Request
+from agentfly.backends.engine import TransformersBackend
+from agentfly.errors import WeightSyncError
+from agentfly.segment import Floats
+from agentfly.threads import compute
+from agentfly.training.learner import Learner
+from agentfly.types import Completion, Sampling
+
+_LOG = logging.getLogger(__name__)
+
+
+async def sync_weights(learner: Learner, backend: Backend, version: int, canary: Canary | None = None) -> float | None:
+    """Send the weights as `version`; with a canary, return the mean log-probability difference it measures."""
+    await backend.update_weights(weights_for(learner, backend), version)
+    return None if canary is None else await canary.check(version)
+
+
+def weights_for(learner: Learner, backend: Backend) -> Iterable[tuple[str, torch.Tensor]]:
+    """The weights to send: none if the backend shares them, adapters if it has them, else all that change, merged."""
+    if not isinstance(backend, TransformersBackend):
+        return learner.weights(merged=True)
+    theirs = backend.weights
+    shared = {id(each) for each in theirs.values()}
+    if all(id(each) in shared for each in learner.trainable_weights.values()):
+        return ()
+    if all(name in theirs for name in learner.trainable_weights):
+        return learner.weights()
+    if any(id(each) in shared for each in learner.parameters()):
+        raise WeightSyncError(
+            "the backend samples from the learner's model without its adapters, which were added later: create the "
+            "backend from what `add_lora` returns"
+        )
+    return learner.weights(merged=True)
+
+
+class Canary:
+    """Fixed prompts that show whether backend and learner have the same weights."""
+
+    def __init__(
+        self, learner: Learner, backend: Backend, *, prompts: int = 4, length: int = 8, tolerance: float | None = None
+    ) -> None:
+        """`prompts` prompts of `length` tokens each, with as many tokens to sample.
+
+        tolerance: accepted mean difference of log-probabilities; None is several times what rounding was measured to
+        do to equal weights: about 1e-6 in float32, up to 0.03 in bfloat16.
+        """
+        self._learner = learner
+        self._backend = backend
+        self._length = length
+        # Only the first tokens: the last rows of the embeddings may be padding, which a server refuses.
+        draw = Random(0)
+        vocab = min(learner.vocab_size, 1000)
+        self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(prompts)]
+        if tolerance is None:
+            dtype = next(iter(backend.weights.values())).dtype if isinstance(backend, TransformersBackend) else None
+            tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
+        self._tolerance = tolerance
+        self._last: list[tuple[Completion, Floats]] = []
+        """The backend's completions of the last check, and the learner's log-probabilities of them."""
+        if backend.prompt_format is not PromptFormat.TOKENS:
+            _LOG.warning("%s is not prompted with tokens: its weights are not checked", type(backend).__name__)
+
+    async def check(self, version: int) -> float:
+        """Return the mean log-probability difference; raise WeightSyncError where it exceeds the tolerance."""
+        if self._backend.prompt_format is not PromptFormat.TOKENS:
+            return 0.0
+        requests = [
+            Request(prompt, Sampling(temperature=1.0, max_tokens=self._length, seed=number))
+            for number, prompt in enumerate(self._prompts)
+        ]
+        completions = await asyncio.gather(*map(self._backend.generate, requests))
+        scores = await compute(self._score, completions)
+        difference = _mean_difference([each.logprobs for each in completions], scores)
+        unchanged = bool(self._last) and all(
+            list(now.token_ids) == list(then.token_ids) and np.array_equal(now.logprobs, then.logprobs)
+            for now, (then, _) in zip(completions, self._last, strict=True)
+        )
+        # A backend that answers exactly as before while the learner has moved never received the weights.
+        moved = _mean_difference([then for _, then in self._last], scores) if unchanged else 0.0
+        if difference > self._tolerance or moved > self._tolerance / 10:
+            raise WeightSyncError(self._explain(version, completions, difference, unchanged=unchanged))
+        self._last = list(zip(completions, scores, strict=True))
+        return difference
+
+    def _score(self, completions: Sequence[Completion]) -> list[Floats]:
+        segments = []
+        for prompt, completion in zip(self._prompts, completions, strict=True):
+            tokens = np.array([*prompt, *completion.token_ids], np.int32)
+            mask = np.arange(len(tokens)) >= len(prompt)
+            zeros = np.zeros_like(tokens)
+            segments.append(SegmentArrays(tokens, mask, zeros.astype(np.float32), turns=zeros, weight_versions=zeros))
+        scores = self._learner.score(segments, 1.0)
+        return [each[segment.mask] for each, segment in zip(scores, segments, strict=True)]
+
+    def _explain(self, version: int, completions: Sequence[Completion], difference: float, *, unchanged: bool) -> str:
+        versions = sorted({each for completion in completions for each in completion.weight_versions})
+        if unchanged:
+            cause = "it answers as it did before the last update: the weights were not delivered"
+        elif versions != [version]:
+            cause = f"it reports that it sampled with version {', '.join(map(str, versions))}"
+        else:
+            cause = "only some of the weights arrived, it computes in a lower precision, or with another temperature"
+        return (
+            f"after weights {version} were sent, {type(self._backend).__name__} and the learner differ by "
+            f"{difference:.2g} in the log-probability of a token (at most {self._tolerance:.2g} is expected): {cause}"
+        )
+
+
+def _mean_difference(one: Sequence[Sequence[float] | Floats], other: Sequence[Floats]) -> float:
+    differences = np.abs(np.concatenate([np.asarray(each) for each in one]) - np.concatenate(other))
+    return float(differences.mean()) if len(differences) else 0.0

@@ -1,0 +1,106 @@
+"""Chains as an algorithm sees them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentfly.algorithms.base import Episode
+from agentfly.errors import ConfigError, RecordError
+from agentfly.segment import Segment
+from agentfly.trajectory import TrainingTreatment
+from agentfly.types import Completion, FinishReason, Message
+from tests.algorithms.chains import episode, trajectory
+
+
+def test_a_chain_becomes_arrays() -> None:
+    """P + A0 + E0 in the first segment, H + A1 + E1 in the second."""
+    made = Episode.from_trajectory(trajectory([2, 1], [0.5, 1.0], segments=[0, 1]))
+    assert [piece.mask.astype(int).tolist() for piece in made.segments] == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0]]
+    assert [piece.turns.tolist() for piece in made.segments] == [[0] * 5 + [1] * 2, [1] * 4 + [2] * 2]
+    assert made.segments[0].logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0]
+    assert made.segments[0].weight_versions.tolist() == [-1, -1, -1, 0, 0, -1, -1]
+    assert made.rewards.tolist() == [0.5, 1.0]
+    assert made.total_reward == 1.5
+    assert made.turn_index.tolist() == [0, 0, 1]
+    assert made.segment_index.tolist() == [0, 0, 1]
+
+
+def test_what_is_spread_is_found_again_and_is_0_elsewhere() -> None:
+    made = episode([2, 0, 1], 1.0, segments=[0, 1, 2])
+    rows = made.scatter_sampled(np.array([1.0, 2.0, 3.0]))
+    assert [row.tolist() for row in rows] == [[0, 0, 0, 1, 2, 0, 0], [0] * 5, [0, 0, 0, 3, 0, 0]]
+    assert made.gather_sampled(rows).tolist() == [1, 2, 3]
+    assert made.segment_index.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("reward", [3.0, [0.0, 0.0, 3.0]])
+def test_a_reward_without_turns_is_earned_by_the_last(reward: Any) -> None:
+    assert Episode.from_trajectory(trajectory([1, 1, 1], reward)).rewards.tolist() == [0, 0, 3]
+
+
+def test_a_chain_that_counts_as_zero_earned_nothing() -> None:
+    failed = trajectory([1, 1], [1.0, 2.0], treatment=TrainingTreatment.ZERO)
+    assert Episode.from_trajectory(failed).rewards.tolist() == [0, 0]
+    assert Episode.from_trajectory(replace(failed, score=None)).total_reward == 0
+
+
+def test_a_chain_without_turns_or_segments() -> None:
+    bare = replace(trajectory([], 1.0), segments=())
+    made = Episode.from_trajectory(bare)
+    assert (made.segments, made.rewards.tolist(), made.scatter_sampled(np.zeros(0))) == ((), [1.0], ())
+    assert len(made.turn_index) == len(made.segment_index) == 0
+
+
+@pytest.mark.parametrize("treatment", [TrainingTreatment.MASK, TrainingTreatment.DROP_GROUP])
+def test_a_chain_that_failed_by_no_fault_of_the_model_is_never_trained(treatment: TrainingTreatment) -> None:
+    with pytest.raises(RecordError, match=f"chain 0/0 carries no loss: its failure policy is '{treatment.value}'"):
+        Episode.from_trajectory(trajectory([1], 1.0, treatment=treatment))
+
+
+def test_a_chain_without_a_reward_is_refused() -> None:
+    with pytest.raises(RecordError, match="chain 2/1 has no reward"):
+        Episode.from_trajectory(trajectory([1], 1.0, score=None, group=2, chain=1))
+
+
+def test_a_chain_whose_tokens_are_unknown_is_refused() -> None:
+    segment = Segment()
+    segment.append_sampled(
+        Completion((), (), (), FinishReason.STOP, message=Message("assistant", "hi")), Message("assistant"), turn=0
+    )
+    with pytest.raises(RecordError, match="returned no token ids"):
+        Episode.from_trajectory(replace(trajectory([1], 1.0), segments=(segment.seal(),)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rewards": np.array([np.nan, 0], np.float32)},
+            r"chain 0/0 has the rewards \[nan, 0.0\]: a reward must be finite",
+        ),
+        ({"rewards": np.array([0, np.inf], np.float32)}, "a reward must be finite"),
+        ({"rewards": np.zeros(1, np.float32)}, "turns without a reward"),
+        ({"values": ()}, "one of `values` for each token of each segment"),
+        ({"penalties": (np.zeros(2, np.float32),)}, "one of `penalties` for each token of each segment"),
+        ({"values": (np.full(9, np.nan, np.float32),)}, "`values` that are not finite"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
+    made = Episode.from_trajectory(trajectory([1, 1], 1.0))
+    with pytest.raises(RecordError, match=said):
+        replace(made, **changes)
+
+
+def test_a_critic_may_say_anything_of_tokens_it_was_not_asked_about() -> None:
+    made = Episode.from_trajectory(trajectory([1, 1], 1.0))
+    values = np.where(made.segments[0].mask, 1.0, np.nan).astype(np.float32)
+    assert replace(made, values=(values,)).values is not None
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="no segment reward is named 'first'; there are broadcast, last, uniform, geo"
+    ):
+        Episode.from_trajectory(trajectory([1], 1.0), "first")  # type: ignore[arg-type]

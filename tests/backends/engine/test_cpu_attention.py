@@ -1,0 +1,132 @@
+"""What the engine does for a CPU's sake, beside the plain way: attention by pieces, products as one, memory kept."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
+
+from agentfly.backends.engine import packed_linear  # noqa: E402
+from agentfly.backends.engine.attention import LayerCache, QuerySpan  # noqa: E402
+from agentfly.backends.engine.cpu_attention import BLOCK, CPUAttention  # noqa: E402
+from agentfly.backends.engine.kv_cache import KVCache  # noqa: E402
+from agentfly.backends.engine.loading import graphs  # noqa: E402
+from agentfly.backends.engine.memory import zeros  # noqa: E402
+from tests.backends.engine.tiny import model_of  # noqa: E402
+
+SHARED, HEADS, WIDTH = 2, 4, 8
+
+
+def plain(rows: torch.Tensor, piece: QuerySpan, past: LayerCache) -> torch.Tensor:
+    """Token by token, head by head."""
+    gathered = torch.empty(piece.count, HEADS, WIDTH)
+    for at in range(piece.count):
+        last = piece.past + at + 1
+        first = 0 if past.window is None else max(last - past.window, 0)
+        seen = slice(piece.start + first, piece.start + last)
+        for head in range(HEADS):
+            k, v = past.keys[seen, head * SHARED // HEADS], past.values[seen, head * SHARED // HEADS]
+            scores = k @ rows[at, head] * past.scaling
+            if past.softcap is not None:
+                scores = torch.tanh(scores / past.softcap) * past.softcap
+            gathered[at, head] = scores.softmax(0) @ v
+    return gathered
+
+
+SINGLE = st.tuples(st.just(1), st.integers(0, 40), st.integers(0, 3))
+PROMPT = st.tuples(st.integers(1, BLOCK + 40), st.integers(0, 30), st.integers(0, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(SINGLE, max_size=5), st.lists(PROMPT, max_size=2), st.sampled_from([None, 3, 20]),
+    st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(),
+)  # fmt: skip
+def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap, random, shuffled) -> None:
+    """Tokens, past and a gap before each; in any order, up to the arena's last place, beside what must not count."""
+    drawn = [*singles, *prompts]
+    if not drawn:
+        return
+    start, pieces = 0, []
+    for count, past, gap in drawn:
+        pieces.append(QuerySpan(count, start + gap, past))
+        start += gap + past + count
+    if shuffled:
+        random.shuffle(pieces)
+    torch.manual_seed(start)
+    arena = KVCache(start, torch.randn(1, 2, start, SHARED, WIDTH) * 3)
+    past = LayerCache(arena.data[0, 0], arena.data[0, 1], 0.3, window, softcap)
+    rows = torch.randn(sum(piece.count for piece in pieces), HEADS, WIDTH)
+    got = CPUAttention(arena, torch.empty(0), pieces).attend(rows, past)
+    own = rows.split([piece.count for piece in pieces])
+    right = torch.cat([plain(mine, piece, past) for mine, piece in zip(own, pieces, strict=True)])
+    torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_that_share_an_input_are_one_product_and_others_are_not_disturbed(bias: bool) -> None:
+    parent = torch.nn.Module()
+    for name, size in (("q_proj", 12), ("k_proj", 4), ("v_proj", 4), ("o_proj", 8)):
+        setattr(parent, name, torch.nn.Linear(8, size, bias=bias))
+    layers = list(parent.children())
+    inputs = [torch.randn(1, 6, 8) for _ in range(3)]
+    with torch.inference_mode():
+        expected = [[layer(each) for layer in layers] for each in inputs]
+        packed_linear.pack(parent)
+        assert parent.q_proj.product is parent.v_proj.product is not parent.o_proj.product
+        for each, right in zip(inputs, expected, strict=True):
+            torch.testing.assert_close([layer(each) for layer in layers], right)
+        for number, layer in ((0, 2), (1, 1), (1, 2), (1, 2), (0, 0), (2, 1), (2, 0)):  # whoever asks for whatever
+            torch.testing.assert_close(layers[layer](inputs[number]), expected[number][layer])
+
+
+def test_layers_of_which_some_have_a_bias_are_products_of_their_own() -> None:
+    parent = torch.nn.Module()
+    parent.gate_proj, parent.up_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)
+    packed_linear.pack(parent)
+    assert parent.gate_proj.product is not parent.up_proj.product
+
+
+FAULTS = """
+import resource, sys, torch
+from agentfly.backends.engine.memory import retain_freed_memory
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    retain_freed_memory()
+def work():
+    sizes = [torch.ones(1 << 20) + 1 for _ in range(8)]
+for _ in range(3): work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10): work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux")
+def test_what_is_freed_is_kept_and_not_asked_for_again() -> None:
+    given_back, kept = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("plain", "keep")
+    )
+    assert kept < given_back / 10
+
+
+def test_zeros_take_no_memory_until_they_are_written() -> None:
+    def held() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    before = held()
+    made = zeros((1 << 20, 64), torch.empty(0))
+    assert (made.shape, made.dtype, held() - before < 32 << 20) == ((1 << 20, 64), torch.float32, True)
+    made[5] = 1
+    assert (made[5].sum(), made[1 << 19].sum()) == (64, 0)
+    assert zeros((0,), torch.empty(0)).shape == (0,)
+
+
+def test_a_gpus_kernels_are_for_half_precision() -> None:
+    model = model_of()
+    assert (graphs(model), graphs(model.bfloat16())) == (False, True)

@@ -1,0 +1,384 @@
+"""The embedded engine against plain transformers: the same tokens, the same log-probabilities, whatever is batched."""
+
+import asyncio
+import copy
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
+
+from agentfly.backends.engine import TransformersBackend, packed_linear  # noqa: E402
+from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E402
+from agentfly.types import FinishReason  # noqa: E402
+from tests.backends.engine.tiny import (  # noqa: E402
+    VOCABULARY,
+    asked,
+    backend_of,
+    filtered,
+    greedy,
+    model_of,
+    scored,
+)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_of()
+
+
+@pytest.fixture
+async def backend(model: Any) -> AsyncIterator[TransformersBackend]:
+    backend = backend_of(model)
+    yield backend
+    await backend.close()
+
+
+async def test_transformers_own_continuous_batching_says_the_same(model: Any, backend: TransformersBackend) -> None:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    rows = prompts([4, 33, 17, 60, 9], seed=2)
+    batching = ContinuousBatchingConfig(
+        page_size=16, num_blocks=64, max_batch_tokens=64, max_requests_per_batch=8, return_logprobs=True,
+        allow_block_sharing=False,
+    )  # fmt: skip
+    greedily = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=-1)
+    theirs = copy.deepcopy(model).generate_batch(rows, greedily, continuous_batching_config=batching)
+    got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
+    for row, mine in zip(rows, got, strict=True):
+        (their,) = (each for each in theirs.values() if each.prompt_ids == row)
+        assert list(mine.token_ids) == their.generated_tokens
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(their.logprobs), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+    model: Any, backend: TransformersBackend, temperature: float
+) -> None:
+    requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
+    for request, got in zip(requests, await asyncio.gather(*map(backend.generate, requests)), strict=True):
+        expected = scored(model, request, got, temperature)
+        torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
+
+
+async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backend: TransformersBackend) -> None:
+    rows = prompts([9, 25, 40, 6, 13, 28], seed=3)
+    alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
+    together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
+    assert [each.token_ids for each in reversed(together)] == [each.token_ids for each in alone]
+    other = await backend.generate(asked(rows[0], 20, seed=8))
+    assert other.token_ids != alone[0].token_ids
+
+
+async def test_tokens_are_drawn_as_often_as_they_are_likely(model: Any, backend: TransformersBackend) -> None:
+    row = prompts([8])[0]
+    draws = await asyncio.gather(*(backend.generate(asked(row, 1, seed=at, temperature=0.3)) for at in range(2000)))
+    counts = torch.bincount(torch.tensor([each.token_ids[0] for each in draws]), minlength=VOCABULARY) / 2000
+    with torch.inference_mode():
+        wanted = (model(torch.tensor([row])).logits[0, -1] / 0.3).softmax(-1)
+    assert (counts - wanted).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
+async def test_what_a_filter_leaves_out_is_never_drawn_and_the_rest_is_as_likely_as_transformers_says(
+    model: Any, backend: TransformersBackend, rest: dict[str, Any]
+) -> None:
+    row = prompts([8])[0]
+    wanted = filtered(model, row, 0.5, **rest)
+    draws = await asyncio.gather(
+        *(backend.generate(asked(row, 1, seed=at, temperature=0.5, **rest)) for at in range(100))
+    )
+    for each in draws:
+        assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
+
+
+async def test_a_repetition_penalty_is_that_of_transformers(model: Any, backend: TransformersBackend) -> None:
+    row = prompts([10])[0]
+    got = await backend.generate(asked(row, 12, temperature=0, repetition_penalty=1.5))
+    with torch.inference_mode():
+        ids = torch.tensor([row])
+        wanted = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=None,
+            repetition_penalty=1.5,
+        )  # fmt: skip
+    assert list(got.token_ids) == wanted[0, 10:].tolist()
+
+
+# ── ends ──
+
+
+async def test_a_stop_token_ends_the_turn_and_is_kept(model: Any, backend: TransformersBackend) -> None:
+    row = prompts([12])[0]
+    free = greedy(model, row, 12)
+    stop = free[5]
+    got = await backend.generate(asked(row, 12, frozenset({stop}), temperature=0))
+    assert list(got.token_ids) == free[: free.index(stop) + 1]
+    assert got.finish is FinishReason.STOP
+    assert (await backend.generate(asked(row, 3, temperature=0))).finish is FinishReason.LENGTH
+
+
+async def test_a_prompt_without_room_is_refused_before_it_costs_anything(backend: TransformersBackend) -> None:
+    with pytest.raises(BackendFault, match="the prompt has 512 tokens, the context 512: no room left"):
+        await backend.generate(asked([5] * 512))
+    with pytest.raises(BackendFault, match="empty prompt"):
+        await backend.generate(asked([]))
+
+
+async def test_without_a_limit_a_turn_fills_the_context(backend: TransformersBackend) -> None:
+    got = await backend.generate(asked([5] * 500, None, seed=1))  # type: ignore[arg-type]
+    assert (len(got.token_ids), got.finish) == (12, FinishReason.LENGTH)
+
+
+async def test_a_cancelled_request_leaves_the_batch(backend: TransformersBackend) -> None:
+    long = asyncio.create_task(backend.generate(asked([7] * 20, 400, seed=1)))
+    await asyncio.sleep(0.05)
+    long.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await long
+    await backend.generate(asked([9] * 20, 4, seed=2))
+    assert backend._engine._scheduler.running == []
+
+
+async def test_tokens_are_handed_out_as_they_are_sampled(backend: TransformersBackend) -> None:
+    seen: list[int] = []
+    got = await backend.generate(asked([7] * 20, 10, seed=1, on_tokens=seen.extend))
+    assert seen == list(got.token_ids)
+
+
+# ── the cache ──
+
+
+async def test_the_next_turn_of_a_chain_computes_only_what_is_new(model: Any) -> None:
+    backend, seen = counted(backend_of(model))
+    first = asked(prompts([60])[0], 10, seed=1, chain="0/0")
+    said = await backend.generate(first)
+    before = sum(seen)
+    second = asked([*first.prompt, *said.token_ids, *prompts([15], seed=5)[0]], 10, seed=2, chain="0/0")
+    got = await backend.generate(second)
+    assert sum(seen) - before <= 15 + 1 + 10  # the observation, the last token sampled, and what is sampled now
+    torch.testing.assert_close(torch.tensor(got.logprobs), scored(model, second, got), atol=1e-4, rtol=0)
+    await backend.close()
+
+
+async def test_the_chains_of_a_group_compute_their_prompt_once(model: Any) -> None:
+    backend, seen = counted(backend_of(model))
+    row = prompts([100])[0]
+    requests = [asked(row, 5, seed=at, chain=f"0/{at}") for at in range(8)]
+    got = await asyncio.gather(*map(backend.generate, requests))
+    assert sum(seen) <= 100 + 8 * 5 + 8
+    for request, each in zip(requests, got, strict=True):
+        torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, request, each), atol=1e-4, rtol=0)
+    await backend.close()
+
+
+def counted(backend: TransformersBackend) -> tuple[TransformersBackend, list[int]]:
+    """How many tokens go through the model in each step."""
+    seen: list[int] = []
+    run = backend._runner.run
+
+    def count(chunks: Any) -> Any:
+        seen.append(sum(chunk.count for chunk in chunks))
+        return run(chunks)
+
+    backend._runner.run = count  # type: ignore[method-assign]
+    return backend, seen
+
+
+async def test_a_cache_that_is_too_small_for_all_costs_time_and_nothing_else(model: Any) -> None:
+    token = 2 * 3 * 2 * 16 * 4
+    backend = backend_of(model, kv_memory=130 * token)
+    requests = [asked(row, 30, seed=at) for at, row in enumerate(prompts([40, 50, 35, 60, 44]))]
+    got = await asyncio.gather(*map(backend.generate, requests))
+    for request, each in zip(requests, got, strict=True):
+        assert len(each.token_ids) == 30
+        torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, request, each), atol=1e-4, rtol=0)
+    assert backend.context_length == 130
+    await backend.close()
+
+
+# ── weights ──
+
+
+async def test_weights_are_shared_with_the_model_that_was_given(model: Any, backend: TransformersBackend) -> None:
+    theirs = {each.data_ptr() for each in backend._runner.model.parameters()}
+    assert theirs == {each.data_ptr() for each in model.parameters()}
+    assert model.config._attn_implementation != backend._runner.model.config._attn_implementation
+
+
+@pytest.mark.parametrize("copied", [False, True])
+async def test_no_token_is_ever_computed_on_a_past_of_other_weights(copied: bool) -> None:
+    model, other = model_of(), model_of(seed=9)
+    backend = backend_of(model)
+    first = asked(prompts([40])[0], 10, seed=1, chain="0/0")
+    await backend.generate(first)
+    if copied:
+        await backend.update_weights(other.named_parameters(), 1)
+    else:
+        model.load_state_dict(other.state_dict())
+        await backend.update_weights((), 1)
+    got = await backend.generate(first)
+    assert set(got.weight_versions) == {backend.weight_version} == {1}
+    torch.testing.assert_close(torch.tensor(got.logprobs), scored(other, first, got), atol=1e-4, rtol=0)
+    await backend.close()
+
+
+async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change() -> None:
+    backend = backend_of(model_of())
+    head = backend._runner.model.lm_head.product
+    turns = [asked(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
+    assert head.packed is None
+    await asyncio.gather(*map(backend.generate, turns))
+    assert head.packed is not None
+    await backend.update_weights((), 1)
+    assert head.packed is None
+    await asyncio.gather(*map(backend.generate, turns))
+    given_up: Future[None] = Future()
+    given_up.cancel()
+    backend._engine._commit(lambda: None, 2, given_up)  # the weights it was for may have been trained in place
+    assert (head.packed, backend.weight_version) == (None, 1)
+    await backend.close()
+
+
+async def test_weights_are_not_packed_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "free_memory", lambda: 1000)
+    backend = backend_of(model_of())
+    assert type(backend._runner.model.lm_head) is torch.nn.Linear
+    await backend.close()
+
+
+async def test_weights_that_do_not_fit_are_refused(backend: TransformersBackend) -> None:
+    with pytest.raises(ConfigError, match="the model has no weight 'nonsense'"):
+        await backend.update_weights([("nonsense", torch.zeros(1))], 1)
+    with pytest.raises(ConfigError, match="has the shape"):
+        await backend.update_weights([("lm_head.weight", torch.zeros(1))], 1)
+    assert backend.weight_version == 0
+
+
+@pytest.mark.parametrize("then", ["continue", "finish", "abort"])
+async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str) -> None:
+    model, other = model_of(), model_of(seed=9)
+    backend = backend_of(model, on_update=then)
+    halfway = asyncio.Event()
+    seen: list[int] = []
+
+    def watch(ids: Any) -> None:
+        seen.extend(ids)
+        if len(seen) >= 20:
+            halfway.set()
+
+    running = asyncio.create_task(backend.generate(asked(prompts([10])[0], 400, seed=1, on_tokens=watch)))
+    await halfway.wait()
+    await backend.update_weights(other.named_parameters(), 1)
+    got = await running
+    versions = list(got.weight_versions)
+    assert versions == sorted(versions)
+    match then:
+        case "finish":
+            assert set(versions) == {0}
+        case "abort":
+            assert (set(versions), got.finish) == ({0}, FinishReason.ABORTED)
+        case "continue":
+            assert set(versions) == {0, 1}
+            late = versions.index(1)
+            request = asked(prompts([10])[0])
+            expected = scored(other, request, got)[late:]
+            torch.testing.assert_close(torch.tensor(got.logprobs[late:]), expected, atol=1e-4, rtol=0)
+    await backend.close()
+
+
+# ── faults ──
+
+
+async def test_a_step_that_fails_costs_the_turns_under_way_and_the_engine_goes_on(model: Any) -> None:
+    backend = backend_of(model)
+    run, failing = backend._runner.run, True
+
+    def break_down(chunks: Any) -> Any:
+        if failing:
+            raise RuntimeError("out of memory")
+        return run(chunks)
+
+    backend._runner.run = break_down  # type: ignore[method-assign]
+    with pytest.raises(BackendFault, match="the engine failed: RuntimeError: out of memory"):
+        await backend.generate(asked([5] * 10))
+    failing = False
+    assert len((await backend.generate(asked([5] * 10, 4))).token_ids) == 4
+    failing = True
+    for _ in range(3):
+        with pytest.raises(BackendFault):
+            await backend.generate(asked([5] * 10))
+    with pytest.raises(BackendFault, match="the engine failed 3 times in a row"):
+        await backend.generate(asked([5] * 10))
+    await backend.close()
+
+
+async def test_a_closed_engine_says_so(model: Any) -> None:
+    backend = backend_of(model)
+    running = asyncio.create_task(backend.generate(asked([5] * 10, 400)))
+    await asyncio.sleep(0.02)
+    await backend.close()
+    with pytest.raises(BackendFault, match="the engine is closed"):
+        await running
+    await backend.close()
+
+
+# ── what other models need ──
+
+
+async def test_lora_adapters_are_applied_without_merging() -> None:
+    peft = pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
+    model = peft.get_peft_model(model_of(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    backend = backend_of(model.eval())
+    request = asked(prompts([20])[0], 12, seed=1)
+    got = await backend.generate(request)
+    torch.testing.assert_close(torch.tensor(got.logprobs), scored(model, request, got), atol=1e-4, rtol=0)
+    with model.disable_adapter():
+        assert (torch.tensor(got.logprobs) - scored(model, request, got)).abs().max() > 1e-3
+    await backend.close()
+
+
+async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    backend = backend_of(model)
+    with pytest.raises(NonFiniteError, match=r"logits are not finite .* is model\.layers\.1\.mlp\.down_proj"):
+        await backend.generate(asked([5] * 10))
+    await backend.update_weights(model_of().named_parameters(), 1)  # others may read where the broken turn lay
+    assert torch.isfinite(backend._runner.arena.data).all()
+    turns = [asked(prompt) for prompt in prompts([9, 30, 4])]
+    for turn, got in zip(turns, await asyncio.gather(*map(backend.generate, turns)), strict=True):
+        torch.testing.assert_close(torch.tensor(got.logprobs), scored(model_of(), turn, got), atol=1e-4, rtol=0)
+    await backend.close()
+
+
+async def test_stop_strings_end_a_turn_and_nothing_sampled_is_cut(backend: TransformersBackend) -> None:
+    row = prompts([12])[0]
+    free = list((await backend.generate(asked(row, 12, seed=3))).token_ids)
+    backend._decode = lambda ids: "".join(f"<{each}>" for each in ids)  # type: ignore[method-assign,assignment]
+    got = await backend.generate(asked(row, 12, seed=3, stop=(f"{free[3]}><{free[4]}",)))
+    assert (list(got.token_ids), got.finish) == (free[:5], FinishReason.STOP)
+
+
+async def test_an_agent_runs_on_a_model_from_a_folder(tmp_path: Any) -> None:
+    from agentfly.agents import HFAgent
+    from agentfly.templates.tokenizer import load_tokenizer
+
+    model_of().save_pretrained(tmp_path)
+    load_tokenizer("bytes").backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    agent = HFAgent(str(tmp_path), template="chatml", backend_config={"kv_memory": 1 << 22})
+    result = await agent.run("Hi.", num_chains=3, sampling={"max_tokens": 8, "seed": 1})
+    assert [each.sampled_tokens for each in result] == [8, 8, 8]
+    await agent.close()

@@ -1,0 +1,287 @@
+"""What goes wrong around the embedded engine costs whoever it concerns, and nobody else."""
+
+import asyncio
+import gc
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
+
+from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.errors import BackendFault, ConfigError, NonFiniteError  # noqa: E402
+from agentfly.types import FinishReason  # noqa: E402
+from tests.backends.engine.tiny import VOCABULARY, asked, backend_of, model_of, scored  # noqa: E402
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[TransformersBackend]:
+    backend = backend_of(model_of())
+    yield backend
+    await backend.close()
+
+
+def empty(backend: TransformersBackend) -> bool:
+    engine = backend._engine
+    return engine._scheduler.idle and not engine._tickets and not engine._updates
+
+
+async def started(backend: TransformersBackend, count: int = 1, length: int = 400) -> list[asyncio.Task[Any]]:
+    """Turns of which each has sampled something."""
+    begun = [asyncio.Event() for _ in range(count)]
+    tasks = [
+        asyncio.create_task(backend.generate(asked([5] * 20, length, seed=at, on_tokens=lambda _, e=event: e.set())))
+        for at, event in enumerate(begun)
+    ]
+    for event in begun:
+        await event.wait()
+    return tasks
+
+
+# ── requests ──
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([5, VOCABULARY, 7], "the prompt has the token 300, the model knows 0 to 299"),
+        ([5, -1], "the prompt has the token -1"),
+        ([5, 1 << 70], "sequence of token ids, not of int"),
+        ([0.5, 1.5], "sequence of token ids, not of float"),
+        (["a"], "sequence of token ids, not of str"),
+    ],
+)
+async def test_a_prompt_that_the_model_has_no_embeddings_for_is_refused(
+    backend: TransformersBackend, prompt: Any, said: str
+) -> None:
+    with pytest.raises(BackendFault, match=said):
+        await backend.generate(asked(prompt))
+
+
+@pytest.mark.parametrize("rest", [{"temperature": 1e-30}, {"repetition_penalty": 1e-30}, {"stop": ("x",)}])
+async def test_what_would_fail_in_the_batch_is_refused_before(backend: TransformersBackend, rest: Any) -> None:
+    others = await started(backend, 2, 60)
+    with pytest.raises(ConfigError):
+        await backend.generate(asked([5] * 10, **rest))
+    assert {len(each.token_ids) for each in await asyncio.gather(*others)} == {60}
+
+
+async def test_the_largest_prompt_gets_one_token_and_a_limit_beyond_the_context_is_cut(
+    backend: TransformersBackend,
+) -> None:
+    assert len((await backend.generate(asked([5] * 511, 100))).token_ids) == 1
+    assert len((await backend.generate(asked([5] * 500, 10_000))).token_ids) == 12
+    assert len((await backend.generate(asked([5] * 9, 3.0))).token_ids) == 3  # type: ignore[arg-type]
+
+
+async def test_a_stop_string_that_never_comes_changes_nothing(backend: TransformersBackend) -> None:
+    free = await backend.generate(asked([5] * 20, 30, seed=1))
+    backend._decode = lambda ids: "x" * len(ids)  # type: ignore[method-assign,assignment]
+    got = await backend.generate(asked([5] * 20, 30, seed=1, stop=("y" * 50,)))
+    assert (got.token_ids, got.finish) == (free.token_ids, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), asyncio.CancelledError()])
+async def test_a_watcher_that_raises_ends_its_own_turn_only(backend: TransformersBackend, error: Any) -> None:
+    def watch(_: Any) -> None:
+        raise error
+
+    bad = asyncio.create_task(backend.generate(asked([6] * 20, 400, seed=1, on_tokens=watch)))
+    good = await asyncio.gather(*(backend.generate(asked([5] * 20, 30, seed=at)) for at in range(4)))
+    assert [len(each.token_ids) for each in good] == [30] * 4
+    with pytest.raises(ValueError if isinstance(error, ValueError) else RuntimeError):
+        await bad
+    await backend.generate(asked([5] * 20, 1))
+    assert empty(backend)
+
+
+async def test_a_storm_of_cancellations_leaves_nothing_behind(backend: TransformersBackend) -> None:
+    for pause in (0.0, 0.001, 0.02):
+        tasks = [asyncio.create_task(backend.generate(asked([5] * (10 + at), 200))) for at in range(60)]
+        await asyncio.sleep(pause)
+        for task in tasks[1:]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in done[1:])
+        assert len(done[0].token_ids) == 200  # type: ignore[union-attr]
+    await backend.generate(asked([5], 1))
+    assert empty(backend)
+
+
+def test_event_loops_share_an_engine_and_outlive_each_other() -> None:
+    model = model_of()
+    backend = backend_of(model)
+    requests = [asked([7 + at] * 20, 40, seed=at) for at in range(6)]
+    got: dict[int, Any] = {}
+
+    async def some(mine: list[int]) -> None:
+        got.update(zip(mine, await asyncio.gather(*(backend.generate(requests[at]) for at in mine)), strict=True))
+
+    threads = [threading.Thread(target=lambda m=m: asyncio.run(some(m))) for m in ([0, 1, 2], [3, 4, 5])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for at, request in enumerate(requests):
+        torch.testing.assert_close(torch.tensor(got[at].logprobs), scored(model, request, got[at]), atol=1e-4, rtol=0)
+    loop = asyncio.new_event_loop()  # one that is closed while a turn is under way
+    task = loop.create_task(backend.generate(asked([5] * 20, 400)))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    asyncio.run(some([0]))
+    asyncio.run(backend.close())
+
+
+# ── weights ──
+
+
+async def test_an_update_while_nothing_runs_and_updates_at_once(backend: TransformersBackend) -> None:
+    await asyncio.gather(*(backend.update_weights((), version) for version in range(1, 6)))
+    assert backend.weight_version == 5
+
+
+def failing() -> Iterator[tuple[str, Any]]:
+    yield "lm_head.weight", torch.zeros(VOCABULARY, 64)
+    raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("then", ["continue", "finish", "abort"])
+@pytest.mark.parametrize("weights", [failing, lambda: [("lm_head.weight", 3)], lambda: {"lm_head.weight": 1}])
+async def test_weights_that_cannot_be_read_change_nothing(weights: Any, then: str) -> None:
+    model = model_of()
+    backend = backend_of(model, on_update=then)
+    before = model.lm_head.weight.clone()
+    (turn,) = await started(backend, 1, 100)
+    with pytest.raises(ConfigError):
+        await backend.update_weights(weights(), 1)
+    got = await turn
+    assert (len(got.token_ids), set(got.weight_versions), backend.weight_version) == (100, {0}, 0)
+    assert torch.equal(before, model.lm_head.weight)
+    await backend.close()
+
+
+async def test_weights_that_came_in_part_are_never_sampled_from(backend: TransformersBackend) -> None:
+    (turn,) = await started(backend)
+    broken = torch.empty(VOCABULARY, 64, device="meta")  # has a shape and nothing to copy
+    with pytest.raises(BackendFault, match="the weights of version 1 came in part"):
+        await backend.update_weights([("model.norm.weight", torch.zeros(64)), ("lm_head.weight", broken)], 1)
+    with pytest.raises(BackendFault, match="came in part"):
+        await turn
+    with pytest.raises(BackendFault, match="update them again"):
+        await backend.generate(asked([5] * 10))
+    other = model_of(seed=9)
+    await backend.update_weights(other.named_parameters(), 2)
+    got = await backend.generate(asked([5] * 10, seed=1))
+    torch.testing.assert_close(torch.tensor(got.logprobs), scored(other, asked([5] * 10), got), atol=1e-4, rtol=0)
+
+
+async def test_turns_that_come_while_an_update_waits_are_sampled_with_the_weights_it_brings() -> None:
+    backend = backend_of(model_of(), on_update="finish")
+    (first,) = await started(backend)
+    updates = [asyncio.create_task(backend.update_weights((), version)) for version in (1, 2)]
+    await asyncio.sleep(0)
+    late = asyncio.create_task(backend.generate(asked([6] * 20, 5)))
+    assert set((await first).weight_versions) == {0}
+    assert set((await late).weight_versions) == {2}
+    await asyncio.gather(*updates)
+    await backend.close()
+
+
+async def test_an_update_that_nobody_waits_for_any_more_is_not_made() -> None:
+    backend = backend_of(model_of(), on_update="finish")
+    (turn,) = await started(backend)
+    update = asyncio.create_task(backend.update_weights((), 1))
+    await asyncio.sleep(0)
+    update.cancel()
+    await turn
+    assert set((await backend.generate(asked([5] * 10))).weight_versions) == {0}
+    await backend.close()
+
+
+async def test_closing_ends_updates_that_wait() -> None:
+    backend = backend_of(model_of(), on_update="finish")
+    (turn,) = await started(backend)
+    update = asyncio.create_task(backend.update_weights((), 1))
+    late = asyncio.create_task(backend.generate(asked([5] * 10)))
+    await asyncio.sleep(0)
+    await asyncio.gather(backend.close(), backend.close())
+    for each in (turn, update, late, backend.generate(asked([5])), backend.update_weights((), 1)):
+        with pytest.raises(BackendFault, match="the engine is closed"):
+            await each
+
+
+# ── the engine ──
+
+
+async def test_a_thread_that_dies_tells_everybody(backend: TransformersBackend) -> None:
+    turns = await started(backend, 3)
+
+    def break_down() -> Any:
+        raise MemoryError("no room for a list")
+
+    backend._engine._scheduler.step = break_down  # type: ignore[method-assign]
+    for turn in (*turns, backend.generate(asked([5] * 10)), backend.update_weights((), 1)):
+        with pytest.raises(BackendFault, match="thread ended with MemoryError: no room for a list"):
+            await turn
+
+
+async def test_a_failed_step_costs_nothing_to_turns_that_were_not_in_it() -> None:
+    backend = backend_of(model_of(), max_rows=1)
+    run, calls = backend._runner.run, 0
+
+    def once(chunks: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("out of memory")
+        return run(chunks)
+
+    backend._runner.run = once  # type: ignore[method-assign]
+    got = await asyncio.gather(*(backend.generate(asked([5 + at] * 20, 9)) for at in range(4)), return_exceptions=True)
+    assert [isinstance(each, BackendFault) for each in got] == [True, False, False, False]
+    await backend.close()
+
+
+async def test_a_broken_model_is_cured_by_weights(backend: TransformersBackend) -> None:
+    good = backend._runner.model.lm_head.weight.clone()
+    await backend.update_weights([("lm_head.weight", good * float("nan"))], 1)
+    for _ in range(5):
+        with pytest.raises(NonFiniteError, match=r"weights of version 1.*lm_head"):
+            await backend.generate(asked([5] * 10))
+    await backend.update_weights([("lm_head.weight", good)], 2)
+    await backend.generate(asked([5] * 10))
+
+
+async def test_a_backend_that_is_forgotten_ends_its_thread() -> None:
+    backend = backend_of(model_of())
+    await backend.generate(asked([5] * 10, 3))
+    thread, gone = backend._engine._thread, weakref.ref(backend)
+    del backend
+    gc.collect()
+    assert gone() is None
+    await asyncio.to_thread(thread.join, 20)
+    assert not thread.is_alive()
+
+
+async def test_a_fork_is_told_that_the_engine_is_elsewhere(backend: TransformersBackend) -> None:
+    await backend.generate(asked([5] * 10, 3))
+    child = os.fork()
+    if not child:
+        try:
+            backend._engine._submit(lambda: None)
+        except BackendFault:
+            os._exit(7)
+        os._exit(1)
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+@pytest.mark.parametrize("rest", [{"max_rows": 0}, {"max_batch_tokens": -1}, {"max_rows": True}, {"kv_memory": 0}])
+def test_settings_that_cannot_work_are_refused(rest: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(rest))):
+        backend_of(model_of(), **rest)

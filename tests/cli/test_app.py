@@ -1,0 +1,244 @@
+"""The command line, run in new processes."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agentfly.cli.live_view import ChainView, LiveView
+from agentfly.rollout.events import ChainStarted, TokensSampled
+from agentfly.trajectory import Trajectory
+from agentfly.types import Task
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+from agentfly.agents import HFAgent
+from agentfly.tools import calculate
+
+script = ['<tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>', "It is 42."]
+agent = HFAgent(tools=[calculate], template="chatml", backend="scripted", backend_config={"script": script})
+"""
+
+
+def agentfly(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from agentfly.cli.app import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_help_lists_the_commands() -> None:
+    run = agentfly("--help")
+    assert run.returncode == 0
+    assert "run" in run.stdout
+    assert "template" in run.stdout
+
+
+def test_run_recipe_on_question_and_save(recipe: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "chains.jsonl"
+    run = agentfly("run", recipe, "-q", "What is 6 times 7?", "-n", "2", "--save", saved)
+    assert run.returncode == 0, run.stderr
+    assert '→ calculate(expression="6 * 7")' in run.stdout
+    assert "← 42" in run.stdout
+    trajectories = [Trajectory.from_json(json.loads(line)) for line in saved.read_text().splitlines()]
+    assert [t.prediction for t in trajectories] == ["It is 42.", "It is 42."]
+    assert [t.chain for t in trajectories] == [0, 1]
+
+
+def test_single_chain_prints_tokens(recipe: Path) -> None:
+    run = agentfly("run", recipe, "-q", "What is 6 times 7?")
+    assert "<|im_start|>assistant\n<tool_call>" in run.stdout
+
+
+def test_dataset_rows(recipe: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"question": f"Question {i}?"}) + "\n" for i in range(5)))
+    run = agentfly("run", recipe, "--data", data, "--row", "1:3")
+    assert run.returncode == 0, run.stderr
+    assert "Question 1?" in run.stdout
+    assert "Question 2?" in run.stdout
+    assert "Question 3?" not in run.stdout
+
+
+def test_demo_recipe_shows_successes_and_failures() -> None:
+    run = agentfly("run", "recipes/counter.py")
+    assert run.returncode == 0, run.stderr
+    assert "■ answer, reward 1" in run.stdout
+    assert "■ answer, reward 0" in run.stdout
+    assert "✗ Error: there is no tool 'look'. Tools there are: calculate, press." in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "give a recipe file, or --model"),
+        (["run", "nowhere.py"], "there is no recipe 'nowhere.py'"),
+        (["run", "--model", "bytes", "--agent", "hff"], "there is no agent 'hff'; there are hf, react, code, action"),
+        (["run", "--model", "bytes", "--tool", "calculat"], "no tool is named 'calculat'"),
+        (["run", "--model", "bytes", "--tool", "nowhere:tool"], "cannot be imported"),
+        (["run", "--model", "bytes", "--backend", "clent", "-q", "x"], "there is no backend 'clent'"),
+        (["run", "--model", "/no/model", "--backend", "client", "--template", "qwen2.5", "-q", "x"], "no tokenizer"),
+        (["template", "check", "/no/model"], "no tokenizer for '/no/model'"),
+    ],
+)
+def test_user_errors_print_no_traceback(arguments: list[str], message: str) -> None:
+    run = agentfly(*arguments)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_recipe_without_agent_or_tasks_is_rejected(recipe: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1")
+    assert "must define `agent`" in agentfly("run", empty, "-q", "x").stderr
+    assert "there is nothing to run" in agentfly("run", recipe).stderr
+    assert "cannot be set from outside" in agentfly("run", recipe, "--model", "m", "-q", "x").stderr
+    assert "give one" in agentfly("run", recipe, "-q", "x", "--data", "y.json").stderr
+
+
+def test_unreachable_server_is_reported_with_its_address() -> None:
+    run = agentfly("run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x")
+    assert "http://127.0.0.1:9/v1" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+def test_template_check_reports_properties() -> None:
+    run = agentfly("template", "check", "bytes", "--template", "chatml")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "chatml" in run.stdout
+
+
+def test_save_path_is_checked_before_the_run(recipe: Path, tmp_path: Path) -> None:
+    missing = agentfly("run", recipe, "-q", "x", "--save", tmp_path / "no" / "chains.jsonl")
+    folder = agentfly("run", recipe, "-q", "x", "--save", tmp_path)
+    full = agentfly("run", recipe, "-q", "x", "--save", "/dev/full")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "there is no folder" in missing.stderr
+    assert "is a folder; name a file in it" in folder.stderr
+    assert "could not be written: No space left on device" in full.stderr
+
+
+def test_recipe_errors_show_a_traceback_from_the_recipe_on(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import nowhere_to_be_found")
+    (tmp_path / "syntax.py").write_text("x = = 1")
+    (tmp_path / "late.py").write_text("def agent():\n    return 1 / 0\n")
+    (tmp_path / "options.py").write_text(RECIPE + "options = [1]")
+    told = {name: agentfly("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
+    assert all(run.returncode == 2 and run.stderr.startswith("agentfly: ") for run in told.values())
+    assert not any("running.py" in run.stderr for run in told.values())
+    assert 'wrong.py", line 1' in told["wrong"].stderr
+    assert "nowhere_to_be_found" in told["wrong"].stderr
+    assert 'syntax.py", line 1' in told["syntax"].stderr
+    assert "ZeroDivisionError: division by zero" in told["late"].stderr
+    assert "it must be a dict" in agentfly("run", "options.py", "-q", "x", cwd=tmp_path).stderr
+
+
+def test_flag_without_effect_is_rejected(recipe: Path) -> None:
+    assert "agent cannot be set from outside" in agentfly("run", recipe, "-q", "x", "--agent", "react").stderr
+    assert "there is nothing to run" in agentfly("run", recipe, "--row", "0").stderr
+    assert "cannot be imported" in agentfly("run", "--model", "bytes", "--tool", ":x", "-q", "x").stderr
+
+
+def test_question_is_utf8_in_any_locale(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    saved = tmp_path / "chains.jsonl"
+    run = agentfly("run", recipe, "-q", "Où ?", "--save", saved)
+    assert run.returncode == 0, run.stderr
+    assert Trajectory.from_json(json.loads(saved.read_bytes())).task.question == "Où ?"
+
+
+def test_control_characters_are_sanitized(tmp_path: Path) -> None:
+    path = tmp_path / "rude.py"
+    path.write_text(RECIPE.replace("It is 42.", "\\x1b[2J\\x1b]0;owned\\x9b31m"))
+    run = agentfly("run", path, "-q", "x\x1b[31m", "--tokens")
+    assert run.returncode == 0, run.stderr
+    assert not {"\x1b", "\x9b"} & set(run.stdout)
+    assert "[2J" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("from agentfly.errors import ConfigError; raise ConfigError(EVIL)", 2),
+        ("raise ValueError(EVIL)", 2),
+        ("import logging; logging.getLogger('x').warning('%s', EVIL); raise ValueError", 2),
+        ("raise Unexpected(EVIL)", 1),
+    ],
+    ids=["our error", "error in the recipe", "log record", "traceback"],
+)
+def test_error_lines_carry_no_control_characters(tmp_path: Path, body: str, status: int) -> None:
+    path = tmp_path / "rude.py"
+    evil = "EVIL = '\\x1b[2J\\x1b]0;owned\\x9b31m'\nclass Unexpected(BaseException): pass\n"
+    path.write_text(evil + body)
+    run = agentfly("run", path, "-q", "x")
+    assert run.returncode == status, run.stderr
+    assert not {"\x1b", "\x9b"} & set(run.stderr)
+    assert "[2J" in run.stderr
+
+
+def test_failed_reward_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "unrewarded.py"
+    path.write_text(
+        f"from agentfly import reward\n@reward\ndef forgot(prediction): ...\n{RECIPE}".replace(
+            "tools=[calculate]", "tools=[calculate], reward=forgot"
+        )
+    )
+    assert "■ answer: reward 'forgot' returned None" in agentfly("run", path, "-q", "x").stdout
+
+
+def test_recipe_observer_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "watched.py"
+    path.write_text(RECIPE + "options = {'observer': lambda event: print('saw', type(event).__name__)}")
+    run = agentfly("run", path, "-q", "x")
+    assert "saw ChainStarted" in run.stdout
+    assert "■ answer" in run.stdout
+
+
+def test_python_dash_m() -> None:
+    run = subprocess.run([sys.executable, "-m", "agentfly.cli", "--help"], capture_output=True, text=True)
+    assert "Usage" in run.stdout
+
+
+def test_dumb_terminal_gets_lines() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, _environ={"TERM": "dumb"})
+    with LiveView(console) as view:
+        view(ChainStarted(0, 0, Task.of("What is it?")))
+    assert "What is it?" in shown.getvalue()
+
+
+@pytest.mark.parametrize("text", ["\n", "a ", "\n\n\n\nword "])
+def test_panel_wraps_only_the_end_of_a_long_reply(text: str) -> None:
+    def cpu_seconds(size: int) -> float:
+        view = ChainView("0/0")
+        view.handle(TokensSampled(0, 0, 0, (), text * (size // len(text)) + "the end"))
+        started = time.process_time()
+        panel = view.panel(width=60, height=12)
+        seconds = time.process_time() - started
+        assert "the end" in str(panel.renderable)
+        return seconds
+
+    short, long = (min(cpu_seconds(size) for _ in range(3)) for size in (10_000, 200_000))
+    assert long < max(0.05, 3 * short)
+
+
+def test_version() -> None:
+    assert agentfly("--version").stdout.startswith("agentfly 0.")
+
+
+def test_exit_code_if_all_chains_failed(recipe: Path) -> None:
+    arguments = ["run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x"]
+    assert agentfly(*arguments).returncode == 1
+    assert agentfly("run", recipe, "-q", "x").returncode == 0

@@ -1,0 +1,211 @@
+"""`agentfly eval`, as it is typed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from agentfly.cli.app import app
+from agentfly.errors import AgentFlyError, ConfigError
+from tests.backends.openai_server import OpenAIServer, chat, says
+
+RECIPE = """
+import asyncio
+from agentfly import reward
+from agentfly.agents import HFAgent
+
+@reward
+def right(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+async def script(turn):
+    await asyncio.sleep(PAUSE)
+    return "4" if turn.random.random() < 0.5 else "5"
+
+def agent(**model):
+    settings = {"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, **model}
+    return HFAgent(reward=right, **settings)
+
+tasks = [{"question": "1 + 1?", "answer": "2"}]
+eval_tasks = [{"question": f"{i} + {4 - i}?", "answer": "4", "level": i % 2} for i in range(4)]
+options = {"max_turns": 2}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE.replace("PAUSE", "0"))
+    return path
+
+
+def typed(*words: object) -> Any:
+    result = CliRunner().invoke(app, ["eval", *map(str, words)])
+    if isinstance(result.exception, AgentFlyError):
+        raise result.exception
+    return result
+
+
+def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
+    shown = typed(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
+    assert shown.exit_code == 0
+    for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 8 chains"):
+        assert word in shown.stdout
+    assert "chains: 12 of 12, reward " in shown.stderr
+    assert len((tmp_path / "out" / "chains.jsonl").read_text().splitlines()) == 13
+    again = typed(recipe, "-n", 2, "--greedy", "--out", tmp_path / "out", "--json")
+    figures = json.loads(again.stdout)
+    assert (figures["tasks"], figures["chains"], figures["unscored"]) == (4, 8, 0)
+    assert figures == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert "resuming" in again.stderr
+
+
+def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
+    data = tmp_path / "held_out.jsonl"
+    data.write_text("".join(json.dumps({"question": f"{i}?", "answer": "4"}) + "\n" for i in range(5)))
+    figures = json.loads(typed(recipe, "--data", data, "--row", "1:4", "--json").stdout)
+    assert figures["tasks"] == 3
+
+
+NOWHERE = RECIPE.replace("PAUSE", "0").replace(
+    '"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, ', ""
+)
+"""The same recipe, with a model that only the command line names."""
+
+
+def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openai_server.answers("/chat/completions", says(chat({"content": "4"})))
+    (tmp_path / "api.py").write_text(NOWHERE)
+    server = ["--backend", "client", "--base-url", openai_server.url]
+    figures = json.loads(typed(tmp_path / "api.py", *server, "--model", "big-one", "--json").stdout)
+    assert figures["reward"][0] == 1.0
+    assert {body["model"] for body in openai_server.bodies("/chat/completions")} == {"big-one"}
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from agentfly import reward\n@reward\ndef four(prediction: str):\n    return prediction == '4'\n"
+    )
+    Path("data.jsonl").write_text('{"question": "2 + 2?"}\n')
+    bare = typed("big-one", *server, "--data", "data.jsonl", "--reward", "mine:four", "--json")
+    assert json.loads(bare.stdout)["pass_at"]["1"][0] == 1.0
+
+
+def test_exit_code_if_nothing_was_scored(tmp_path: Path) -> None:
+    (tmp_path / "api.py").write_text(NOWHERE)
+    gone = typed(tmp_path / "api.py", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
+    assert gone.exit_code == 1
+    assert "http://127.0.0.1:9/v1" in gone.stdout
+
+
+def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.py"
+    ready.write_text(recipe.read_text() + "agent = agent()\n")
+    narrow = tmp_path / "narrow.py"
+    narrow.write_text(recipe.read_text().replace("def agent(**model):", "def agent():\n    model = {}"))
+    typed(recipe, "--out", tmp_path / "out.jsonl")
+    for words, told in (
+        (
+            [ready, "--model", "m"],
+            r"defines an agent, so model_name_or_path cannot be set from outside; write `def agent",
+        ),
+        ([narrow, "--model", "m"], r"cannot be called with model_name_or_path .*write `def agent\(\*\*model\)`"),
+        ([recipe, "--agent", "react"], "agent cannot be set from outside"),
+        ([recipe, "--reward", "right"], "reward cannot be set from outside"),
+        ([recipe, "--by", "colour"], "no task has such a column; there are answer, level, question"),
+        ([recipe, "-n", 3, "--out", tmp_path / "out.jsonl"], "chains=1, not 3"),
+        ([recipe, "--out", tmp_path / "out.txt"], "give a folder, or a file whose name ends with .jsonl"),
+        (["bytes", "--backend", "client", "--data", tmp_path / "none.jsonl"], "no file"),
+        (["nowhere.py"], "there is no recipe"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            typed(*words)
+    assert typed(ready).exit_code == typed(narrow).exit_code == 0
+
+
+def test_killed_evaluation_resumes(tmp_path: Path) -> None:
+    path, out = tmp_path / "slow.py", tmp_path / "out"
+    path.write_text(RECIPE.replace("PAUSE", "0.02"))
+    command = [
+        sys.executable,
+        "-c",
+        "from agentfly.cli.app import main; main()",
+        "eval",
+        str(path),
+        "-n",
+        "32",
+        "--json",
+    ]
+    command += ["--max-concurrent", "2"]
+    chains = out / "chains.jsonl"
+    with subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as killed:
+        while not chains.exists() or chains.read_bytes().count(b"\n") < 20:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        os.kill(killed.pid, signal.SIGKILL)
+    assert chains.read_bytes().count(b"\n") < 129
+    whole = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=60)
+    assert (again.returncode, again.stdout) == (0, whole.stdout)
+    assert "chains: 128 of 128" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-n", 0], "chains must be a whole number"),
+        (["--max-concurrent", 0], "max_concurrent_chains must be"),
+        (["--max-turns", 0], "max_turns"),
+        (["--temperature", -1], "temperature"),
+        (["--out", "figures.txt"], "ends with .jsonl"),
+    ],
+)
+def test_bad_flag_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, flags: list[Any], said: str) -> None:
+    path, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
+    path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE.replace("PAUSE", "0"))
+    with pytest.raises(ConfigError, match=said):
+        typed(path, *flags)
+    assert not drawn.exists()
+    typed(path)
+    assert drawn.exists()
+
+
+MISSING = """
+import asyncio
+from agentfly import Environment, reward
+from agentfly.agents import HFAgent
+from agentfly.extras import require_extra
+
+class Judge(Environment):
+    async def start(self):
+        with require_extra("judging", "math"):
+            import a_package_that_is_missing
+
+@reward
+async def right(prediction: str, judge: Judge) -> float:
+    return 1.0
+
+async def script(turn):
+    with open("asked", "a") as file:
+        file.write(".")
+    await asyncio.sleep(0.001)
+    return "4"
+
+agent = HFAgent(reward=right, template="chatml", backend="scripted", backend_config={"script": script})
+eval_tasks = [{"question": f"{i}?"} for i in range(4)]
+"""
+
+
+def test_missing_extra_stops_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.py").write_text(MISSING)
+    with pytest.raises(ConfigError, match=r"a_package_that_is_missing.*pip install 'agentfly-rl\[math\]'"):
+        typed("recipe.py", "-n", 8, "--max-concurrent", 1)
+    assert len(Path("asked").read_text()) <= 4  # the first of 32 chains, tried twice, and perhaps the next

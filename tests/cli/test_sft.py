@@ -1,0 +1,150 @@
+"""`agentfly sft`, as it is typed."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from agentfly.cli.app import app
+from agentfly.errors import AgentFlyError, ConfigError
+from agentfly.models.lookup import draw
+
+torch = pytest.importorskip("torch", reason="a model learns with torch")
+torch.set_num_threads(1)
+
+RECIPE = """
+import random
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.environments.lookup import Lookup
+from agentfly.models.lookup import draw
+
+@reward
+def correct(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+def agent(**model):
+    return HFAgent(**{"model_name_or_path": MODEL, **model}, tools=[Lookup.lookup], reward=correct)
+
+drawn = random.Random(0)
+tasks = [draw(drawn) for _ in range(12)]
+"""
+
+
+@pytest.fixture
+def recipe(small_model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE.replace("MODEL", repr(str(small_model))))
+    return path
+
+
+def typed(*words: object) -> Any:
+    result = CliRunner().invoke(app, ["sft", *map(str, words)])
+    if isinstance(result.exception, AgentFlyError):
+        raise result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def losses(shown: str) -> list[float]:
+    return [float(line.partition("loss ")[2].partition(",")[0]) for line in shown.splitlines() if "held out," in line]
+
+
+def test_new_model_tokenizer_covers_the_demonstrations(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "new"
+    shown = typed(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
+    before, after = losses(shown.stdout)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert AutoModelForCausalLM.from_pretrained(out).num_parameters() < 2e6
+    assert len(tokenizer.encode("lookup")) == 1
+    assert after < before
+
+
+def test_sft_on_expert_writes_a_transformers_model(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "learned"
+    shown = typed(
+        recipe, "--expert", 12, "--steps", 20, "--learning-rate", 0.01, "--validation-fraction", 0.25, "--out", out
+    )
+    assert shown.exit_code == 0
+    assert "9 demonstrations to imitate, 3 held out" in shown.stdout
+    assert "steps: 20 of 20, loss " in shown.stdout
+    before, after = losses(shown.stdout)
+    assert after < before - 1
+    assert f"written to {out}" in shown.stdout.replace("\n", "")
+    AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+    more = typed(
+        recipe, "--expert", 4, "--steps", 1, "--validation-fraction", 0.5, "--model", out, "--out", tmp_path / "more"
+    )
+    assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
+
+
+def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    flags = ("--expert", 6, "--steps", 5, "--save-every", 2, "--prompt-loss-weight", 0.5, "--learning-rate", 0.01)
+    assert typed(recipe, *flags, "--out", tmp_path / "warm").exit_code == 0
+    stages = [tmp_path / name for name in ("warm-2", "warm-4", "warm")]
+    assert sorted(path for path in tmp_path.glob("warm*")) == sorted(stages)
+    weights = [AutoModelForCausalLM.from_pretrained(stage).get_input_embeddings().weight for stage in stages]
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+    (tmp_path / "warm").rename(tmp_path / "other")
+    with pytest.raises(ConfigError, match="warm-2 is there already"):
+        typed(recipe, *flags, "--out", tmp_path / "warm")
+
+
+def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
+    row, demos = draw(random.Random(1)), tmp_path / "demos.jsonl"
+    call = {"id": "a", "function": {"name": "lookup", "arguments": {"who": row["who"], "what": row["relation"]}}}
+    talk = [
+        {"role": "user", "content": row["question"]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "name": "lookup", "content": "Fotem"},
+        {"role": "assistant", "content": "red"},
+    ]
+    demos.write_text(json.dumps({"messages": talk}) + "\n")
+    shown = typed(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
+    assert "1 demonstrations to imitate, 0 held out" in shown.stdout
+    assert (tmp_path / "learned" / "model.safetensors").exists()
+
+
+def test_dropped_demonstrations_are_reported(recipe: Path, tmp_path: Path) -> None:
+    spoiled = tmp_path / "spoiled.py"
+    spoiled.write_text(recipe.read_text() + "tasks[0]['answer'] = 'nothing'\n")
+    shown = typed(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
+    assert "1 of 3 demonstrations dropped: 1 × reward 0" in shown.stdout
+    with pytest.raises(ConfigError, match="none of the expert's 1 chains earned 1: nothing to imitate"):
+        typed(spoiled, "--expert", 1, "--steps", 1, "--out", tmp_path / "more")
+
+
+def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    for words, told in (
+        ([recipe, "--out", tmp_path / "x"], "give --demos with a file of conversations, or --expert"),
+        ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
+        ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
+        ([recipe, "--expert", 13, "--out", tmp_path / "x"], "--expert 13, but there are 12 tasks"),
+        ([recipe, "--expert", 2, "--out", full], "is there already; give a folder that is not, or is empty"),
+        (
+            [recipe, "--expert", 2, "--validation-fraction", 1, "--out", tmp_path / "x"],
+            "is from 0 to below 1",
+        ),
+        (
+            [recipe, "--expert", 2, "--prompt-loss-weight", 2, "--out", tmp_path / "x"],
+            "weight is from 0 to 1",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            typed(*words)
+    assert not (tmp_path / "x").exists()

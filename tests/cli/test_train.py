@@ -1,0 +1,133 @@
+"""`agentfly train`: what is typed, what is refused, and what is said when somebody stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agentfly.cli.app import app
+from agentfly.errors import AgentFlyError
+from agentfly.runs import RunDirectory
+from agentfly.training import TrainConfig, train
+from tests.training.recipe_vowels import agent, eval_tasks, tasks
+
+RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
+
+
+@pytest.fixture(autouse=True)
+def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(*words: object) -> str:
+    result = CliRunner().invoke(app, ["train", *map(str, words)])
+    assert isinstance(result.exception, AgentFlyError)
+    return str(result.exception)
+
+
+def test_run_directories_are_numbered_and_printed() -> None:
+    for number in (1, 2):
+        result = CliRunner().invoke(app, ["train", str(RECIPE), "steps=1", "evaluation.every=null"])
+        assert result.exception is None
+        assert "held out before training" in result.output
+        assert "greedy" in result.output
+        assert "optimizer.learning_rate=0.02" in result.output
+        assert "kl.estimator=k3" in result.output
+        assert "step 1/1" in result.output
+        assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
+        assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a recipe, or --resume"),
+        ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
+        (["--resume", "x", "steps=9"], "a run is resumed as it was started"),
+        (["nowhere.py"], "there is no recipe 'nowhere.py'"),
+        ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
+        ([RECIPE, "fast"], "write field=value"),
+        ([RECIPE, "--from-step", "3"], "--from-step needs --resume"),
+        (["--resume", "nowhere"], "nowhere is not a run directory"),
+        ([RECIPE, "loggers=consol"], "console"),
+        ([RECIPE, 'loggers=["consol"]'], "console"),
+        ([RECIPE, "backend=vlm"], "vllm"),
+    ],
+)
+def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
+    assert said in refused(*words)
+    assert not list(Path("runs").glob("*"))
+
+
+def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("tasks = ['a']\n")
+    assert "must define `config`" in refused(recipe)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_run_prints_the_resume_command(number: signal.Signals, status: int) -> None:
+    command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
+        try:
+            while process.poll() is None and not Path("here/metrics.jsonl").exists():
+                time.sleep(0.05)
+            process.send_signal(number)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == status
+    assert "agentfly train --resume here" in said
+
+
+def test_resume_without_recipe_copy_is_rejected() -> None:
+    Path("here").mkdir()
+    Path("here/config.json").write_text(json.dumps({"recipe": str(RECIPE), "overrides": {}}))
+    assert "the run in here has no recipe.py" in refused("--resume", "here")
+
+
+async def test_train_inside_a_running_event_loop(small_model: Path) -> None:
+    config = TrainConfig(
+        model=str(small_model),
+        tasks_per_step=1,
+        num_chains=2,
+        max_turns=1,
+        sampling={"max_tokens": 2},
+        steps=1,
+        loggers=(),
+    )
+    assert [record.step for record in train(agent, tasks, config, run="here").records()] == [1]
+
+
+def test_train_and_resume_from_python(small_model: Path) -> None:
+    config = TrainConfig(
+        model=str(small_model), tasks_per_step=2, num_chains=2, max_turns=2, sampling={"max_tokens": 4},
+        optimizer={"learning_rate": 1e-3}, steps=2, loggers=(),
+    )  # fmt: skip
+    run = train(agent, tasks, config, eval_tasks=eval_tasks, run="here")
+    before = run.records()
+    assert [record.step for record in before] == [0, 1, 2]
+    again = train(agent, tasks, config, eval_tasks=eval_tasks, run="here", resume=True)
+    assert [record.step for record in again.records()] == [0, 1, 2]
+    with pytest.raises(AgentFlyError, match=r"was started with optimizer\.learning_rate=0\.001"):
+        train(agent, tasks, config.override({"optimizer.learning_rate": 1.0}), run="here", resume=True)
+
+
+@pytest.mark.parametrize("change", ["learning_rat=1", "steps=many", "sampling.heat=1", "algorithm=nothing", "fast"])
+def test_unknown_field_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, change: str) -> None:
+    recipe, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
+    recipe.write_text(f"open({str(drawn)!r}, 'w').close()\n")
+    assert refused(recipe, change)
+    assert not drawn.exists()
+    assert "must define `config`" in refused(recipe)
+    assert drawn.exists()

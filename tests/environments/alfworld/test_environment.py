@@ -1,0 +1,127 @@
+"""The environment: through agents, tools and the resource manager."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+
+import pytest
+
+from agentfly.agents import HFAgent
+from agentfly.demonstrations import demonstrate
+from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
+from agentfly.environments.alfworld.rewards import alfworld_episode_reward, alfworld_won
+from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.errors import ConfigError, DataError
+from agentfly.types import Task, ToolCall
+
+
+def agent_of(kind: type[ALFWorld] = ALFWorld, script: object = "-") -> HFAgent:
+    return HFAgent(
+        tools=[kind], reward=alfworld_won, template="chatml", backend="scripted", backend_config={"script": script}
+    )
+
+
+def called(*actions: str) -> str:
+    calls = ({"name": "alfworld_step", "arguments": {"action": action}} for action in actions)
+    return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+
+
+async def reset_env(row: dict[str, object]) -> ALFWorld:
+    made = ALFWorld()
+    await made.start()
+    await made.reset(Task.of(row))
+    return made
+
+
+async def winning(row: dict[str, object]) -> list[str]:
+    made, actions = await reset_env(row), []
+    while isinstance(call := made.expert(), ToolCall):
+        actions.append(str(call.arguments["action"]))
+        await made.alfworld_step(actions[-1])
+    assert made.won
+    return actions
+
+
+async def test_64_concurrent_experts_earn_full_reward() -> None:
+    shown = await demonstrate(agent_of(), ALFWorld.draw_tasks("train", 64), max_turns=80)
+    assert len(shown.accepted) == 64
+    chain = shown.accepted[0]
+    assert chain.reward == 1.0
+    assert chain.score.metrics["invalid_actions"] == 0
+
+
+async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> None:
+    (row,) = ALFWorld.draw_tasks("train", 1)
+    *before, last = await winning(row)
+    undoing = called(last, "take bread 1 from sidetable 1", "look")
+    result = await agent_of(script=[*map(called, before), undoing, "never said"]).run(row, max_turns=80)
+    (chain,) = result
+    assert chain.reward == 1.0
+    assert "never said" not in chain.messages[-1].text
+    made = await reset_env(row)
+    for action in (*before, last):
+        await made.alfworld_step(action)
+    assert (await made.alfworld_step("look"))["observation"] == "The task is done."
+    assert alfworld_episode_reward(made) == 10.0
+
+
+async def test_claiming_success_earns_nothing() -> None:
+    (row,) = ALFWorld.draw_tasks("train", 1)
+    for script in (["It is done."], [called("You win!", "won", ""), "Done."]):
+        (chain,) = await agent_of(script=script).run(row)
+        assert chain.reward == 0.0
+
+
+async def test_reset_clears_the_previous_chain() -> None:
+    first, second = ALFWorld.draw_tasks("train", 2)
+    used, fresh = await reset_env(first), await reset_env(second)
+    for action in await winning(first):
+        await used.alfworld_step(action)
+    await used.reset(Task.of(second))
+    assert (used.won, used.steps, used.invalid_actions) == (False, 0, 0)
+    for action in await winning(second):
+        assert await used.alfworld_step(action) == await fresh.alfworld_step(action)
+
+
+async def test_malformed_actions_are_answered() -> None:
+    (row,) = ALFWorld.draw_tasks("train", 1)
+    strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000})]
+    script = [f'<tool_call>{{"name": "alfworld_step", "arguments": {each}}}</tool_call>' for each in strange]
+    (chain,) = await agent_of(script=[*script, called("look"), "Enough."]).run(row, max_turns=8)
+    answers = [message.text for message in chain.messages if message.role == "tool"]
+    assert len(answers) == 5
+    assert answers[3] == "Nothing happens."
+    assert answers[4].startswith("You are in the middle of a room.")
+
+
+async def test_shows_commands_appends_admissible_commands() -> None:
+    class Telling(ALFWorld):
+        shows_commands = True
+
+    (row,) = ALFWorld.draw_tasks("train", 1)
+    made = Telling()
+    await made.reset(Task.of(row))
+    said = (await made.alfworld_step("look"))["observation"]
+    assert (
+        said.splitlines()[-1] == f"You can: {', '.join((await made.alfworld_get_admissible_commands()).splitlines())}."
+    )
+    assert await made.alfworld_get_task_objective() in row["question"]
+
+
+async def test_a_task_without_a_game_is_rejected() -> None:
+    with pytest.raises(DataError, match=r"ALFWorld\.draw_tasks"):
+        await ALFWorld().reset(Task.of("Put a mug on the desk."))
+
+
+async def test_the_official_engine_is_the_same_environment() -> None:
+    (row,) = ALFWorld.draw_tasks("train", 1, kinds=["look_at_obj_in_light"])
+    if importlib.util.find_spec("textworld") is None:
+        with pytest.raises(ConfigError, match=r"agentfly-rl\[alfworld\]"):
+            UpstreamGame((await reset_env(row))._game)
+        pytest.skip("the official engine is in the extra 'alfworld', which is not installed")
+    agent = agent_of(ALFWorldUpstream)
+    shown = await asyncio.wait_for(demonstrate(agent, [row], max_turns=60), 170)
+    assert len(shown.accepted) == 1
+    await agent.manager.close()

@@ -1,0 +1,143 @@
+"""The world of searching: what a chain sees, what it cannot see, and the expert that solves it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
+
+from agentfly.agents import HFAgent
+from agentfly.demonstrations import demonstrate
+from agentfly.environments import Search
+from agentfly.environments.search import Hit, Passage
+from agentfly.environments.search.providers import SearchFailed
+from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.rewards import qa_em
+from agentfly.types import Task, ToolCall
+from tests.fakes import seeded
+
+
+def make_agent(kind: type[Search] = Search) -> HFAgent:
+    settings: Any = {"template": "chatml", "backend": "scripted", "backend_config": {"script": "-"}}
+    return HFAgent(tools=[kind], reward=qa_em, **settings)
+
+
+async def world(columns: dict[str, Any], kind: type[Search] = Search) -> Search:
+    made = kind()
+    await made.start()
+    await made.reset(Task.of({"question": "Q", **columns}))
+    return made
+
+
+async def search(made: Search, query: str) -> str:
+    return str((await made.search(query=query))["observation"])
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+async def test_the_expert_answers_every_question_by_searching(split: str) -> None:
+    agent = make_agent()
+    shown = await demonstrate(agent, Search.draw_tasks(split, 100))
+    await agent.close()
+    assert len(shown.accepted) == 100
+    for chain in shown.accepted:
+        searches = sum(len(turn.calls) for turn in chain.turns)
+        assert 1 <= searches <= chain.task.columns["hops"]
+
+
+async def test_the_expert_knows_only_what_it_was_shown() -> None:
+    row = Search.draw_tasks("train", 1, hops=[2])[0]
+    made = await world(row)
+    first = made.expert()
+    assert first == ToolCall("search", {"query": row["start"]})
+    assert made.expert() == first  # nothing was searched, so nothing is known
+    await search(made, "a town that is not there")
+    assert made.expert() == first
+    await search(made, row["start"])
+    assert made.expert() != first
+
+
+async def test_the_answer_is_in_no_observation_but_that_of_its_article() -> None:
+    for row in Search.draw_tasks("test", 20, hops=[3]):
+        made = await world(row)
+        titles = (await made.search(query=row["question"]))["titles"]
+        text = await search(made, row["question"])
+        holders = {p.title for p in made._world.passages if row["answer"] in p.text}  # type: ignore[union-attr]
+        assert (row["answer"] in text) == bool(holders & set(titles))
+
+
+async def test_instances_share_the_index_and_nothing_else() -> None:
+    rows = Search.draw_tasks("train", 8, articles=60)
+    worlds = await asyncio.gather(*(world(row) for row in rows for _ in range(4)))
+    assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopaedia, drawn and indexed once
+    await search(worlds[0], rows[0]["start"])
+    assert worlds[0].seen
+    assert not worlds[1].seen
+    await worlds[0].reset(Task.of(rows[1]))
+    assert worlds[0].seen == []
+
+
+async def test_passages_of_the_task_are_what_is_searched() -> None:
+    texts = [{"title": "Ed Wood", "text": "A director."}, {"title": "Doctor Strange", "text": "A film of 2016."}]
+    made = await world({"passages": texts})
+    assert await search(made, "who was Ed Wood?") == "[1] Ed Wood\nA director."
+    assert await search(made, "Zanzibar") == "Nothing was found. Try other words."
+    with pytest.raises(ConfigError, match="no column `path`"):
+        made.expert()
+
+
+async def test_odd_queries_are_answered() -> None:
+    made = await world(Search.draw_tasks("train", 1)[0])
+    for query in ("", "   ", "\0", "?!", "the of and", "x" * 1_000_000, "Ŋ漢字 \ud800", "name " * 200_000):
+        assert (await search(made, query)).startswith(("Error: the query is empty", "Nothing was found"))
+    title = next(iter(made._world.facts))  # type: ignore[union-attr]
+    assert (await search(made, title.upper() + "?")).startswith(f"[1] {title}\n")
+
+
+async def test_long_passages_are_cut() -> None:
+    class Brief(Search):
+        longest = 10
+
+    made = await world({"passages": [{"title": "T", "text": "abcdefgh ijklmnop"}]}, Brief)
+    assert await search(made, "T") == "[1] T\nabcdefgh i …"
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"encyclopaedia": 3}, "must have split, seed and articles, not 3"),
+        ({"encyclopaedia": {"split": "train", "seed": "x", "articles": 30}}, "a whole seed"),
+        ({"passages": []}, "at least one passage"),
+        ({"passages": ["text"]}, "passage 0 must be an object"),
+        ({"passages": [{"titel": "x"}]}, "passage 0 must have the texts title and text.*it has 'titel'"),
+    ],
+)
+async def test_bad_columns_are_refused(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        await world(columns)
+
+
+async def test_a_source_of_the_class_is_searched_and_its_failure_is_a_fault_of_the_world() -> None:
+    class Broken:
+        def search(self, queries: Any, k: int) -> list[list[Hit]]:
+            if "fail" in queries[0]:
+                raise SearchFailed("the server is gone")
+            return [[Hit(Passage("T", f"{k}"), 1.0)]]
+
+    class Sourced(Search):
+        source = Broken()
+        top_k = 5
+
+    made = await world({}, Sourced)
+    assert await search(made, "x") == "[1] T\n5"
+    with pytest.raises(EnvironmentFault, match="the server is gone"):
+        await search(made, "fail")
+
+
+async def test_a_policy_that_does_not_search_earns_nothing() -> None:
+    rows, random = Search.draw_tasks("train", 100), seeded("guess")
+    answers = [row["answer"] for row in Search.draw_tasks("train", 100, seed=9)]
+    assert sum(qa_em(random.choice(answers), row["answer"])["reward"] for row in rows) == 0
+    assert sum(qa_em(row["start"], row["answer"])["reward"] for row in rows) == 0
+    everything = " ".join(answers + [row["answer"] for row in rows])
+    assert qa_em(everything, rows[0]["answer"])["reward"] == 0

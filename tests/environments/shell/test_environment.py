@@ -1,0 +1,193 @@
+"""The shell, in a real sandbox, through agents and their tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentfly.agents import HFAgent
+from agentfly.demonstrations import demonstrate
+from agentfly.environments.shell import Shell
+from agentfly.environments.shell.questions import KINDS
+from agentfly.errors import DataError
+from agentfly.rewards import shell_match, shell_similarity
+from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
+from agentfly.types import Task
+from tests.fakes import call
+
+TRIED: list[str] = []
+"""Why no sandbox works, or that one does."""
+FILES = {"docs/a.txt": "one\ntwo\n", "docs/b.txt": "two\n", "logs/c.log": "three\n"}
+
+
+@pytest.fixture(autouse=True)
+async def _needs_a_sandbox() -> None:
+    if not TRIED:  # once is enough
+        try:
+            await (await open_sandbox()).close()
+            TRIED.append("")
+        except SandboxUnavailable as error:
+            TRIED.append(str(error))
+    if TRIED[0]:
+        pytest.skip(f"no sandbox works here: {TRIED[0]}")
+
+
+def row(gold: str | None, **more: Any) -> dict[str, Any]:
+    return {"question": "?", "gold": gold, "files": FILES, **more}
+
+
+def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shell_match) -> HFAgent:
+    return HFAgent(
+        tools=[kind], reward=reward, template="chatml", backend="scripted", backend_config={"script": script}
+    )
+
+
+async def worth(gold: str | None, *commands: str, answer: str = "Done.", **more: Any) -> dict[str, Any]:
+    """What commands earn, one after another."""
+    made = Shell()
+    await made.start()
+    try:
+        await made.reset(Task.of(row(gold, **more)))
+        for command in commands:
+            await made.run_shell(command)
+        return await made.judged(answer)
+    finally:
+        await made.close()
+
+
+async def test_experts_do_every_kind_of_task_at_once() -> None:
+    rows = Shell.draw_tasks("train", 2 * len(KINDS))
+    shown = await demonstrate(agent_of(), rows)
+    assert (len(shown.accepted), shown.reasons) == (len(rows), {})
+    assert {each.task.columns["kind"] for each in shown.accepted} == set(KINDS)
+    told = [message.text for each in shown.accepted for message in each.messages if message.role == "tool"]
+    assert not [text for text in told if "status" in text]  # what is asked for can be done
+
+
+async def test_doing_nothing_and_saying_so_earn_nothing() -> None:
+    rows = Shell.draw_tasks("train", 2 * len(KINDS), seed=3)
+    result = await agent_of(["Done."]).run(rows)
+    assert set(result.rewards) == {0.0}
+    result = await agent_of([call("shell", command="ls"), "It is all done."]).run(rows[: len(KINDS)])
+    assert set(result.rewards) == {0.0}
+
+
+WAYS: list[tuple[str, str, bool]] = [
+    ("find . -name '*.txt'", "ls docs/*.txt | sort -r", True),  # another way, another order, without ./
+    ("find . -name '*.txt'", "find . -name '*.log'", False),
+    ("find . -name '*.txt' | sort", "ls -r docs/*.txt", False),  # here the order is asked for
+    ("grep -c two docs/a.txt", "printf '  1  \\n'", True),
+    ("mv docs/a.txt docs/z.txt", "cp docs/a.txt docs/z.txt; rm docs/a.txt; ls", True),
+    ("mv docs/a.txt docs/z.txt", "cp docs/a.txt docs/z.txt", False),
+    ("sort -r docs/a.txt > s.txt", "printf 'two\\none\\n' > s.txt", True),
+    ("sort -r docs/a.txt > s.txt", "printf 'one\\ntwo\\n' > s.txt", False),
+    ("chmod 600 docs/a.txt", "chmod go-rwx docs/a.txt", True),
+    ("chmod 600 docs/a.txt", "true", False),
+    ("tar -czf d.tar.gz docs", "touch -d 2001-01-01 docs/a.txt; tar -cf - ./docs | gzip -9 > d.tar.gz", True),
+    ("tar -czf d.tar.gz docs", "tar -czf d.tar.gz logs", False),
+    ("tar -czf d.tar.gz docs", "echo docs > d.tar.gz", False),
+    ("ln -s docs/a.txt l", "ln -s docs/a.txt l", True),
+    ("ln -s docs/a.txt l", "cp docs/a.txt l", False),
+    ("mkdir x", "mkdir x && mkdir y", False),
+    ("find . -name '*.txt'", "find . -name '*.txt'; rm logs/c.log", False),  # printed well, and broken something
+    ("mkdir x", "mkdir x; for n in $(seq 1500); do : > x/$n; done", False),
+    ("mkdir x", "mkdir x; chmod 000 x docs", False),
+]
+
+
+async def test_any_way_to_the_same_end_is_right() -> None:
+    found = [(gold, command, (await worth(gold, command))["match"]) for gold, command, _ in WAYS]
+    assert found == WAYS
+
+
+async def test_an_answer_may_be_said_instead_of_printed() -> None:
+    assert (await worth("wc -l < docs/a.txt", "cat docs/a.txt", answer="2"))["match"]
+    assert not (await worth("wc -l < docs/a.txt", "cat docs/a.txt", answer="3"))["match"]
+
+
+async def test_what_is_partly_right_earns_a_part() -> None:
+    assert (await worth("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > s.txt"))["similarity"] == pytest.approx(1)
+    wrong_text = await worth("sort -r docs/a.txt > s.txt", "sort docs/a.txt > s.txt")
+    assert wrong_text["similarity"] == pytest.approx(2 / 3)
+    wrong_file = await worth("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > t.txt")
+    assert wrong_file["similarity"] == pytest.approx(2 / 3, abs=0.01)  # two files too many: 1 - erf(2) is next to none
+    nothing_printed = await worth("cat docs/a.txt", "true")
+    assert nothing_printed["similarity"] == pytest.approx(2 / 3)
+    (chain,) = await agent_of([call("shell", command="cat docs/b.txt"), "-"], reward=shell_similarity).run(
+        row("cat docs/a.txt")
+    )
+    assert 2 / 3 < (chain.reward or 0) < 1
+
+
+async def test_files_stay_within_a_chain_and_never_leave_it() -> None:
+    script = [
+        call("shell", command="cat note 2> /dev/null; echo mine >> note; ls /tmp; touch /tmp/left"),
+        call("shell", command="cat note"),
+        "Done.",
+    ]
+    result = await agent_of(script).run(row("true"), num_chains=3)
+    for chain in result:
+        assert [message.text for message in chain.messages if message.role == "tool"] == ["(no output)", "mine"]
+    again = Shell()
+    await again.start()
+    for _ in range(2):
+        await again.reset(Task.of(row("true")))
+        assert (again.commands, again.printed) == (0, "")
+        assert (await again.run_shell("ls; touch more"))["observation"] == "docs\nlogs"
+    await again.close()
+
+
+async def test_the_right_command_is_nowhere_in_the_session() -> None:
+    made = Shell()
+    await made.start()
+    await made.reset(Task.of(row("cat docs/a.txt # secret-mark")))
+    await made.judged()
+    found = await made.run_shell(
+        "grep -rl secret-mark . /tmp /proc/*/cmdline /proc/*/environ 2> /dev/null | grep -v self"
+    )
+    await made.close()
+    assert "secret" not in found["observation"].replace("grep", "")
+
+
+class Tight(Shell):
+    limits = Limits(seconds=1, memory=64 << 20, processes=16, inodes=2000)
+
+
+async def test_what_goes_wrong_is_told_and_the_chain_goes_on() -> None:
+    script = [
+        '<tool_call>{"name": "shell", "arguments": {"command": 7}}</tool_call>',
+        f"<tool_call>{json.dumps({'name': 'shell', 'arguments': {'command': 'x' * 1_000_000}})}</tool_call>",
+        call("shell", command="sleep 30"),
+        call("shell", command="seq 100000"),
+        call("shell", command="kill -9 -1; kill -9 1"),
+        call("shell", command="wc -l < docs/a.txt"),
+        "Done.",
+    ]
+    (chain,) = await agent_of(script, Tight).run(row("wc -l < docs/a.txt"), max_turns=7)
+    told = [message.text for message in chain.messages if message.role == "tool"]
+    assert "7: command not found" in told[0]
+    assert "100000 characters" in told[1]
+    assert "1 second" in told[2]
+    assert len(told[3]) < Tight.longest + 100
+    assert told[5] == "2"
+    assert chain.reward == 1.0
+
+
+async def test_rows_that_are_no_tasks_are_refused() -> None:
+    for wrong, told in (
+        ({"files": ["a"]}, "must map paths"),
+        ({"files": None}, r"Shell\.draw_tasks"),
+        ({"files": {"../x": "a"}}, "cannot be written"),
+        ({"setup": 7}, "needs the column"),
+    ):
+        made = Shell()
+        await made.start()
+        with pytest.raises(DataError, match=told):
+            await made.reset(Task.of(row("true", **wrong)))
+        await made.close()
+    with pytest.raises(DataError, match="column 'gold'"):
+        await worth(None)
+    with pytest.raises(DataError, match="'gold' fails"):
+        await worth("kill -9 1; kill -9 -1; sleep 30", "true", setup="true")

@@ -1,0 +1,350 @@
+"""Evaluation: what it says of chains, and how it goes on after a kill."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly import Environment, reward, tool
+from agentfly.agents import HFAgent
+from agentfly.backends.scripted import ScriptedTurn
+from agentfly.environment import Pool
+from agentfly.errors import BackendFault, ConfigError, DataError
+from agentfly.evaluation.evaluator import Evaluation, evaluate
+from agentfly.rollout.events import ChainEnded, Event
+from agentfly.types import Sampling
+from tests.fakes import byte_agent
+
+
+@reward
+def said_yes(prediction: str) -> float:
+    return float(prediction == "yes")
+
+
+@reward
+def as_said(prediction: str) -> float:
+    return float(prediction)
+
+
+def solver(turn: ScriptedTurn) -> str:
+    """Solves task 0 always, task 1 in its first chain of four, task 2 never."""
+    group, chain = map(int, turn.chain.split("/"))
+    return "yes" if group == 0 or (group == 1 and chain == 0) else "no"
+
+
+ROWS = [{"question": f"{i}?", "level": level} for i, level in enumerate([1, 10, 2])]
+
+
+async def test_pass_at_k_rewards_and_columns() -> None:
+    agent = byte_agent(solver, reward=said_yes)
+    found = await evaluate(agent, ROWS, chains=4, by="level")
+    assert (found.tasks, found.chains, found.unscored) == (3, 12, 0)
+    assert found.reward.mean == pytest.approx((1 + 1 / 4 + 0) / 3)
+    assert {k: each.mean for k, each in found.pass_at.items()} == pytest.approx({
+        1: (1 + 1 / 4) / 3, 2: (1 + 1 / 2) / 3, 4: 2 / 3,
+    })  # fmt: skip
+    assert found.success == found.pass_at[1]
+    assert list(found.by["level"]) == ["1", "2", "10"]
+    assert [part.reward.mean for part in found.by["level"].values()] == [1.0, 0.0, 0.25]
+    assert found.stops == {"answer": 12}
+    assert (found.turns, found.calls) == (1.0, 0.0)
+    assert found.tokens == pytest.approx((5 * 4 + 7 * 3) / 12)  # yes and no, each with the token that ends the turn
+    assert found.greedy is None
+
+
+async def test_the_table_and_the_json_say_it_all() -> None:
+    from rich.console import Console
+
+    agent = byte_agent(solver, reward=said_yes)
+    found = await evaluate(agent, ROWS, chains=2, greedy=True, by=["level"])
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(found)
+    for line in ("pass@2 0.667 0.208 – 0.939", "greedy 0.333", "level tasks reward", "10 1 0.500", "ends: answer 9"):
+        assert line in " ".join(shown.get().split())
+    whole = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert whole["pass_at"]["2"][0] == pytest.approx(2 / 3)
+    assert whole["by"]["level"]["10"]["reward"][0] == 0.5
+    assert found.figures.reward == found.reward.mean
+    assert found.figures.metrics["level=10/reward"] == 0.5
+
+
+async def test_a_greedy_chain_beside_the_sampled_ones_counts_apart() -> None:
+    temperatures: list[float] = []
+
+    class Watched(HFAgent):
+        async def generate_async(self, request: Any) -> Any:
+            temperatures.append(request.sampling.temperature)
+            return await super().generate_async(request)
+
+    agent = Watched(template="chatml", reward=said_yes, backend="scripted", backend_config={"script": solver})
+    found = await evaluate(agent, ROWS, chains=2, greedy=True)
+    assert sorted(temperatures) == [0.0] * 3 + [1.0] * 6
+    assert (found.chains, sum(found.stops.values())) == (6, 9)
+    assert found.greedy is not None
+    assert found.greedy.mean == pytest.approx(1 / 3)
+    with pytest.raises(ConfigError, match="every chain is greedy"):
+        await evaluate(agent, ROWS, greedy=True, sampling=Sampling(temperature=0.0))
+
+
+async def test_chains_that_broke_are_counted_as_declared() -> None:
+    def breaks(turn: ScriptedTurn) -> str:
+        if turn.chain.endswith("/1"):
+            raise BackendFault("the server went away")
+        return "yes"
+
+    agent = byte_agent(breaks, reward=said_yes)
+    zero = await evaluate(agent, ROWS, chains=2)
+    assert (zero.chains, zero.unscored, zero.reward.mean) == (6, 3, 0.5)
+    assert zero.failures == {"the server went away": 3}
+    assert zero.stops["backend_fault"] == 3
+    out = await evaluate(agent, ROWS, chains=2, unscored="leave out")
+    assert (out.chains, out.unscored, out.reward.mean, out.pass_at[1].mean) == (6, 3, 1.0, 1.0)
+    assert math.isnan(out.pass_at[2].mean)  # no task has two chains left to pick
+
+
+async def test_rewards_that_are_no_shares_have_the_interval_of_a_mean() -> None:
+    agent = byte_agent(lambda turn: str(10 * int(turn.chain[0])), reward=as_said)
+    found = await evaluate(agent, ROWS, threshold=20)
+    assert (found.reward.mean, found.success.mean) == (10.0, pytest.approx(1 / 3))
+    assert found.reward.low == pytest.approx(10 - 1.96 * 10 / math.sqrt(3), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"chains": 0}, "chains must be a whole number of at least 1"),
+        ({"max_concurrent_chains": 0}, "max_concurrent_chains must be"),
+        ({"by": "colour"}, "by 'colour': no task has such a column; there are level, question"),
+        ({"unscored": "ignore"}, "'zero' or 'leave out'"),
+        ({"temperature": 0}, "write sampling="),
+        ({"sampling": {"heat": 1}}, "sampling has no field 'heat'"),
+    ],
+)
+async def test_what_cannot_work_is_refused_before_it_starts(asked: dict[str, Any], said: str) -> None:
+    asked_for = 0
+
+    def script(turn: ScriptedTurn) -> str:
+        nonlocal asked_for
+        asked_for += 1
+        return "yes"
+
+    with pytest.raises(ConfigError, match=said):
+        await evaluate(byte_agent(script, reward=said_yes), ROWS, **asked)
+    assert asked_for == 0
+
+
+async def test_an_agent_without_a_reward_cannot_be_evaluated() -> None:
+    with pytest.raises(ConfigError, match="has no reward"):
+        await evaluate(byte_agent("yes"), ROWS)
+
+    @reward
+    def needs(answer: str) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match="answer"):
+        await evaluate(byte_agent("yes", reward=needs), ROWS)
+
+
+async def test_the_seed_is_fixed_unless_one_is_given() -> None:
+    agent = byte_agent(lambda turn: "yes" if turn.random.random() < 0.5 else "no", reward=said_yes)
+    rows = [f"{i}?" for i in range(30)]
+    first, second = await evaluate(agent, rows, chains=2), await evaluate(agent, rows, chains=2)
+    other = await evaluate(agent, rows, chains=2, sampling={"seed": 7})
+    assert first == second != other
+
+
+class Shared(Environment):
+    """One instance for the chains of a task, and one in all."""
+
+    pool = Pool(scope="group", max_instances=1)  # type: ignore[arg-type]
+
+    @tool
+    async def look(self) -> str:
+        """Look."""
+        return "nothing"
+
+
+async def test_a_group_gives_its_world_back_also_when_some_of_its_chains_were_run_before(tmp_path: Path) -> None:
+    look = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    agent = byte_agent([look, "yes"], tools=[Shared.look], reward=said_yes)
+    log = tmp_path / "eval.jsonl"
+    whole = await evaluate(agent, ROWS, chains=3, log=log)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:2]) + lines[5])
+    async with asyncio.timeout(60):
+        assert await evaluate(agent, ROWS, chains=3, log=log) == whole
+    assert sum(each.leased for each in agent.manager.pool_metrics()) == 0
+    await agent.close()
+
+
+# ── going on ──
+
+
+async def test_a_log_is_gone_on_with_and_a_torn_line_is_cut(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def script(turn: ScriptedTurn) -> str:
+        ran.append(turn.chain)
+        return solver(turn)
+
+    log = tmp_path / "made" / "eval.jsonl"
+    agent = byte_agent(script, reward=said_yes)
+    whole = await evaluate(agent, ROWS, chains=4, greedy=True, log=log)
+    assert len(ran) == 15
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 16
+    for kept, torn in ((8, b""), (16, b""), (5, b'{"result": {"group": 2, "ch'), (0, b'{"sett'), (1, b"\xff")):
+        log.write_bytes(b"".join(lines[:kept]) + torn)
+        ran.clear()
+        seen: list[Any] = []
+        assert await evaluate(agent, ROWS, chains=4, greedy=True, log=log, on_result=seen.append) == whole
+        assert len(ran) == min(16 - kept, 15)
+        assert len(seen) == 15
+        assert len(log.read_bytes().splitlines()) == 16
+
+
+async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    log = tmp_path / "eval.jsonl"
+    agent = byte_agent(solver, reward=said_yes)
+    await evaluate(agent, ROWS, log=log)
+    for changed, said in (
+        ({"chains": 2}, "chains=1, not 2"),
+        ({"seed": 3}, "seed=0, not 3"),
+        ({"sampling": {"top_p": 0.5}}, "top_p=1.0, not 0.5"),
+        ({"max_turns": 3}, "max_turns=10, not 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            await evaluate(agent, ROWS, log=log, **changed)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tasks="):
+        await evaluate(agent, ROWS[:2], log=log)
+    with pytest.raises(ConfigError, match="system_prompt="):
+        await evaluate(byte_agent(solver, reward=said_yes, system_prompt="Hm."), ROWS, log=log)
+    assert await evaluate(agent, ROWS, log=log, threshold=0.5, by="level")  # the figures may change
+
+
+async def test_what_could_not_be_scored_is_run_again(tmp_path: Path) -> None:
+    log, up = tmp_path / "eval.jsonl", False
+
+    def script(turn: ScriptedTurn) -> str:
+        if not up and turn.chain == "1/0":
+            raise BackendFault("the server went away")
+        return "yes"
+
+    agent = byte_agent(script, reward=said_yes)
+    assert (await evaluate(agent, ROWS, log=log)).unscored == 1
+    up = True
+    again = await evaluate(agent, ROWS, log=log)
+    assert (again.unscored, again.reward.mean) == (0, 1.0)
+
+
+async def test_a_file_that_is_something_else_or_in_use_is_left_alone(tmp_path: Path) -> None:
+    from agentfly.evaluation.evaluator import EvalLog
+
+    agent, other = byte_agent(solver, reward=said_yes), tmp_path / "other.jsonl"
+    other.write_text('{"question": "?"}\n')
+    with pytest.raises(ConfigError, match="is not an evaluation"):
+        await evaluate(agent, ROWS, log=other)
+    assert other.read_text() == '{"question": "?"}\n'
+    with EvalLog(tmp_path / "eval.jsonl", {}), pytest.raises(ConfigError, match="another evaluation"):
+        await evaluate(agent, ROWS, log=tmp_path / "eval.jsonl")
+    with pytest.raises(DataError, match="could not be written"):
+        await evaluate(agent, ROWS, log=tmp_path)
+
+
+async def test_a_chain_that_json_cannot_hold_is_kept_by_its_figures(tmp_path: Path) -> None:
+    @reward
+    def odd(prediction: str) -> dict[str, Any]:
+        return {"reward": 1.0, "what": object()}
+
+    log = tmp_path / "eval.jsonl"
+    agent = byte_agent("yes", reward=odd)
+    whole = await evaluate(agent, ROWS, log=log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert "'what' holds a object" in lines[1]["lost"]
+    assert await evaluate(agent, ROWS, log=log) == whole
+
+
+async def test_a_cancelled_evaluation_stops_its_chains_and_frees_the_log(tmp_path: Path) -> None:
+    started, ended = asyncio.Event(), 0
+
+    async def script(turn: ScriptedTurn) -> str:
+        nonlocal ended
+        if turn.chain == "0/0":
+            return "yes"
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended += 1
+        return "no"
+
+    log, agent = tmp_path / "eval.jsonl", byte_agent(script, reward=said_yes)
+    running = asyncio.create_task(evaluate(agent, ROWS, log=log))
+    await started.wait()
+    while log.read_bytes().count(b"\n") < 2:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == 2
+    found: Evaluation = await evaluate(byte_agent("yes", reward=said_yes), ROWS, log=log)
+    assert found.reward.mean == 1.0
+
+
+async def test_an_observer_sees_every_chain_and_one_that_raises_ends_it() -> None:
+    seen: list[Event] = []
+    await evaluate(byte_agent(solver, reward=said_yes), ROWS, observer=seen.append)
+    assert sum(isinstance(event, ChainEnded) for event in seen) == 3
+    for raises in ({"on_result": lambda result: 1 / 0}, {"observer": lambda event: 1 / 0}):
+        with pytest.raises(ZeroDivisionError):
+            await evaluate(byte_agent(solver, reward=said_yes), ROWS, **raises)  # type: ignore[arg-type]
+
+
+SLOW = """
+import asyncio, sys
+from pathlib import Path
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.evaluation.evaluator import evaluate
+
+@reward
+def drawn(prediction: str) -> float:
+    return float(prediction)
+
+async def script(turn):
+    await asyncio.sleep(0.02)
+    return f"{turn.random.random():.3f}"
+
+agent = HFAgent(template="chatml", reward=drawn, backend="scripted", backend_config={"script": script})
+rows = [f"{i}?" for i in range(40)]
+found = asyncio.run(evaluate(agent, rows, chains=2, log=Path(sys.argv[1]), max_concurrent_chains=2))
+print(found.reward.mean)
+"""
+
+
+def test_an_evaluation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    def begun(log: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SLOW, str(log)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    log = tmp_path / "killed.jsonl"
+    with begun(log) as killed:
+        while not log.exists() or log.read_bytes().count(b"\n") < 15:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        os.kill(killed.pid, signal.SIGKILL)
+    before = log.read_bytes().count(b"\n")
+    assert before < 81
+    with begun(log) as again, begun(tmp_path / "whole.jsonl") as whole:
+        said = [each.communicate(timeout=60)[0] for each in (again, whole)]
+    assert said[0] == said[1] != ""
+    assert log.read_bytes().count(b"\n") == 81

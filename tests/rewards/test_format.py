@@ -1,0 +1,99 @@
+"""Formats and lengths."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfly.agents import HFAgent
+from agentfly.errors import ConfigError, RewardFault
+from agentfly.rewards import answer_format, format, format_reward, length_reward, think_format
+from agentfly.rewards.format import thinks
+from agentfly.scoring import Reward
+from agentfly.trajectory import Trajectory
+from agentfly.types import Message
+
+
+def said(reward: Reward, *script: str) -> Trajectory:
+    agent = HFAgent(
+        "bytes",
+        tools=["calculate"],
+        reward=reward,
+        template="chatml",
+        backend="scripted",
+        backend_config={"script": list(script)},
+    )
+    return agent.run_sync("How much is it?")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("So: <answer>4</answer>", 1.0),
+        ("<answer>4</answer> I think", 0.0),
+        ("<answer></answer>", 0.0),
+        ("<answer>4</answer><answer>5</answer>", 0.0),
+        ("4", 0.0),
+    ],
+)
+def test_one_marked_answer_at_the_end(text: str, kept: float) -> None:
+    assert answer_format(text) == kept
+
+
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("script", "part"),
+    [
+        ([f"<think>I add.</think>{CALL}", "<think>It is 4.</think>4"], 1.0),
+        ([CALL, "<think>It is 4.</think>4"], 0.5),
+        (["<think></think>4"], 0.0),
+        (["<think>4</think>"], 0.0),
+        (["4"], 0.0),
+    ],
+)
+def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: float) -> None:
+    assert said(think_format, *script).reward == part
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (" <think>It is 4.</think>\n4", True),
+        ("4 <think>after</think>", False),
+        ("<think>a<think>b</think>4", False),
+        ("<think>a</think></think>4", False),
+        ("<think>" * 100_000, False),
+    ],
+)
+def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
+    assert thinks(Message("assistant", text)) is kept
+
+
+def test_a_form_of_ones_own() -> None:
+    verdict = format_reward(r"Verdict: (yes|no)\..*", name="verdict")
+    assert [verdict(text) for text in ("Verdict: yes.\nBecause.", " Verdict: no. ", "I say yes.")] == [1.0, 1.0, 0.0]
+    assert verdict.name == "verdict"
+    with pytest.raises(ConfigError, match="is no regular expression"):
+        format_reward("(")
+
+
+def test_pattern_that_backtracks_without_end_is_a_reward_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "MATCH_SECONDS", 0.1)
+    nested = format_reward("(a|aa)+b")
+    assert nested("aab") == 1.0
+    with pytest.raises(RewardFault, match="for a reply of 200 characters"):
+        nested("a" * 200)
+
+
+def test_the_length_reward_falls_evenly() -> None:
+    brief = length_reward(100, free=20)
+    chains = {length: said(brief, "x" * length) for length in (5, 60, 200)}
+    tokens = {length: chain.sampled_tokens for length, chain in chains.items()}
+    assert chains[5].reward == 1.0
+    assert chains[60].reward == pytest.approx((100 - tokens[60]) / 80)
+    assert chains[200].reward == 0.0
+    assert chains[200].score.metrics["tokens"] == tokens[200]
+    for wrong in ({"most": 10, "free": 10}, {"most": 10, "free": -1}, {"most": 0}):
+        with pytest.raises(ConfigError, match="must be from 0 to below most"):
+            length_reward(**wrong)

@@ -1,0 +1,179 @@
+"""Sinks: by name, together, and each for real."""
+
+import json
+import logging
+import math
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.errors import ConfigError
+from agentfly.runs import Alarm, EvalFigures, Progress, RunLoggers, RunWriter, StepRecord, open_loggers
+from tests.runs.chains import step
+
+RECORDS = [
+    StepRecord(0, 10, eval=EvalFigures(0.25, 0.1, 0.4, 16)),
+    step(1, 0.5, alarms=(Alarm("kl_blow_up", "far off", ("0/1",), 1),)),
+    step(2, 0.75, metrics={"policy/kl": math.nan}),
+]
+
+
+class Kept:
+    """A logger that keeps what it is told, and fails where it is asked to."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.told: list[str] = []
+        self._fails = fails
+
+    def _tell(self, what: str) -> None:
+        self.told.append(what)
+        if what == self._fails:
+            raise RuntimeError(f"no {what} today")
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        self._tell("start")
+
+    def progress(self, progress: Progress) -> None:
+        self._tell("progress")
+
+    def step(self, record: StepRecord) -> None:
+        self._tell("step")
+
+    def close(self) -> None:
+        self._tell("close")
+
+
+def test_a_sink_that_fails_is_let_go_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Kept(), Kept("step")
+    loggers = RunLoggers({"bad": bad, "good": good})
+    loggers.start({})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            loggers.progress(Progress("generate"))
+            loggers.step(RECORDS[1])
+    assert loggers.names == ("good",)
+    assert "logger 'bad' failed and is removed: RuntimeError: no step today" in caplog.text
+    loggers.close()
+    loggers.close()
+    assert bad.told == ["start", "progress", "step", "close"]
+    assert good.told == ["start", *["progress", "step"] * 2, "close"]
+
+
+def test_one_that_cannot_start_is_an_error_and_the_others_are_closed() -> None:
+    good, bad = Kept(), Kept("start")
+    with pytest.raises(RuntimeError, match="no start today"):
+        RunLoggers({"good": good, "bad": bad}).start({})
+    assert good.told == ["start", "close"]
+
+
+def test_a_sink_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, {}) as run:
+        with pytest.raises(ConfigError, match="no logger 'tensorbord', did you mean 'tensorboard'"):
+            open_loggers(["tensorbord"], run)
+        with pytest.raises(ConfigError, match=r"no logger 'jsonl'.*metrics\.jsonl is always written"):
+            open_loggers(["jsonl"], run)
+        assert open_loggers("console", run).names == ("console",)
+
+
+def test_a_sink_that_is_not_installed_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with RunWriter.create(tmp_path, {}) as run, pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[wandb\]'"):
+        open_loggers(["wandb"], run)
+
+
+def test_runs_import_no_torch_and_no_dashboard() -> None:
+    heavy = ("torch", "wandb", "tensorboardX", "matplotlib")
+    code = f"import sys, agentfly.runs, agentfly.runs.report; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ── TensorBoard ──
+
+
+def events(folder: Path) -> list[Any]:
+    """The events of a log, in the order they were written: each record is a length, a checksum, data, a checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    out = []
+    for path in sorted(folder.glob("events.*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            out.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return out
+
+
+def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: pip install 'agentfly-rl[tensorboard]'")
+    with RunWriter.create(tmp_path, {}) as run:
+        loggers = open_loggers(["tensorboard"], run)
+        loggers.start({})
+        for record in RECORDS:
+            loggers.step(record)
+            run.append(record)
+        assert loggers.names == ("tensorboard",)
+        loggers.close()
+        seen = {(v.tag, e.step): v.simple_value for e in events(tmp_path / "tensorboard") for v in e.summary.value}
+        assert seen["eval/reward", 0] == 0.25
+        assert [seen["reward/mean", number] for number in (1, 2)] == [0.5, 0.75]
+        assert seen["time/generate", 1] == 3.0
+        assert math.isnan(seen["policy/kl", 2])
+        assert any(tag.startswith("alarm/kl_blow_up") for tag, _ in seen)
+    with RunWriter.resume(tmp_path, 1) as run:
+        loggers = open_loggers(["tensorboard"], run)
+        loggers.start({})
+        loggers.close()
+        starts = [e.step for e in events(tmp_path / "tensorboard") if e.HasField("session_log")]
+        assert starts == [2]  # what was written from there on is to be forgotten
+
+
+# ── Weights & Biases ──
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly-rl[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.delenv("WANDB_DIR")
+
+
+def logged(path: Path) -> Iterator[bytes]:
+    """The records of a W&B file: blocks of 32 KiB, in them parts with a checksum, a length and a kind (1: whole)."""
+    data, at = path.read_bytes(), 7
+    while at + 7 <= len(data):
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        assert kind == 1, "none of these records is long enough to be split"
+        yield data[at + 7 : at + 7 + length]
+        at += 7 + length
+
+
+def test_wandb_keeps_a_run_offline_and_goes_on_with_it(tmp_path: Path, offline: None) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    with RunWriter.create(tmp_path / "run", {}) as run:
+        for part in (RECORDS, RECORDS[1:2]):  # the second time as if resumed
+            loggers = open_loggers(["wandb"], run)
+            loggers.start({"model": "tiny", "steps": 10})
+            for record in part:
+                loggers.step(record)
+            assert loggers.names == ("wandb",)
+            loggers.close()
+    kept = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    assert len(kept) == 2
+    assert len({path.name for path in kept}) == 1, "one run, kept in two parts"
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in map(Record.FromString, logged(kept[0]))
+        if record.HasField("history")
+    ]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row.get("reward/mean") for row in rows] == [None, 0.5, 0.75]
+    assert rows[1]["alarm/kl_blow_up"] == 1

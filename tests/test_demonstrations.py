@@ -1,0 +1,336 @@
+"""Demonstrations: recorded as the model's own chains would have been."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly import Environment, Task, reward, tool
+from agentfly.agents import HFAgent, ReactAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.demonstrations import completion_from_reply, demonstrate, read_demonstrations, record_conversation
+from agentfly.environment import Pool
+from agentfly.environments.lookup import Lookup
+from agentfly.errors import ConfigError, DataError, TemplateError
+from agentfly.models.lookup import draw
+from agentfly.segment import Author
+from agentfly.templates import load_template
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import ByteTokenizer
+from agentfly.types import Message, ToolCall
+from tests.conftest import load_trl_template
+from tests.fakes import Server, byte_agent, call, said, texts
+from tests.templates.families import CASES, Case, user
+from tests.templates.families import call as search
+
+
+@reward
+def correct(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    drawn = random.Random(seed)
+    return [draw(drawn) for _ in range(count)]
+
+
+async def test_an_expert_is_recorded_token_for_token_as_a_model_that_says_the_same() -> None:
+    (row,) = rows(1)
+    agent = byte_agent("unheard", tools=[Lookup.lookup], reward=correct)
+    (shown,) = (await demonstrate(agent, row)).accepted
+    assert shown.reward == 1.0
+    friend = row["facts"][row["who"]][row["relation"]]
+    script = [call("lookup", who=row["who"], what=row["relation"]), call("lookup", who=friend, what=row["attribute"])]
+    model = byte_agent([*script, row["answer"]], tools=[Lookup.lookup], reward=correct)
+    (chain,) = await model.run(row)
+    (mine,), (theirs,) = shown.segments, chain.segments
+    assert mine.tokens.tolist() == theirs.tokens.tolist()
+    assert mine.mask.tolist() == theirs.mask.tolist()
+    assert mine.messages == theirs.messages
+    assert [span.author for span in mine.spans] == [span.author for span in theirs.spans]
+    assert (mine.logprobs == 0).all()
+    assert set(mine.weight_versions.tolist()) == {-1}
+    assert [call.status for call in shown.calls] == [call.status for call in chain.calls]
+
+
+class Lamp(Environment):
+    """Wants to be switched on; its expert knows how, except in the dark."""
+
+    async def reset(self, task: Task) -> None:
+        self.on, self.mood = False, task.question
+
+    @tool
+    async def switch(self) -> str:
+        """Switch it."""
+        self.on = not self.on
+        return "click"
+
+    async def expert(self) -> ToolCall | str:
+        if self.mood == "dark":
+            raise RuntimeError("I see nothing")
+        if self.mood == "odd":
+            return 7  # type: ignore[return-value]
+        if self.mood == "made up":
+            return ToolCall("light")
+        return "done" if self.on or self.mood == "lazy" else ToolCall("switch")
+
+
+class Far(Lamp):
+    """The same in a process of its own."""
+
+    pool = Pool(runtime="process")
+
+
+class Plain(Lamp):
+    """Its expert is a plain function."""
+
+    def expert(self) -> ToolCall | str:
+        return "done" if self.on else ToolCall("switch")
+
+
+class FarPlain(Plain):
+    pool = Pool(runtime="process")
+
+
+@reward
+def lit(env: Lamp) -> float:
+    return float(env.on)
+
+
+async def test_what_earned_too_little_is_dropped_and_counted_with_the_reason() -> None:
+    agent = byte_agent("unheard", tools=[Lamp], reward=lit)
+    found = await demonstrate(agent, ["bright", "lazy", "dark", "bright"])
+    assert [each.group for each in found.accepted] == [0, 3]
+    assert [each.group for each in found.rejected] == [1, 2]
+    raised, earned = sorted(found.reasons.items())
+    assert raised[0].startswith("RuntimeError: I see nothing")
+    assert earned == ("reward 0", 1)
+    all_of_them = await demonstrate(agent, ["bright", "lazy"], threshold=0.0)
+    assert len(all_of_them.accepted) == 2
+    await agent.close()
+    assert agent.manager.num_instances == 0
+
+
+@pytest.mark.parametrize("kind", [Plain, Far, FarPlain])
+async def test_an_expert_may_be_plain_and_live_elsewhere(kind: type[Lamp]) -> None:
+    agent = byte_agent("unheard", tools=[kind], reward=lit)
+    found = await demonstrate(agent, ["bright"])
+    await agent.close()
+    (chain,) = found.accepted
+    assert chain.prediction == "done"
+
+
+async def test_an_expert_that_never_answers_costs_its_own_chain_only() -> None:
+    class Stuck(Lamp):
+        async def expert(self) -> ToolCall | str:
+            if self.mood == "stuck":
+                await asyncio.sleep(60)
+            return "done"
+
+    agent = byte_agent("unheard", tools=[Stuck])
+    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=0.3)
+    await agent.close()
+    assert [each.group for each in found.accepted] == [0]
+    assert found.reasons == {"the chain took longer than 0.3 s": 1}
+
+
+async def test_what_an_expert_may_not_do_is_told() -> None:
+    agent = byte_agent("unheard", tools=[Lamp], reward=lit)
+    with pytest.raises(ConfigError, match=r"Lamp.expert returned 7; it must return a ToolCall or the final answer"):
+        await demonstrate(agent, ["bright", "odd"])
+    with pytest.raises(ConfigError, match="it calls 'light', which is not a tool of the agent; there are switch"):
+        await demonstrate(agent, "made up")
+    await agent.close()
+
+
+async def test_without_an_expert_or_with_two() -> None:
+    class Blind(Environment):
+        @tool
+        def look(self) -> str:
+            """Look."""
+            return ""
+
+    with pytest.raises(ConfigError, match=r"acts in Blind, which has no expert; give an environment a method `expert`"):
+        await demonstrate(byte_agent("x", tools=[Blind]), "?")
+    with pytest.raises(ConfigError, match="acts in no environment, which has no expert"):
+        await demonstrate(byte_agent("x"), "?")
+    with pytest.raises(ConfigError, match="Blind has no expert"):
+        Blind().expert()
+    with pytest.raises(ConfigError, match="Lamp, Lookup all have experts"):
+        await demonstrate(byte_agent("x", tools=[Lamp, Lookup]), "?")
+    with pytest.raises(ConfigError, match="server renders its prompts"):
+        await demonstrate(HFAgent("m", tools=[Lamp], backend=Server(said("x"))), "?")
+
+
+async def test_cancelling_gives_every_world_back() -> None:
+    waiting = asyncio.Event()
+
+    class Slow(Lamp):
+        async def expert(self) -> ToolCall | str:
+            waiting.set()
+            await asyncio.sleep(60)
+            return "done"
+
+    agent = byte_agent("unheard", tools=[Slow], reward=lit)
+    running = asyncio.create_task(demonstrate(agent, ["a", "b", "c"]))
+    await waiting.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sum(each.leased for each in agent.manager.pool_metrics()) == 0
+    await agent.close()
+
+
+async def test_the_form_of_an_agent_of_its_own_is_shown_as_text_or_refused() -> None:
+    class Spoken(Lamp):
+        async def expert(self) -> ToolCall | str:
+            return "Thought: so\nFinal Answer: done" if self.on else "Thought: on\nAction: switch\nInput: {}"
+
+    def react(kind: type[Lamp]) -> ReactAgent:
+        return ReactAgent(template="chatml", backend=ScriptedBackend("x"), tools=[kind], reward=lit)
+
+    (chain,) = (await demonstrate(react(Spoken), "bright")).accepted
+    assert chain.prediction == "done"
+    with pytest.raises(ConfigError, match="ReactAgent with template 'chatml' does not read"):
+        await demonstrate(react(Lamp), "bright")
+
+
+# ── files ──
+
+TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "Light?"},
+    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "switch", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "a", "name": "switch", "content": "click"},
+    {"role": "assistant", "content": "It is on."},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "Any time."},
+]
+
+
+def file_of(tmp_path: Path, *conversations: Any) -> Path:
+    path = tmp_path / "demos.jsonl"
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations))
+    return path
+
+
+def test_a_conversation_of_a_file_is_written_by_the_agents_own_template(tmp_path: Path) -> None:
+    agent = byte_agent("unheard", tools=[Lamp], system_prompt="Be bright.")
+    (chain,) = read_demonstrations(agent, file_of(tmp_path, TALK))
+    assert chain.task.question == "Light?"
+    assert chain.prediction == "Any time."
+    parts = texts(agent, chain)
+    assert [author for author, _ in parts] == ["task", "model", "tool", "model", "user", "model"]
+    assert "Be bright." in parts[0][1]
+    assert parts[1][1] == call("switch") + "<|im_end|>"
+    assert "click" in parts[2][1]
+    assert parts[3][1] == "It is on.<|im_end|>"
+    assert chain.segments[0].mask.sum() == sum(
+        len(span) for span in chain.segments[0].spans if span.author is Author.MODEL
+    )
+
+
+@pytest.mark.parametrize(
+    ("talk", "told"),
+    [
+        (TALK[:1], "must begin with the question and end with a reply"),
+        (TALK[1:], "must begin with the question"),
+        (TALK[:3], "end with a reply"),
+        ([*TALK[:2], TALK[3]], "two replies follow one another"),
+        ([TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "lamp"}}]}, TALK[3]], "two replies"),
+        (
+            [TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "lamp"}}]}, *TALK[2:]],
+            "it calls 'lamp', which is not a tool of the agent; there are switch",
+        ),
+        (
+            [
+                TALK[0],
+                {"role": "assistant", "tool_calls": [{"function": {"name": "switch", "arguments": "{"}}]},
+                *TALK[2:],
+            ],
+            "a call of 'switch' cannot be read: its arguments are not JSON",
+        ),
+        ([TALK[0], {"role": "assistant", "content": "I <|im_end|> am"}], "ends turns before its end"),
+    ],
+)
+def test_a_conversation_that_cannot_be_imitated_is_refused_by_its_place(tmp_path: Path, talk: Any, told: str) -> None:
+    with pytest.raises(DataError, match=f"demos.jsonl, row 1: .*{told}"):
+        read_demonstrations(byte_agent("unheard", tools=[Lamp]), file_of(tmp_path, TALK, talk))
+
+
+# ── every family of templates ──
+
+CALLS = [case for case in CASES if case.tools and case.trl != "qwen3_instruct_2507"]
+TURNS = {
+    "call": Message("assistant", "", (search(1, q='a "b" é\n<x>'),)),
+    "calls": Message("assistant", "", (search(1, q="a"), search(2, q="z"))),
+    "text and call": Message("assistant", "Let me see.", (search(1),)),
+    "answer": Message("assistant", "It is 42.\n\nReally."),
+}
+REFUSED = {
+    ("llama3_2", "calls"): "only supports single tool-calls",
+    ("llama3_2", "text and call"): "does not write all of a reply: 'Let me see.' is lost",
+    ("mistral_nemo", "text and call"): "does not write all of a reply: 'Let me see.' is lost",
+    ("gptoss-gptoss", "calls"): "does not write all of a reply: of 2 calls 1",
+}
+"""What a chat format cannot say."""
+
+
+def agent_of(template: Template) -> HFAgent:
+    """An agent that prompts by this template, and searches."""
+
+    @tool(name="search")
+    def look(q: str) -> str:
+        """Look something up."""
+        return q
+
+    agent = HFAgent(template="chatml", backend=ScriptedBackend("x"), tools=[look])
+    agent.template = template
+    return agent
+
+
+@pytest.mark.parametrize("kind", TURNS)
+@pytest.mark.parametrize("case", CALLS, ids=str)
+def test_a_turn_is_what_the_chat_template_writes_and_what_the_agent_reads(case: Case, kind: str) -> None:
+    agent, template, turn = agent_of(case.template), case.template, TURNS[kind]
+    if told := REFUSED.get((str(case), kind)):
+        with pytest.raises((TemplateError, ConfigError), match=told):
+            completion_from_reply(agent, turn)
+        return
+    ids = list(completion_from_reply(agent, turn).token_ids)
+    prompt, whole = case.render([user("u")]), case.render([user("u"), turn], open_turn=False)
+    said = template.codec.decode(ids)
+    assert whole.startswith(prompt + said)
+    assert whole[len(prompt + said) :].strip() == ""
+    assert ids[-1] in template.stop_ids
+    read = template.parse(ids)
+    assert [(each.name, each.arguments) for each in read.calls] == [(c.name, c.arguments) for c in turn.tool_calls]
+    assert turn.text in f"{read.message.thinking}{read.message.text}"
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen2.5"])
+def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
+    agent = HFAgent(template=name, backend=ScriptedBackend("x"), tools=[Lamp])
+    chain = record_conversation(agent, Task.of(TALK))
+    assert agent.template is not None
+    spans = [span for span in chain.segments[0].spans if span.author is Author.MODEL]
+    (read,) = agent.template.parse(spans[0].ids.tolist()).calls
+    assert (read.name, read.arguments) == ("switch", {})
+
+
+def test_typed_arguments_are_read_back_from_a_format_of_text() -> None:
+    @tool
+    def resize(width: int, tags: list[str], title: str) -> str:
+        """Resize."""
+        return "ok"
+
+    tokenizer = ByteTokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens(["<|user|>", "<|observation|>", "<|assistant|>"])
+    tokenizer.chat_template = load_trl_template("glm4moe")
+    agent = HFAgent(template="chatml", backend=ScriptedBackend("x"), tools=[resize])
+    agent.template = load_template(None, tokenizer, tools=agent.schemas)
+    turn = Message("assistant", "", (ToolCall("resize", {"width": 3, "tags": ["a"], "title": "[1]"}),))
+    ids = list(completion_from_reply(agent, turn).token_ids)
+    assert agent.template.parse(ids).calls[0].arguments == {"width": "3", "tags": '["a"]', "title": "[1]"}

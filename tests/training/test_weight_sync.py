@@ -1,0 +1,213 @@
+"""Weights on their way to the backend: what is delivered, and that a delivery which failed is noticed."""
+
+import copy
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
+
+from torch import Tensor  # noqa: E402
+
+from agentfly.backends.base import Backend, Request  # noqa: E402
+from agentfly.backends.engine import TransformersBackend  # noqa: E402
+from agentfly.errors import WeightSyncError  # noqa: E402
+from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.lora import MergedWeights, add_lora  # noqa: E402
+from agentfly.training.weight_sync import Canary, sync_weights, weights_for  # noqa: E402
+from agentfly.types import Completion  # noqa: E402
+from tests.backends.engine.tiny import backend_of, model_of  # noqa: E402
+from tests.training.pieces import samples  # noqa: E402
+
+Weights = Iterable[tuple[str, Any]]
+
+
+def learner_of(model: Any, **settings: Any) -> LocalLearner:
+    return LocalLearner(model, **{"learning_rate": 1e-2, "precision": "float32", **settings})
+
+
+def adapted() -> Any:
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
+    return add_lora(model_of(), 4)
+
+
+@pytest.fixture
+async def backend_on() -> AsyncIterator[Callable[[Any], TransformersBackend]]:
+    """Makes backends that are closed after the test."""
+    made: list[TransformersBackend] = []
+
+    def make(model: Any) -> TransformersBackend:
+        made.append(backend_of(model))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+BackendOn = Callable[[Any], TransformersBackend]
+
+
+class Lossy(Backend):
+    """A backend that does with weights as it likes."""
+
+    def __init__(self, inner: TransformersBackend, takes: Callable[[Weights], Weights]) -> None:
+        self._inner, self._takes = inner, takes
+
+    @property
+    def weight_version(self) -> int:
+        return self._inner.weight_version
+
+    async def generate(self, request: Request) -> Completion:
+        return await self._inner.generate(request)
+
+    async def update_weights(self, weights: Weights, version: int) -> None:
+        await self._inner.update_weights(self._takes(weights), version)
+
+
+# ── what is delivered ──
+
+
+async def test_a_shared_model_is_delivered_without_being_copied(backend_on: BackendOn) -> None:
+    model = model_of()
+    backend, learner = backend_on(model), learner_of(model)
+    canary = Canary(learner, backend)
+    assert weights_for(learner, backend) == ()
+    for version in range(1, 4):
+        learner.update(samples(20, 9))
+        apart = await sync_weights(learner, backend, version, canary)
+        assert apart is not None
+        assert apart < 1e-5
+        assert backend.weight_version == version
+
+
+async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> None:
+    backend, learner = backend_on(model_of(seed=1)), learner_of(model_of())
+    canary = Canary(learner, backend)
+    for version in range(1, 3):
+        learner.update(samples(20, 9))
+        assert (await sync_weights(learner, backend, version, canary) or 0) < 1e-5
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(backend.model.parameters(), learner.trainable_weights.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("theirs", ["the same object", "with adapters", "without"])
+async def test_adapters_reach_whoever_samples(backend_on: BackendOn, theirs: str) -> None:
+    model = adapted()
+    where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[theirs]
+    backend, learner = backend_on(where), learner_of(model)
+    canary = Canary(learner, backend)
+    learner.update(samples(20, 9))
+    learner.update(samples(20, 9))
+    sent = dict(weights_for(learner, backend))
+    if theirs == "without":
+        assert "model.layers.0.self_attn.q_proj.weight" in sent
+        assert not any("norm" in name or "lora" in name for name in sent)
+    else:
+        assert (len(sent) > 0) == (theirs == "with adapters")
+        assert all("lora_" in name for name in sent)
+    assert (await sync_weights(learner, backend, 1, canary) or 0) < 1e-4
+
+
+async def test_adapters_that_the_backend_was_made_before_are_refused(backend_on: BackendOn) -> None:
+    model = model_of()
+    backend = backend_on(model)
+    pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
+    learner = learner_of(add_lora(model, 4))
+    with pytest.raises(WeightSyncError, match="create the backend from what `add_lora` returns"):
+        await sync_weights(learner, backend, 1)
+
+
+async def test_merged_weights_are_made_one_at_a_time(backend_on: BackendOn) -> None:
+    model, alive = adapted(), 0
+    backend, learner = backend_on(model_of()), learner_of(model)
+    learner.update(samples(20))
+
+    class Counted(MergedWeights):
+        most = 0
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            nonlocal alive
+            for name, weight in super().__iter__():
+                held = _Held()
+                weight.held = held
+                Counted.most = max(Counted.most, alive)
+                yield name, weight
+                del weight, held
+
+    class _Held:
+        def __init__(self) -> None:
+            nonlocal alive
+            alive += 1
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    await backend.update_weights(Counted(model), 1)
+    assert 0 < Counted.most <= 2
+
+
+# ── what is noticed ──
+
+
+async def notice(learner: LocalLearner, backend: Backend, said: str) -> None:
+    """What the backend has is published, then a step is done that does not get there."""
+    canary = Canary(learner, backend)
+    await sync_weights(learner, backend, 0, canary)
+    learner.update(samples(20, 9))
+    with pytest.raises(WeightSyncError, match=said):
+        await sync_weights(learner, backend, 1, canary)
+
+
+async def test_weights_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner = learner_of(copy.deepcopy(model))
+    backend = Lossy(backend_on(model), lambda weights: ())
+    await notice(learner, backend, r"after weights 1 .* the weights were not delivered")
+
+
+async def test_weights_that_never_arrive_are_noticed_even_where_they_moved_little(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner = learner_of(copy.deepcopy(model), learning_rate=2e-5)
+    canary = Canary(learner, backend := backend_on(model))
+    await sync_weights(learner, backend, 0, canary)
+    learner.update(samples(20, 9))
+    with pytest.raises(WeightSyncError, match="the weights were not delivered"):
+        await canary.check(1)
+
+
+async def test_half_of_the_weights_are_noticed(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner = learner_of(copy.deepcopy(model))
+    backend = Lossy(backend_on(model), lambda weights: list(islice(weights, len(list(weights)) // 2)))
+    await notice(learner, backend, "only some of the weights arrived")
+
+
+async def test_adapters_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
+    model = adapted()
+    backend = Lossy(backend_on(copy.deepcopy(model)), lambda weights: ())
+    learner = learner_of(model)
+    await notice(learner, backend, "the weights were not delivered")
+
+
+async def test_a_backend_that_is_late_by_one_version_says_so_itself(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner, inner = learner_of(copy.deepcopy(model)), backend_on(model)
+    canary = Canary(learner, inner)
+    learner.update(samples(20, 9))
+    with pytest.raises(WeightSyncError, match="it reports that it sampled with version 0"):
+        await canary.check(1)
+
+
+async def test_a_healthy_backend_passes_when_nothing_was_learned(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner, backend = learner_of(model, learning_rate=0.0), backend_on(model)
+    canary = Canary(learner, backend)
+    for version in range(3):
+        learner.update(samples(20))
+        assert (await sync_weights(learner, backend, version, canary) or 0) < 1e-5
