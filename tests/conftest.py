@@ -1,5 +1,6 @@
 """What all tests share: the real tokenizers of model families, and a server on loopback."""
 
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,15 @@ from transformers import PreTrainedTokenizerFast
 from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
+
+
+def pytest_configure() -> None:
+    """Restore the default SIGINT action for the processes that tests interrupt.
+
+    A shell starts background jobs with SIGINT ignored, child processes inherit that, and our commands respect it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
