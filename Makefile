@@ -10,6 +10,8 @@ DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
 PINS   := pyproject.toml constraints.txt
 
+COMMIT ?= HEAD~1
+
 # vLLM pins its own torch and transformers. If PyPI has no CPU build of torch:
 #   make vllm VLLM_INDEX='--extra-index-url https://download.pytorch.org/whl/cpu'
 VLLM       ?= .venv-vllm
@@ -17,10 +19,10 @@ VLLM_INDEX ?=
 VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo format bench vllm clean
+.PHONY: help setup test demo format bench bench-check vllm clean
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
 setup: $(DEV)  ## create the virtual environment with all development dependencies
 
@@ -42,6 +44,9 @@ format: $(DEV)  ## apply the fixes and the formatting of ruff
 
 bench: $(DEV)  ## run the benchmarks
 	@$(BIN)/python benchmarks/run.py
+
+bench-check: $(DEV)  ## compare the speed with an earlier commit, side by side: make bench-check COMMIT=main~1
+	@$(BIN)/python -m benchmarks.check $(COMMIT)
 
 vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny
