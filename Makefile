@@ -22,7 +22,7 @@ VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 .PHONY: help setup test demo format bench bench-check vllm clean
 
 help:  ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: $(DEV)  ## create the virtual environment with all development dependencies
 
