@@ -172,7 +172,7 @@ def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_
     code = """
 import agentfly.agents, agentfly.rewards, agentfly.tools
 from agentfly.environments import TreasureHunt
-assert agentfly.tools.dig is TreasureHunt.dig
+assert agentfly.tools.dig.reference == TreasureHunt.dig.reference
 assert agentfly.rewards.treasure_found.name == "treasure_found"
 agent = agentfly.agents.HFAgent(tools=["dig"], reward="treasure_found", template="chatml", backend="scripted")
 print(agent.toolbox.names)

@@ -21,5 +21,4 @@ agent = HFAgent(
     reward="treasure_found",
     template="chatml",
     backend=ScriptedBackend(script),
-    model_name_or_path="bytes",
 )
