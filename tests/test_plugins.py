@@ -57,6 +57,10 @@ def test_recipe_imports_no_environment_that_it_does_not_name() -> None:
     load = "from agentfly.cli.recipes import find_recipe; from agentfly.cli.resolve import load_module"
     loaded = environment_modules(f"{load}; load_module(find_recipe('lookup').path, 'recipe')")
     assert loaded == {f"agentfly.environments{part}" for part in ("", ".lookup", ".lookup.environment")}
+    loaded = environment_modules(f"{load}; load_module(find_recipe('frozen_lake').path, 'recipe')")
+    assert {name for name in loaded if ".games." in name} == {
+        f"agentfly.environments.games.{part}" for part in ("frozen_lake", "game", "grid", "rewards")
+    }
 
 
 def test_reward_and_tool_are_found_by_name_before_their_module_is_imported() -> None:

@@ -160,7 +160,7 @@ def demo(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")] = None,
 ) -> None:
-    """Train a small agent without GPU or model download: the recipe `lookup`, about three minutes on two cores."""
+    """Train a small agent without GPU or model download: the recipe `lookup`, a few minutes on two cores."""
     import agentfly.cli.train as training
 
     training.train_recipe(recipes.find_recipe(recipes.DEMO), changes or [], run)

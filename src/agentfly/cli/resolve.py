@@ -99,16 +99,20 @@ def _import(module: str) -> ModuleType:
         raise ConfigError(f"the module {module!r} cannot be imported: {describe(error)}") from error
 
 
-def load_module(path: Path, what: str, name: str | None = None) -> ModuleType:
-    """Execute a Python file and return its module, named after `name`; error messages call it `what`."""
+def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
+    """Execute a Python file and return its module; error messages call it `what`.
+
+    `installed_as`: name of an installed recipe. A file of the user's may import modules of its folder.
+    """
     if not path.is_file():
         raise DataError(f"there is no {what} {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{name or path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"recipe_{installed_as or path.stem}", path)
     if spec is None or spec.loader is None:
         raise DataError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow the package
+    if not installed_as:
+        sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow it
     loader = spec.loader
     run_user_code(path, lambda: loader.exec_module(module))
     return module

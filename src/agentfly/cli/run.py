@@ -103,7 +103,7 @@ def load_recipe(
     if others := [name for name in flags if name not in MODEL_FLAGS]:
         raise ConfigError(f"a recipe defines its agent, so {', '.join(others)} cannot be set from outside")
     path = recipe.path
-    module = load_module(path, "recipe", recipe.name)
+    module = load_module(path, "recipe", recipe.installed_as)
     if without_model and agent_accepts(module, "backend"):
         flags = {**flags, "backend": ScriptedBackend("unused")}
     config = getattr(module, "config", None)

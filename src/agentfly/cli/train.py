@@ -72,7 +72,7 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
     Files that it names lie `beside` it; None: in its own folder.
     """
     path = recipe.path
-    module = load_module(path, "recipe", recipe.name)
+    module = load_module(path, "recipe", recipe.installed_as)
     config = getattr(module, "config", None)
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{path} must define `config`: a TrainConfig, from agentfly.training")
