@@ -178,10 +178,14 @@ import agentfly.agents, agentfly.rewards, agentfly.tools
 from agentfly.environments import TreasureHunt
 assert agentfly.tools.dig.reference == TreasureHunt.dig.reference
 assert agentfly.rewards.treasure_found.name == "treasure_found"
-agent = agentfly.agents.HFAgent(tools=["dig"], reward="treasure_found", template="chatml", backend="scripted")
+script = {"script": ["Done."]}
+agent = agentfly.agents.HFAgent(
+    tools=["dig"], reward="treasure_found", template="chatml", backend="scripted", backend_config=script
+)
 print(agent.toolbox.names)
 """
-    assert run_python(code, path=installed).stdout == "['dig']\n"
+    found = run_python(code, path=installed)
+    assert found.stdout == "['dig']\n", found.stderr
 
 
 def declare(folder: Path, distribution: str, entries: str) -> Path:
