@@ -170,6 +170,7 @@ def test_file_named_like_a_package_does_not_shadow_it(tmp_path: Path) -> None:
     recipe = tmp_path / "colorsys.py"
     recipe.write_text("import colorsys\n\nwhite = colorsys.rgb_to_hsv(1, 1, 1)\n")
     assert load_module(recipe, "recipe").white == (0.0, 0.0, 1)
+    assert not (tmp_path / "__pycache__").exists()
 
 
 # ── play ──

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -99,6 +100,13 @@ def _import(module: str) -> ModuleType:
         raise ConfigError(f"the module {module!r} cannot be imported: {describe(error)}") from error
 
 
+class _UncachedLoader(importlib.machinery.SourceFileLoader):
+    """Loads a file without leaving a `__pycache__` next to it."""
+
+    def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+        pass
+
+
 def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
     """Execute a Python file and return its module; error messages call it `what`.
 
@@ -106,14 +114,16 @@ def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
     """
     if not path.is_file():
         raise DataError(f"there is no {what} {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{installed_as or path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise DataError(f"{path} is not a Python file")
+    name = f"recipe_{installed_as or path.stem}"
+    loader = _UncachedLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     if not installed_as:
         sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow it
-    loader = spec.loader
     run_user_code(path, lambda: loader.exec_module(module))
     return module
 
