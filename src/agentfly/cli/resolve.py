@@ -117,7 +117,7 @@ def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
     if path.suffix != ".py":
         raise DataError(f"{path} is not a Python file")
     name = f"recipe_{installed_as or path.stem}"
-    loader = _UncachedLoader(name, str(path))
+    loader = _UncachedLoader(name, str(path.absolute()))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
