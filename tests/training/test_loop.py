@@ -148,7 +148,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, cha
     whole = run(tmp_path / "whole", *changes)
     folder = tmp_path / "killed"
     draw, kills = random.Random(len(changes)), 0
-    begin: tuple[Any, ...] = (train_recipe, RECIPE, ["loggers=[]", *changes], folder)
+    begin: tuple[Any, ...] = (train_recipe, Recipe(RECIPE), ["loggers=[]", *changes], folder)
     while not (folder / "report.html").exists():
         if (folder / "config.json").exists() and list((folder / "checkpoints").glob("step-*")):
             begin = (resume_run, folder, None)
