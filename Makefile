@@ -36,7 +36,7 @@ test: $(DEV)  ## run all checks: lint, formatting, types, import layers and test
 	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## train a small agent, without GPU or model download
-	@$(BIN)/agentfly train recipes/lookup.py
+	@$(BIN)/agentfly demo
 
 format: $(DEV)  ## apply the fixes and the formatting of ruff
 	@$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """Does it learn, and what does that depend on? The lookup agent under each algorithm, and without what matters.
 
-Each run is `recipes/lookup.py` with a seed of its own and, from that seed, a warm start of its own: nothing is shared
+Each run is the recipe `lookup` with a seed of its own and, from that seed, a warm start of its own: nothing is shared
 between seeds but the held-out tasks. One thread, so that runs can be made side by side.
 
     python -m benchmarks.learning [STUDY …] [--seeds 0 1 2] [--out FOLDER] [--quick]
@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.table import print_table
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "lookup.py"
 STUDIES: dict[str, dict[str, list[str]]] = {
     "demo": {"as make demo trains it": ["steps=80"]},
     "algorithms": {
@@ -63,6 +62,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     """The folder of a run, made unless it is there."""
     import torch
 
+    from agentfly.cli.recipes import find_recipe
     from agentfly.cli.train import train_recipe
 
     torch.set_num_threads(1)
@@ -74,9 +74,8 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     fields = [change for change in changes if change not in ("model=small", "unmasked")]
     begun = time.process_time()
     with _unmasked() if "unmasked" in changes else _as_it_is():
-        train_recipe(
-            RECIPE, [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields], place
-        )
+        overrides = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields]
+        train_recipe(find_recipe("lookup"), overrides, place)
     (place / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
     return place
 

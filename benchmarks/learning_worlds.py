@@ -22,7 +22,6 @@ from pathlib import Path
 
 from benchmarks.table import print_table
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SUCCESS = 1.0
 """The reward from which a held-out task counts as done."""
 
@@ -97,10 +96,11 @@ def _run(place: Path, world: str, study: Study, steps: int, seed: int) -> list[P
 
 def _imitated(place: Path, world: str, study: Study, seed: int) -> dict[int, Path]:
     """Where the model is after which steps of imitation; after 0 it is new."""
+    from agentfly.cli.recipes import find_recipe
     from agentfly.cli.run import load_recipe
     from agentfly.cli.sft import SftConfig, new_model, run_sft
 
-    path, out, every = RECIPES / f"{world}.py", place / "warm", study.steps // STAGES
+    recipe, out, every = find_recipe(world), place / "warm", study.steps // STAGES
     if not (out / "config.json").exists():
         for left in place.glob("warm*"):
             shutil.rmtree(left)
@@ -108,20 +108,21 @@ def _imitated(place: Path, world: str, study: Study, seed: int) -> dict[int, Pat
             out, expert=study.expert, steps=study.steps, batch_size=study.batch_size, save_every=every,
             learning_rate=study.learning_rate, prompt_loss_weight=study.reading, seed=seed,
         )  # fmt: skip
-        with _timed(place / "imitation"), new_model(path, None, lesson) as name:
+        with _timed(place / "imitation"), new_model(recipe, None, lesson) as name:
             shutil.copytree(name, place / "warm-0")
-            run_sft(load_recipe(path, {"model_name_or_path": name}, without_model=True), lesson)
+            run_sft(load_recipe(recipe, {"model_name_or_path": name}, without_model=True), lesson)
     steps = [*range(0, study.steps, every), study.steps]
     return {step: out if step == study.steps else place / f"warm-{step}" for step in steps}
 
 
 def _evaluated(place: Path, world: str, step: int, shown: int, model: Path) -> Point:
     from agentfly.cli.evaluate import SUMMARY, EvalOptions, run_evaluation
+    from agentfly.cli.recipes import find_recipe
     from agentfly.cli.run import load_recipe
 
     out = place / f"eval-{step}"
     if not (out / SUMMARY).exists():
-        run = load_recipe(RECIPES / f"{world}.py", {"model_name_or_path": str(model)}, ("eval_tasks",))
+        run = load_recipe(find_recipe(world), {"model_name_or_path": str(model)}, ("eval_tasks",))
         run_evaluation(run, EvalOptions(greedy=True, threshold=SUCCESS, out=out))
     figures = json.loads((out / SUMMARY).read_text())
     return Point(shown, 0, figures["reward"][0], figures["greedy"][0])
@@ -129,6 +130,7 @@ def _evaluated(place: Path, world: str, step: int, shown: int, model: Path) -> P
 
 def _rewarded(place: Path, world: str, model: Path, shown: int, steps: int, seed: int) -> list[Point]:
     """The held-out figures of reinforcement learning, from the model on."""
+    from agentfly.cli.recipes import find_recipe
     from agentfly.cli.train import train_recipe
     from agentfly.runs import RunDirectory
 
@@ -137,7 +139,7 @@ def _rewarded(place: Path, world: str, model: Path, shown: int, steps: int, seed
         shutil.rmtree(run, ignore_errors=True)
         fields = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000"]
         with _timed(place / "rewards"):
-            train_recipe(RECIPES / f"{world}.py", fields, run)
+            train_recipe(find_recipe(world), fields, run)
     found = [(record.step, record.eval) for record in RunDirectory(run).records() if record.eval is not None]
     return [Point(shown, step, each.reward, each.metrics["greedy"]) for step, each in found if step]
 

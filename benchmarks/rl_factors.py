@@ -28,7 +28,6 @@ from typing import Any
 
 from benchmarks.table import print_table
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 DEMONSTRATED, TRAINED, HELD_OUT, MEASURED = 1000, 2400, 400, 384
 """Tasks for demonstrations, for training, for evaluation, and training tasks whose difficulty is measured."""
 TARGET = 0.35
@@ -200,12 +199,13 @@ class World:
     """A recipe with the tasks of this study."""
 
     def __init__(self, env: str, quick: bool) -> None:
+        from agentfly.cli.recipes import find_recipe
         from agentfly.cli.resolve import load_module, make_agent
         from agentfly.environments.search import Search
         from agentfly.environments.sql import SQL
         from agentfly.rollout.config import parse_tasks
 
-        module = load_module(RECIPES / f"{env}.py", "recipe")
+        module = load_module(find_recipe(env).path, "recipe", env)
         self.make_agent, self.recipe, self.quick = partial(make_agent, module), module.config, quick
         draw = {
             "sql": partial(SQL.draw_tasks, levels=(1, 2)),

@@ -30,13 +30,13 @@ from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
+from agentfly.environments.judge.rewards import Marks, Ruling
 from agentfly.environments.search import providers
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.words import same_output, similarity
 from agentfly.environments.sql import SQL, database
 from agentfly.environments.sql.environment import query_in
 from agentfly.errors import ConfigError
-from agentfly.rewards.judge import Marks, Ruling
 from agentfly.scoring import OFFERED, Reward
 from agentfly.segment import Author, Segment
 from agentfly.templates.parsers import PARSERS as TURN_PARSERS

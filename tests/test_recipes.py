@@ -1,11 +1,12 @@
-"""Every recipe is one that `agentfly train` takes, and its expert earns the reward with the recipe's own tools."""
+"""Every installed recipe can be trained, and its expert earns the reward with the recipe's own tools."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentfly import plugins
+from agentfly.cli.recipes import find_recipe
 from agentfly.cli.resolve import load_module
 from agentfly.cli.run import load_recipe
 from agentfly.demonstrations import demonstrate
@@ -13,20 +14,20 @@ from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
 
-RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.py"))
-TO_TRAIN = [path for path in RECIPES if path.stem != "counter"]  # that one only runs
+TO_TRAIN = [each.name for each in plugins.list_plugins(plugins.RECIPES) if each.name != "counter"]  # that one only runs
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", TO_TRAIN, ids=lambda path: path.stem)
-async def test_its_expert_earns_the_reward(path: Path) -> None:
+@pytest.mark.parametrize("name", TO_TRAIN)
+async def test_its_expert_earns_the_reward(name: str) -> None:
+    recipe = find_recipe(name)
     try:
-        run = load_recipe(path, {"model_name_or_path": BYTES, "template": "chatml"}, without_model=True)
+        run = load_recipe(recipe, {"model_name_or_path": BYTES, "template": "chatml"}, without_model=True)
     except ConfigError as missing:
         if "is not installed" not in str(missing):
             raise
         pytest.skip(str(missing))
-    module = load_module(path, "recipe")
+    module = load_module(recipe.path, "recipe", name)
     assert isinstance(module.config, TrainConfig)
     assert module.config.tasks_per_step <= len(run.tasks)
     assert not _contents(module.tasks) & _contents(module.eval_tasks)

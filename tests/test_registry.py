@@ -57,7 +57,7 @@ def test_a_reward_is_found_by_its_name() -> None:
 def test_unknown_name_lists_known_and_close_names() -> None:
     with pytest.raises(ConfigError, match=r"no tool is named 'registry_frist'.*Did you mean registry_first or"):
         TOOLS.find("registry_frist")
-    with pytest.raises(ConfigError, match=r"no reward is named 'zzz'; imported so far: .*registry_reward"):
+    with pytest.raises(ConfigError, match=r"no reward is named 'zzz'; there are: .*registry_reward"):
         REWARDS.find("zzz")
 
 

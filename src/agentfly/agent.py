@@ -8,9 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
-import agentfly.environments
 import agentfly.rewards
-import agentfly.tools  # noqa: F401  (registers the prebuilt tools by name)
+import agentfly.tools  # noqa: F401  (registers the general rewards and tools by name)
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
+from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class
 from agentfly.errors import ConfigError, EnvironmentFault, RewardFault, describe
 from agentfly.registry import Registry
@@ -197,7 +198,7 @@ def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> An
     return decorate if function is None else decorate(function)
 
 
-REWARDS: Registry[Reward] = Registry("reward")
+REWARDS: Registry[Reward] = Registry("reward", plugins.REWARDS)
 
 RewardLike = Reward | str
 RewardSpec = RewardLike | Iterable[RewardLike] | Mapping[RewardLike, float]

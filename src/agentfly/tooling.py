@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any, Self, overload
 
+from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.registry import Registry
@@ -395,4 +396,4 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
     raise ConfigError(f"{given!r} is not a tool; decorate it with @tool, or pass an Environment or a tool's name")
 
 
-TOOLS: Registry[Tool] = Registry("tool")
+TOOLS: Registry[Tool] = Registry("tool", plugins.TOOLS)

@@ -71,7 +71,7 @@ def test_dataset_rows(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_demo_recipe_shows_successes_and_failures() -> None:
-    run = agentfly("run", "recipes/counter.py")
+    run = agentfly("run", "counter")
     assert run.returncode == 0, run.stderr
     assert "■ answer, reward 1" in run.stdout
     assert "■ answer, reward 0" in run.stdout

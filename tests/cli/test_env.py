@@ -134,7 +134,7 @@ def answers(run: subprocess.CompletedProcess[str], line: str) -> list[str]:
 # ── list ──
 
 
-def test_list_shows_prebuilt_environments_or_one_in_full() -> None:
+def test_list_shows_installed_environments_or_one_in_full() -> None:
     listed, one = env("list").stdout, env("list", "code-interpreter").stdout
     assert "CodeInterpreter" in listed
     assert "ModelServer" in listed
@@ -152,7 +152,7 @@ def test_list_shows_prebuilt_environments_or_one_in_full() -> None:
         ("nowhere:Counter", "the module 'nowhere' cannot be imported"),
         ("json:Counter", "there is no environment 'Counter' in json; there are none"),
         (":Counter", "cannot be imported"),
-        ("", "there is no environment '' in AgentFly|choose an environment of AgentFly"),
+        ("", "there is no environment '' in the installed packages"),
     ],
 )
 def test_unknown_name_is_rejected(name: str, message: str) -> None:
@@ -170,6 +170,7 @@ def test_file_named_like_a_package_does_not_shadow_it(tmp_path: Path) -> None:
     recipe = tmp_path / "colorsys.py"
     recipe.write_text("import colorsys\n\nwhite = colorsys.rgb_to_hsv(1, 1, 1)\n")
     assert load_module(recipe, "recipe").white == (0.0, 0.0, 1)
+    assert not (tmp_path / "__pycache__").exists()
 
 
 # ── play ──

@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
 from agentfly.runs import RunDirectory, RunWriter
@@ -36,7 +37,7 @@ def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, *changes: str) -> RunDirectory:
-    train_recipe(RECIPE, ["loggers=[]", *changes], folder)
+    train_recipe(Recipe(RECIPE), ["loggers=[]", *changes], folder)
     return RunDirectory(folder)
 
 
@@ -147,7 +148,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, cha
     whole = run(tmp_path / "whole", *changes)
     folder = tmp_path / "killed"
     draw, kills = random.Random(len(changes)), 0
-    begin: tuple[Any, ...] = (train_recipe, RECIPE, ["loggers=[]", *changes], folder)
+    begin: tuple[Any, ...] = (train_recipe, Recipe(RECIPE), ["loggers=[]", *changes], folder)
     while not (folder / "report.html").exists():
         if (folder / "config.json").exists() and list((folder / "checkpoints").glob("step-*")):
             begin = (resume_run, folder, None)
@@ -225,7 +226,7 @@ def test_a_row_that_a_reward_cannot_do_with_is_told_before_the_first_step(tmp_pa
         RECIPE.read_text().replace("def vowels(trajectory: Any)", "def vowels(trajectory: Any, answer: str)")
     )
     with pytest.raises(ConfigError, match="asks for 'answer'"):
-        train_recipe(recipe, ["loggers=[]"], tmp_path / "run")
+        train_recipe(Recipe(recipe), ["loggers=[]"], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -233,14 +234,16 @@ def test_a_reward_that_always_fails_ends_the_run_and_says_why(tmp_path: Path) ->
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", BROKEN))
     with pytest.raises(Fault, match=r"not one of the 12 chains of step 1 can be trained; most often: reward: .*oops"):
-        train_recipe(recipe, ["loggers=[]", "steps=2"], tmp_path / "run")
+        train_recipe(Recipe(recipe), ["loggers=[]", "steps=2"], tmp_path / "run")
 
 
 def test_a_step_without_anything_to_learn_counts_in_the_schedule(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FIRST_FLAT))
     train_recipe(
-        recipe, ["loggers=[]", "steps=3", "optimizer.schedule=linear", "optimizer.learning_rate=0.3"], tmp_path / "run"
+        Recipe(recipe),
+        ["loggers=[]", "steps=3", "optimizer.schedule=linear", "optimizer.learning_rate=0.3"],
+        tmp_path / "run",
     )
     records = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
     assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
@@ -285,7 +288,7 @@ def test_a_held_out_task_that_is_trained_on_is_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = tasks[:2]\n")
     with pytest.raises(ConfigError, match="2 of the held-out tasks are trained on too"):
-        plan_recipe(recipe, {})
+        plan_recipe(Recipe(recipe), {})
 
 
 def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> None:
@@ -294,7 +297,7 @@ def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> 
         "\ntasks, eval_tasks = ([{'question': 'go', 'world': n} for n in range(a, b)] for a, b in ((0, 4), (4, 6)))\n"
     )
     recipe.write_text(RECIPE.read_text() + rows)
-    assert [task.columns["world"] for task in plan_recipe(recipe, {}).eval_tasks] == [4, 5]
+    assert [task.columns["world"] for task in plan_recipe(Recipe(recipe), {}).eval_tasks] == [4, 5]
 
 
 def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
@@ -320,14 +323,14 @@ def test_what_has_no_effect_with_this_agent_or_these_tasks_is_refused(tmp_path: 
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = ()\n")
     with pytest.raises(ConfigError, match="would have no effect") as caught:
-        train_recipe(recipe, ["loggers=[]", "evaluation.every=null", change], tmp_path / "run")
+        train_recipe(Recipe(recipe), ["loggers=[]", "evaluation.every=null", change], tmp_path / "run")
     assert said in str(caught.value)
 
 
 def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FLAT))
-    train_recipe(recipe, ["loggers=[]", "steps=2"], tmp_path / "run")
+    train_recipe(Recipe(recipe), ["loggers=[]", "steps=2"], tmp_path / "run")
     records: list[Any] = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
     assert [record.metrics["selection/zero_variance_groups"] for record in records] == [3, 3]
     assert "policy/loss" not in records[0].metrics

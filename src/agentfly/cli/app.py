@@ -13,10 +13,51 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from agentfly.cli import doctor, env, models, search, serve, template
+from agentfly import plugins
+from agentfly.cli import doctor, env, models, recipes, serve, template
+from agentfly.errors import ConfigError
+
+
+class _Commands(TyperGroup):
+    """The commands below, and those that installed packages provide by entry point. One of these is imported only when
+    it runs: for the list of commands, its module docstring is read."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in _list_names() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in _list_names():
+            return TyperCommand(cmd_name, help=_summarize(cmd_name))
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if super().get_command(ctx, args[0]) is not None or args[0] not in _list_names():
+            return super().resolve_command(ctx, args)
+        plugin = plugins.find_plugin(plugins.COMMANDS, args[0])
+        assert plugin is not None
+        return args[0], typer.main.get_command(plugin.load()), args[1:]
+
+
+def _list_names() -> list[str]:
+    return list(dict.fromkeys(each.name for each in plugins.list_plugins(plugins.COMMANDS)))
+
+
+def _summarize(command: str) -> str:
+    try:
+        plugin = plugins.find_plugin(plugins.COMMANDS, command)
+        assert plugin is not None
+        text = plugin.documentation()
+    except ConfigError as error:
+        return str(error)
+    return text.partition("\n")[0].partition(": ")[2] or text
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Train language-model agents with reinforcement learning.",
     no_args_is_help=True,
     add_completion=False,
@@ -45,7 +86,7 @@ def options(
 @app.command()
 def run(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Python file with `agent`, and optionally `tasks` and `options`.")
+        str | None, typer.Argument(help="Recipe: a name, or a Python file with `agent`; optional: `tasks`, `options`.")
     ] = None,
     question: Annotated[str | None, typer.Option("--question", "-q", help="Question to ask.")] = None,
     data: Annotated[Path | None, typer.Option(help="File of tasks: JSON, JSON lines, CSV or parquet.")] = None,
@@ -75,7 +116,7 @@ def run(
     if save is not None:
         running.check_writable(save)
     if recipe is not None:
-        chosen = running.load_recipe(recipe, flags if agent is None else {"agent": agent, **flags})
+        chosen = running.load_recipe(recipes.find_recipe(recipe), flags if agent is None else {"agent": agent, **flags})
     else:
         chosen = running.build_run(agent or "hf", flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
@@ -87,7 +128,9 @@ def run(
 
 @app.command()
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="Python file with `agent`, `tasks` and `config`.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Recipe: a name, or a Python file with `agent`, `tasks` and `config`.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
     ] = None,
@@ -97,7 +140,6 @@ def train(
 ) -> None:
     """Train an agent from a recipe, or resume a run."""
     import agentfly.cli.train as training
-    from agentfly.errors import ConfigError
 
     if resume is not None:
         if recipe is not None or run is not None:
@@ -108,13 +150,26 @@ def train(
         raise ConfigError("--from-step needs --resume")
     if recipe is None:
         raise ConfigError("give a recipe, or --resume with a run directory")
-    training.train_recipe(recipe, changes or [], run)
+    training.train_recipe(recipes.find_recipe(recipe), changes or [], run)
+
+
+@app.command()
+def demo(
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")] = None,
+) -> None:
+    """Train a small agent without GPU or model download: the recipe `lookup`, a few minutes on two cores."""
+    import agentfly.cli.train as training
+
+    training.train_recipe(recipes.find_recipe(recipes.DEMO), changes or [], run)
 
 
 @app.command("eval")
 def evaluate(
     recipe_or_model: Annotated[
-        str, typer.Argument(metavar="RECIPE_OR_MODEL", help="A recipe (Python file), or a model as for --model.")
+        str, typer.Argument(metavar="RECIPE_OR_MODEL", help="Recipe (name or Python file), or model as for --model.")
     ],
     data: Annotated[
         Path | None, typer.Option(help="File of held-out tasks; default: the recipe's `eval_tasks`.")
@@ -164,9 +219,9 @@ def evaluate(
     unscored: Any = "leave out" if leave_out_unscored else "zero"
     asked = evaluating.EvalOptions(greedy, threshold, unscored, by or (), out)
     evaluating.validate_flags(asked, sampling, options)
-    if recipe_or_model.endswith(".py"):
+    if recipes.is_recipe(recipe_or_model):
         beside = flags if agent is None else {"agent": agent, **flags}
-        chosen = running.load_recipe(Path(recipe_or_model), beside, ("eval_tasks", "tasks"))
+        chosen = running.load_recipe(recipes.find_recipe(recipe_or_model), beside, ("eval_tasks", "tasks"))
     else:
         chosen = running.build_run(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
     chosen = chosen.override(data=data, row=row, sampling=sampling, options=options)
@@ -176,7 +231,9 @@ def evaluate(
 
 @app.command()
 def sft(
-    recipe: Annotated[Path, typer.Argument(help="Python file with `agent`, and optionally `tasks` and `options`.")],
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe: a name, or a Python file with `agent`; optional: `tasks`, `options`.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     demos: Annotated[Path | None, typer.Option(help="File of demonstrations: rows with `messages`.")] = None,
     expert: Annotated[
@@ -224,10 +281,11 @@ def sft(
         save_every=save_every,
         seed=seed,
     )
-    made = imitating.new_model(recipe, data, lesson) if model == imitating.NEW else nullcontext(model)
+    source = recipes.find_recipe(recipe)
+    made = imitating.new_model(source, data, lesson) if model == imitating.NEW else nullcontext(model)
     with made as name:
         chosen = running.load_recipe(
-            recipe, running.drop_unset(model_name_or_path=name, template=template), without_model=True
+            source, running.drop_unset(model_name_or_path=name, template=template), without_model=True
         )
         if data is not None:
             chosen = chosen.override(data=data)
@@ -238,7 +296,7 @@ app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.add_typer(template.app, name="template")
 app.add_typer(models.app, name="models")
-app.add_typer(search.app, name="search")
+app.add_typer(recipes.app, name="recipes")
 app.add_typer(env.app, name="env")
 
 

@@ -14,7 +14,7 @@ app = typer.Typer(
 )
 
 EnvironmentName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of a prebuilt environment, module:Class, or path/to/file.py:Class.")
+    str, typer.Argument(metavar="NAME", help="Installed environment, module:Class, or path/to/file.py:Class.")
 ]
 TaskQuestion = Annotated[str | None, typer.Option("--question", "-q", help="Question of the task to reset it for.")]
 TaskFile = Annotated[Path | None, typer.Option("--task", help="File of tasks; --row selects the one to reset it for.")]
@@ -27,12 +27,15 @@ def list_command(
         str | None, typer.Argument(metavar="[NAME]", help="One environment, with its tools in full.")
     ] = None,
 ) -> None:
-    """List the prebuilt environments, or describe one with its tools."""
+    """List the installed environments, or describe one with its tools."""
     from agentfly.cli.env_instances import show_environments
-    from agentfly.cli.resolve import list_prebuilt, resolve_environment
+    from agentfly.cli.resolve import list_environments, resolve_environment
 
-    env_classes = list_prebuilt().values() if name is None else [resolve_environment(name)]
-    show_environments(env_classes, tools=name is not None)
+    if name is not None:
+        show_environments([resolve_environment(name)], tools=True)
+    else:
+        loaded, errors = list_environments()
+        show_environments(loaded.values(), errors=errors)
 
 
 @app.command("start")

@@ -58,14 +58,21 @@ def resolve_task(env_class: type[Environment], question: str | None, data: Path 
 # ── agentfly env list ──
 
 
-def show_environments(env_classes: Iterable[type[Environment]], *, tools: bool) -> None:
-    """Print a table of environments; with `tools`, also the usage and description of each tool."""
+def show_environments(
+    env_classes: Iterable[type[Environment]], *, tools: bool = False, errors: Sequence[ConfigError] = ()
+) -> None:
+    """Print a table of environments; with `tools`, also the usage and description of each tool.
+
+    `errors`: why other installed environments cannot be loaded.
+    """
     env_classes = list(env_classes)
     console = make_console()
     console.print(environment_table(env_classes))
     for env_class in env_classes:
         if tools and _tool_names(env_class):
             console.print(tool_lines(Toolbox([env_class])), end="")
+    for error in errors:
+        console.print(sanitize_text(Text(str(error), "red")), soft_wrap=True)
 
 
 def environment_table(env_classes: Iterable[type[Environment]]) -> Table:

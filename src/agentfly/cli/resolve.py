@@ -1,19 +1,20 @@
-"""Resolves names from the command line: environments by name, module or file, and recipe files."""
+"""Resolves names from the command line: environments by entry point, module or file, and what a recipe defines."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from agentfly import environments
+from agentfly import plugins
 from agentfly.agent import BaseAgent
 from agentfly.environment import Environment, Pool, validate_constructor
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
@@ -21,9 +22,16 @@ from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 T = TypeVar("T")
 
 
-def list_prebuilt() -> dict[str, type[Environment]]:
-    """Return the prebuilt environments by name."""
-    return _environments({name: getattr(environments, name) for name in environments.__all__})
+def list_environments() -> tuple[dict[str, type[Environment]], list[ConfigError]]:
+    """Return the environments of all installed packages by name, and why others cannot be loaded."""
+    loaded: dict[str, type[Environment]] = {}
+    errors: list[ConfigError] = []
+    for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.ENVIRONMENTS)):
+        try:
+            loaded[name] = _load_environment(name)
+        except ConfigError as error:
+            errors.append(error)
+    return loaded, errors
 
 
 def resolve_environment(name: str) -> type[Environment]:
@@ -31,35 +39,46 @@ def resolve_environment(name: str) -> type[Environment]:
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
     if source.endswith(".py"):
         env_class = _select(source, wanted, _environments(vars(load_module(Path(source), "file"))))
-    elif wanted:
+    elif ":" in name:
         env_class = _select(source, wanted, _environments(vars(_import(source))))
     else:
-        prebuilt = list_prebuilt()
-        found = [each for each in prebuilt if _normalize(each) == _normalize(name)]
-        env_class = _select(
-            "AgentFly", found[0] if found else name, prebuilt, "; or give module:Class or path/to/file.py:Class"
-        )
+        env_class = _load_environment(name)
     validate_constructor(env_class)
     if not isinstance(env_class.pool, Pool):
         raise ConfigError(f"{env_class.__name__}.pool is {env_class.pool!r}; write pool = Pool(…)")
     return env_class
 
 
-def _select(
-    source: str, wanted: str, available: Mapping[str, type[Environment]], or_else: str = ""
-) -> type[Environment]:
+def _load_environment(name: str) -> type[Environment]:
+    """Load an installed environment by its name, in any case and with or without underscores."""
+    installed = plugins.list_plugins(plugins.ENVIRONMENTS)
+    same = [each for each in installed if each.name == name]
+    plugin = plugins.select_plugin(same or [each for each in installed if _normalize(each.name) == _normalize(name)])
+    if plugin is None:
+        names = list(dict.fromkeys(each.name for each in installed))
+        raise ConfigError(
+            f"there is no environment {name!r} in the installed packages; there are {', '.join(names) or 'none'}; "
+            f"or give module:Class or path/to/file.py:Class.{_hint(name, names)}"
+        )
+    env_class = plugin.load()
+    if not (inspect.isclass(env_class) and issubclass(env_class, Environment)):
+        raise ConfigError(f"{plugin} is not a subclass of Environment")
+    return env_class
+
+
+def _select(source: str, wanted: str, available: Mapping[str, type[Environment]]) -> type[Environment]:
     if wanted in available:
         return available[wanted]
     if not wanted and len(available) == 1:
         return next(iter(available.values()))
-    close = [
-        each
-        for each in available
-        if _normalize(each) in difflib.get_close_matches(_normalize(wanted), map(_normalize, available), 3)
-    ]
-    hint = f" Did you mean {' or '.join(close)}?" if wanted and close else ""
     problem = f"there is no environment {wanted!r} in {source}" if wanted else f"choose an environment of {source}"
-    raise ConfigError(f"{problem}; there are {', '.join(available) or 'none'}{or_else}.{hint}")
+    raise ConfigError(f"{problem}; there are {', '.join(available) or 'none'}.{_hint(wanted, available)}")
+
+
+def _hint(wanted: str, available: Iterable[str]) -> str:
+    close = difflib.get_close_matches(_normalize(wanted), map(_normalize, available), 3)
+    names = [each for each in available if _normalize(each) in close]
+    return f" Did you mean {' or '.join(names)}?" if wanted and names else ""
 
 
 def _environments(names: Mapping[str, object]) -> dict[str, type[Environment]]:
@@ -81,17 +100,30 @@ def _import(module: str) -> ModuleType:
         raise ConfigError(f"the module {module!r} cannot be imported: {describe(error)}") from error
 
 
-def load_module(path: Path, what: str) -> ModuleType:
-    """Execute a Python file and return its module; error messages call it `what`."""
+class _UncachedLoader(importlib.machinery.SourceFileLoader):
+    """Loads a file without leaving a `__pycache__` next to it."""
+
+    def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+        pass
+
+
+def load_module(path: Path, what: str, installed_as: str = "") -> ModuleType:
+    """Execute a Python file and return its module; error messages call it `what`.
+
+    `installed_as`: name of an installed recipe. A file of the user's may import modules of its folder.
+    """
     if not path.is_file():
         raise DataError(f"there is no {what} {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise DataError(f"{path} is not a Python file")
+    name = f"recipe_{installed_as or path.stem}"
+    loader = _UncachedLoader(name, str(path.absolute()))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow the package
-    loader = spec.loader
+    sys.modules[name] = module
+    if not installed_as:
+        sys.path.append(str(path.parent.resolve()))  # at the end: a file named like a package must not shadow it
     run_user_code(path, lambda: loader.exec_module(module))
     return module
 

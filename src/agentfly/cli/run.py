@@ -18,6 +18,7 @@ from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.live_view import LiveView, sanitize_text, summary_table
+from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import agent_accepts, load_module, make_agent
 from agentfly.data import read_tasks, select
 from agentfly.errors import ConfigError, DataError, describe
@@ -90,9 +91,9 @@ MODEL_FLAGS = ("model_name_or_path", "backend", "backend_config", "template")
 
 
 def load_recipe(
-    path: Path, flags: Mapping[str, Any], named: Sequence[str] = ("tasks",), *, without_model: bool = False
+    recipe: Recipe, flags: Mapping[str, Any], named: Sequence[str] = ("tasks",), *, without_model: bool = False
 ) -> AgentRun:
-    """Load a recipe file: `agent`, and optionally `tasks` (rows or a file) and `options`.
+    """Load a recipe: `agent`, and optionally `tasks` (rows or a file) and `options`.
 
     A training recipe's `config` sets the model, unless flags do, and the options.
 
@@ -101,7 +102,8 @@ def load_recipe(
     """
     if others := [name for name in flags if name not in MODEL_FLAGS]:
         raise ConfigError(f"a recipe defines its agent, so {', '.join(others)} cannot be set from outside")
-    module = load_module(path, "recipe")
+    path = recipe.path
+    module = load_module(path, "recipe", recipe.installed_as)
     if without_model and agent_accepts(module, "backend"):
         flags = {**flags, "backend": ScriptedBackend("unused")}
     config = getattr(module, "config", None)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from agentfly.agent import BaseAgent
 from agentfly.cli.progress import ProgressSteps
+from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
 from agentfly.demonstrations import demonstrate, demonstration_template, read_demonstrations
 from agentfly.errors import ConfigError
@@ -77,13 +78,13 @@ _WORDS = 200
 
 
 @contextmanager
-def new_model(path: Path, data: Path | None, lesson: SftConfig) -> Iterator[str]:
+def new_model(recipe: Recipe, data: Path | None, lesson: SftConfig) -> Iterator[str]:
     """A tiny model that knows nothing but the words of the recipe's demonstrations, for as long as it is wanted."""
     few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
     with tempfile.TemporaryDirectory() as folder:
         wordless, model = Path(folder, "wordless"), Path(folder, "new")
         tiny.build_new(wordless, (), context=1 << 20)
-        run = load_recipe(path, {"model_name_or_path": str(wordless)}, without_model=True)
+        run = load_recipe(recipe, {"model_name_or_path": str(wordless)}, without_model=True)
         run = run.override(data=data) if data is not None else run
         shown = asyncio.run(_collect_demonstrations(run, few, lambda _: None))
         tiny.build_new(model, _texts(run.agent, shown), seed=lesson.seed)

@@ -14,6 +14,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.text import Text
 
+from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import load_module, make_agent
 from agentfly.cli.run import require_torch
 from agentfly.data import read_tasks
@@ -27,7 +28,7 @@ SHOWN = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
 
-def train_recipe(recipe: Path, changes: Sequence[str], folder: Path | None) -> None:
+def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) -> None:
     """Train a recipe with config overrides, in a new run directory."""
     require_torch("train")
     overrides = parse_overrides(changes)
@@ -35,9 +36,9 @@ def train_recipe(recipe: Path, changes: Sequence[str], folder: Path | None) -> N
     from agentfly.training.trainer import Trainer
 
     plan = plan_recipe(recipe, overrides)
-    place = folder or _free(Path("runs"), recipe.stem)
+    place = folder or _free(Path("runs"), recipe.name)
     try:
-        metadata = {"recipe": str(recipe.resolve()), "overrides": overrides}
+        metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
         trainer = Trainer(plan, place, metadata=metadata)
     except BaseException:
         if folder is None:
@@ -57,27 +58,29 @@ def resume_run(folder: Path, from_step: int | None) -> None:
     if "recipe" not in kept:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(kept["recipe"])
-    plan = plan_recipe(_recipe(folder, original), kept.get("overrides", {}), original.parent)
+    recipe = Recipe(_recipe(folder, original))
+    plan = plan_recipe(recipe, kept.get("overrides", {}), original.parent)
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
     _train(Trainer(plan, folder, resume=True, from_step=from_step), folder)
 
 
-def plan_recipe(recipe: Path, overrides: Mapping[str, Any], beside: Path | None = None) -> Any:
+def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> Any:
     """The plan of a recipe: `agent` as a function, `tasks`, `config`, and perhaps `eval_tasks`.
 
     Files that it names lie `beside` it; None: in its own folder.
     """
-    module = load_module(recipe, "recipe")
+    path = recipe.path
+    module = load_module(path, "recipe", recipe.installed_as)
     config = getattr(module, "config", None)
     if not isinstance(config, TrainConfig):
-        raise ConfigError(f"{recipe} must define `config`: a TrainConfig, from agentfly.training")
+        raise ConfigError(f"{path} must define `config`: a TrainConfig, from agentfly.training")
     config = config.override(overrides)
-    tasks, held_out = (_tasks(beside or recipe.parent, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
+    tasks, held_out = (_tasks(beside or path.parent, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
     from agentfly.training.trainer import TrainPlan
 
-    return TrainPlan(partial(make_agent, module), tasks, config, held_out, recipe)
+    return TrainPlan(partial(make_agent, module), tasks, config, held_out, path)
 
 
 def _tasks(folder: Path, given: Any) -> list[Task]:

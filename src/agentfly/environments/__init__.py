@@ -1,28 +1,39 @@
-"""The prebuilt worlds."""
+"""The prebuilt environments, and by name those of other installed packages.
 
-from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
-from agentfly.environments.code_interpreter import CodeInterpreter
-from agentfly.environments.code_judge import CodeJudge
-from agentfly.environments.games import (
-    ChessPuzzle,
-    FrozenLake,
-    GymnasiumEnvironment,
-    OpenEnvEnvironment,
-    ReasoningGym,
-    Sokoban,
-    TextArenaGame,
-    TextWorldGame,
-)
-from agentfly.environments.judge import Judge
-from agentfly.environments.math import MathJudge, MathWithPython
-from agentfly.environments.model_server import ModelServer
-from agentfly.environments.programs import ProgramSynthesis
-from agentfly.environments.repair import Repair, RepairJudge
-from agentfly.environments.scienceworld import ScienceWorld
-from agentfly.environments.search.environment import Search
-from agentfly.environments.shell import Shell
-from agentfly.environments.sql import SQL
-from agentfly.environments.webshop import WebShop
+Each has its folder with everything it needs: environment, tasks, rewards, expert, recipe. A class is imported on first
+use; importing this module imports no environment. Nothing outside this package imports one: the command line, recipes
+and the registries find them by entry point (`agentfly.plugins`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
+    from agentfly.environments.code_interpreter import CodeInterpreter
+    from agentfly.environments.code_judge import CodeJudge
+    from agentfly.environments.games import (
+        ChessPuzzle,
+        FrozenLake,
+        GymnasiumEnvironment,
+        OpenEnvEnvironment,
+        ReasoningGym,
+        Sokoban,
+        TextArenaGame,
+        TextWorldGame,
+    )
+    from agentfly.environments.judge import Judge
+    from agentfly.environments.lookup import Lookup
+    from agentfly.environments.math import MathJudge, MathWithPython
+    from agentfly.environments.model_server import ModelServer
+    from agentfly.environments.programs import ProgramSynthesis
+    from agentfly.environments.repair import Repair, RepairJudge
+    from agentfly.environments.scienceworld import ScienceWorld
+    from agentfly.environments.search import Search
+    from agentfly.environments.shell import Shell
+    from agentfly.environments.sql import SQL
+    from agentfly.environments.webshop import WebShop
 
 __all__ = [
     "SQL",
@@ -34,6 +45,7 @@ __all__ = [
     "FrozenLake",
     "GymnasiumEnvironment",
     "Judge",
+    "Lookup",
     "MathJudge",
     "MathWithPython",
     "ModelServer",
@@ -50,3 +62,45 @@ __all__ = [
     "TextWorldGame",
     "WebShop",
 ]
+
+_NAMES = {
+    "alfworld": ("ALFWorld", "ALFWorldUpstream"),
+    "code_interpreter": ("CodeInterpreter",),
+    "code_judge": ("CodeJudge",),
+    "games.chess_puzzle": ("ChessPuzzle",),
+    "games.frozen_lake": ("FrozenLake",),
+    "games.gymnasium_env": ("GymnasiumEnvironment",),
+    "games.openenv_env": ("OpenEnvEnvironment",),
+    "games.reasoning_gym": ("ReasoningGym",),
+    "games.sokoban": ("Sokoban",),
+    "games.textarena_game": ("TextArenaGame",),
+    "games.textworld_game": ("TextWorldGame",),
+    "judge": ("Judge",),
+    "lookup": ("Lookup",),
+    "math": ("MathJudge", "MathWithPython"),
+    "model_server": ("ModelServer",),
+    "programs": ("ProgramSynthesis",),
+    "repair": ("Repair", "RepairJudge"),
+    "scienceworld": ("ScienceWorld",),
+    "search": ("Search",),
+    "shell": ("Shell",),
+    "sql": ("SQL",),
+    "webshop": ("WebShop",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+"""The module under this package that a prebuilt class is imported from. It repeats the entry points of pyproject.toml
+for interpreters without this distribution's metadata, such as those in containers."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        import importlib
+
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from agentfly import plugins
+
+    return plugins.load_attribute(plugins.ENVIRONMENTS, __name__, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

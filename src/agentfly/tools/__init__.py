@@ -1,17 +1,23 @@
-"""The prebuilt tools."""
+"""The general tools, and by name those of environments.
 
+A tool of an environment is found by its entry point (group `agentfly.tools`) and imported on first use, as an
+attribute of this module or by its name; importing this module imports no environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentfly import plugins
 from agentfly.tools.answer import answer, answer_math, answer_qa
 from agentfly.tools.calculate import calculate, calculator
-from agentfly.tools.search import google_search, retrieve, search_tool, wikipedia_search
 
-__all__ = [
-    "answer",
-    "answer_math",
-    "answer_qa",
-    "calculate",
-    "calculator",
-    "google_search",
-    "retrieve",
-    "search_tool",
-    "wikipedia_search",
-]
+__all__ = ["answer", "answer_math", "answer_qa", "calculate", "calculator"]
+
+
+def __getattr__(name: str) -> Any:
+    return plugins.load_attribute(plugins.TOOLS, __name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(each.name for each in plugins.list_plugins(plugins.TOOLS))})

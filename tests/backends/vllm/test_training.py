@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make vllm")
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import train_recipe
 from agentfly.runs import RunDirectory
 
@@ -33,7 +34,7 @@ def folder(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_recipe_learns_with_vllm(folder: Path, tmp_path: Path, changes: list[str]) -> None:
     """Every publish is checked by the canary, so a run that ends well was sampled with the weights it trained."""
     settings = ["backend.backend=vllm", f"backend.kv_memory={1 << 26}", f"model={folder}", "loggers=[]"]
-    train_recipe(RECIPE, [*settings, "steps=3", "num_chains=8", *changes], tmp_path / "run")
+    train_recipe(Recipe(RECIPE), [*settings, "steps=3", "num_chains=8", *changes], tmp_path / "run")
     records = RunDirectory(tmp_path / "run").records()
     assert [record.step for record in records] == [0, 1, 2, 3]
     steps = [record.metrics for record in records if record.metrics]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.environments.games.reasoning_gym import score_answer
 from agentfly.rewards.answers import answer_in
 from agentfly.scoring import reward
 from agentfly.types import Task
@@ -29,5 +28,7 @@ def reasoning_gym_score(prediction: str, task: Task) -> dict[str, Any]:
 
     The answer is the last `<answer>…</answer>` of the final reply, or the whole reply without one.
     """
+    from agentfly.environments.games.reasoning_gym import score_answer  # the other games do without it
+
     score = score_answer(task.columns, answer_in(prediction))
     return {"reward": score, "solved": float(score >= 1)}

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
+from random import Random
+from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.models.lookup import find_fact
+from agentfly.errors import DataError
+from agentfly.models.lookup import draw, find_fact
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
+HELD_OUT = ("validation", "test")
+
 
 class Lookup(Environment):
-    """Facts about people, from the task's column `facts`."""
+    """Facts about people, one per call: what is the color of the friend of Fotem?"""
+
+    @classmethod
+    def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
+        """Draw tasks of a split; the seed determines them. Held-out tasks are about people of no training task."""
+        if split not in ("train", *HELD_OUT):
+            raise DataError(f"there is no split {split!r}; there are train, {', '.join(HELD_OUT)}")
+        if count < 0:
+            raise DataError(f"count is a number of tasks, 0 or more, not {count}")
+        random = Random(seed)
+        rows: list[dict[str, Any]] = []
+        while len(rows) < count:
+            row = draw(random, held_out=split != "train")
+            # The content of a task decides between validation and test, so no seed draws a task of both.
+            if split == "train" or HELD_OUT[zlib.crc32(json.dumps(row).encode()) % 2] == split:
+                rows.append({"id": f"{split}-{seed}-{len(rows)}", **row})
+        return rows
 
     async def reset(self, task: Task) -> None:
         self.facts: Mapping[str, Mapping[str, str]] = task.columns["facts"]

@@ -1,11 +1,12 @@
-"""An agent that plays Sokoban: push the box onto the goal, and never into a corner.
+"""Sokoban: push the box onto the goal, and never into a corner.
 
-    agentfly sft recipes/sokoban.py --model new --expert 2000 --steps 800 --learning-rate 1e-3 --out warm
-    agentfly train recipes/sokoban.py model=warm
-    agentfly train recipes/sokoban.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    pip install 'agentfly-rl[train]'
+    agentfly sft sokoban --model new --expert 2000 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly train sokoban model=warm
+    agentfly train sokoban model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-A quick study: small rooms with one box, drawn backwards from their ends, so that every one can be solved. Boxes cannot
-be pulled: unlike on the lake, a wrong move may be found out many moves later. `boxes=2` and `size=8` make it harder.
+A fast experiment: small rooms with one box, drawn backward from solved states, so every one can be solved. A box cannot
+be pulled, so a wrong move may show many moves later. `boxes=2` and `size=8` make it harder.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ from agentfly.training import TrainConfig
 
 
 class Lettered(Sokoban):
-    """Sokoban in letters, which small tokenizers keep apart; they merge rows of the usual symbols into a few tokens."""
+    """Sokoban in letters: a small tokenizer keeps them apart, but merges rows of the usual symbols into few tokens."""
 
     symbols = "WPQBCGF"
 

@@ -1,13 +1,14 @@
-r"""An agent that computes with Python what it cannot compute in its head: what is 461 * 996 + 650?
+r"""Arithmetic with a Python interpreter: what is 461 * 996 + 650?
 
-    agentfly sft recipes/math_with_python.py --model new --expert 2000 \
+    pip install 'agentfly-rl[train,math]'
+    agentfly sft math_with_python --model new --expert 2000 \
         --steps 1000 --batch-size 16 --learning-rate 1e-3 --out warm
-    agentfly train recipes/math_with_python.py model=warm
-    agentfly eval recipes/math_with_python.py --model warm
-    agentfly train recipes/math_with_python.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    agentfly train math_with_python model=warm
+    agentfly eval math_with_python --model warm
+    agentfly train math_with_python model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-The numbers are drawn from a seed, and no problem is in two splits. A small model gets the first level, sums in figures
-and in words; for a larger one, levels 2 and 3 are stories of several steps and problems that take a loop.
+The numbers are drawn from a seed, and no problem is in two splits. Level 1, sums in digits and in words, is for a small
+model; levels 2 and 3 are word problems of several steps and problems that take a loop.
 """
 
 from typing import Any

@@ -1,14 +1,15 @@
-"""An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
+"""Question answering with search: on which river is the town where Dupod Kipod was born?
 
-    agentfly sft recipes/search.py --model new --expert 6000 --steps 2000 --learning-rate 1e-3 \
+    pip install 'agentfly-rl[train,search]'
+    agentfly sft search --model new --expert 6000 --steps 2000 --learning-rate 1e-3 \
         --prompt-loss-weight 1 --out warm
-    agentfly train recipes/search.py model=warm
-    agentfly eval recipes/search.py --model warm --by hops
-    agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    agentfly train search model=warm
+    agentfly eval search --model warm --by hops
+    agentfly train search model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Nobody can know the answers: people, towns and rivers are drawn from a seed, a new encyclopaedia for every 25 questions,
-and held-out ones share not even a name with those for training. A search shows one article, which names the next thing
-to search for; so a question of two hops takes two searches, in the right order.
+The answers cannot be memorized: people, towns and rivers are drawn from a seed, with a new encyclopedia for every 25
+questions, and evaluation questions share no name with training questions. A search returns one article, which names
+what to search for next; so a question of two hops takes two searches, in the right order.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ PROMPT = "Search, then answer in as few words as there are."
 
 
 class OneArticle(Search):
-    """An encyclopaedia, of which a search shows the best article only: small models lose their way among several."""
+    """A search that returns the best article only: several confuse a small model."""
 
     top_k = 1
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from agentfly.environment import Environment, Pool, Scope
-from agentfly.environments.judge_tests import Step, UnitTests
+from agentfly.environments.code_judge.unit_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session, SessionClosed
 from agentfly.sandbox.shared import shared_sandbox

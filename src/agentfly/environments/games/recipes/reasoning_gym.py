@@ -1,12 +1,12 @@
-"""An agent that answers questions of reasoning-gym: arithmetic, sequences, words spelled backward.
+"""Questions of reasoning-gym: arithmetic, sequences, words spelled backward.
 
-    pip install 'agentfly-rl[reasoning-gym]'
-    agentfly sft recipes/reasoning_gym.py --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
-    agentfly train recipes/reasoning_gym.py model=warm
-    agentfly train recipes/reasoning_gym.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    agentfly eval recipes/reasoning_gym.py --model warm --by dataset
+    pip install 'agentfly-rl[train,reasoning-gym]'
+    agentfly sft reasoning_gym --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
+    agentfly train reasoning_gym model=warm
+    agentfly train reasoning_gym model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    agentfly eval reasoning_gym --model warm --by dataset
 
-One call, `answer`, ends the chain, and the question's own scorer says what it is worth. Name any of the hundred
+One call, `answer`, ends the chain, and the dataset's own scorer computes the reward. Name any of the hundred
 generators in `datasets`.
 """
 

@@ -1,12 +1,13 @@
-"""An agent that repairs small Python packages: it reads what goes wrong, finds the line, and puts it right.
+"""Repository repair: find and fix the faulty line of a small Python package.
 
-    agentfly train recipes/repair.py model=Qwen/Qwen2.5-Coder-3B-Instruct backend=vllm
-    agentfly eval recipes/repair.py --model Qwen/Qwen2.5-Coder-3B-Instruct --by kind
-    agentfly sft recipes/repair.py --model new --expert 300 --steps 400 --learning-rate 2e-3 --out warm
+    pip install 'agentfly-rl[train]'
+    agentfly train repair model=Qwen/Qwen2.5-Coder-3B-Instruct backend=vllm
+    agentfly eval repair --model Qwen/Qwen2.5-Coder-3B-Instruct --by kind
+    agentfly sft repair --model new --expert 300 --steps 400 --learning-rate 2e-3 --out warm
 
-Every task is a package of about a hundred lines in which one line is wrong. The tests that decide are never where the
-agent is, so it cannot pass them by changing them. Lines that are wrong in held-out tasks are never wrong in those for
-training; `draw_tasks(packages=[…])` holds out whole packages.
+Every task is a package of about a hundred lines with one faulty line. The hidden tests are never in the agent's
+sandbox, so it cannot pass them by changing them. A line that is faulty in an evaluation task is never faulty in a
+training task; `draw_tasks(packages=[…])` holds out whole packages.
 """
 
 from typing import Any

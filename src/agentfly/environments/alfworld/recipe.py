@@ -1,13 +1,15 @@
-"""An agent that keeps house: find a thing, clean, heat or cool it, put it where it belongs.
+"""A household in text: find an object, clean, heat or cool it, and put it where it belongs.
 
-    agentfly sft recipes/alfworld.py --model new --expert 4000 --steps 3200 \
+    pip install 'agentfly-rl[train]'
+    agentfly sft alfworld --model new --expert 4000 --steps 3200 \
         --learning-rate 1e-3 --prompt-loss-weight 0.1 --out warm
-    agentfly train recipes/alfworld.py model=warm
-    agentfly train recipes/alfworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm algorithm=gigpo \
+    agentfly train alfworld model=warm
+    agentfly train alfworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm algorithm=gigpo \
         optimizer.learning_rate=1e-6
 
-Games are generated, so nothing has to be downloaded; held-out ones are of a split of their own. With the official games
-in AGENTFLY_DATA, `agentfly eval` on a file of `official_tasks("validation")` gives figures that compare with others'.
+The games are generated, so nothing is downloaded; evaluation games are of a split of their own. With the official games
+in AGENTFLY_DATA, `agentfly eval` on a file of `official_tasks("validation")` gives figures comparable with the
+literature.
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ALFWorld.alfworld_step], reward=alfworld_won)
 
 
-# None takes all kinds, and all rooms; a tiny model has enough to do with one.
+# None takes all kinds and all rooms; one of each is enough for a tiny model.
 KINDS, ROOMS = ["pick_and_place_simple"], ["bathroom"]
 
 tasks = ALFWorld.draw_tasks("train", 4000, kinds=KINDS, rooms=ROOMS)

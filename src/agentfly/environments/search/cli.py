@@ -1,4 +1,4 @@
-"""`agentfly search`: build, serve and query passage indexes."""
+"""`agentfly search`: Build, serve and query passage indexes."""
 
 from __future__ import annotations
 

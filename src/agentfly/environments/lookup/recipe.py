@@ -1,13 +1,14 @@
-"""An agent that learns to look things up: what is the colour of the friend of Fotem?
+"""The demo: an agent that learns to look up facts. What is the color of the friend of Fotem?
 
-    agentfly train recipes/lookup.py
-    agentfly train recipes/lookup.py algorithm=ppo steps=100
-    agentfly train recipes/lookup.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    pip install 'agentfly-rl[train]'
+    agentfly demo
+    agentfly train lookup algorithm=ppo steps=100
+    agentfly train lookup model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Nobody can know the answer: people and facts are drawn anew for each task, and the one tool tells one fact at a time. So
-it takes two calls, the second about whom the first one named, and then the answer. The tiny model has seen the tool
-used in many ways, most of them wrong; rewards alone teach it the right one. Held-out tasks are about people whom it
-has never read of.
+The answer cannot be memorized: people and facts are drawn for each task, and the only tool returns one fact per call.
+So a task takes two calls, the second about the person that the first one returned, and then the answer. The tiny model
+has been pretrained on many uses of the tool, most of them wrong; rewards alone teach it the right one. Evaluation tasks
+are about people who appear in no training task.
 """
 
 from random import Random
@@ -22,7 +23,7 @@ from agentfly.training import TrainConfig
 
 @reward
 def answered(prediction: str, answer: str) -> float:
-    """One if the answer is the fact that was asked for, and nothing else."""
+    """1 if the answer is exactly the requested fact, else 0."""
     return float(prediction.strip() == answer)
 
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentfly.environments import CodeJudge
-from agentfly.environments.judge_tests import UnitTests
+from agentfly.environments.code_judge.unit_tests import UnitTests
 from agentfly.errors import DataError
 from agentfly.sandbox import Limits, SandboxUnavailable
 from tests.environments.judging import ADD, ANYTHING, DISHONEST, HANGING, HONEST, TAMPERING, TELLING

@@ -1,13 +1,14 @@
-"""An agent that learns to shop: find the product of a wish, choose its options, buy it.
+"""WebShop: find the product that an instruction asks for, choose its options, buy it.
 
-    agentfly sft recipes/webshop.py --model new --expert 12000 --steps 4000 --batch-size 16 \
+    pip install 'agentfly-rl[train,webshop]'
+    agentfly sft webshop --model new --expert 12000 --steps 4000 --batch-size 16 \
         --learning-rate 2e-3 --prompt-loss-weight 0.2 --out warm
-    agentfly train recipes/webshop.py model=warm
-    agentfly train recipes/webshop.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    AGENTFLY_DATA=… agentfly train recipes/webshop.py model=warm    # on WebShop's own products and goals
+    agentfly train webshop model=warm
+    agentfly train webshop model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    AGENTFLY_DATA=… agentfly train webshop model=warm    # on WebShop's own products and goals
 
-Products and wishes are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, and its splits
-are kept: training on `train`, evaluation on a part of `validation`; the test split is left alone.
+Products and goals are generated, so nothing is downloaded. With AGENTFLY_DATA set they are WebShop's, with its splits:
+training on `train`, evaluation on a part of `validation`; the test split is not used.
 """
 
 import os
@@ -22,7 +23,7 @@ PROMPT = "Search, click a product's number, click each option that is wanted, th
 
 
 class Shop(WebShop):
-    """A shop with short pages, whose expert knows no more than the model: a small model can imitate it."""
+    """A shop with short pages, whose expert sees no more than the model: a small model can imitate it."""
 
     view = "brief"
     window = 3

@@ -1,11 +1,12 @@
-"""An agent that crosses a frozen lake: read the grid, walk to the goal, step into no hole.
+"""FrozenLake: read a grid, walk to the goal, avoid the holes.
 
-    agentfly sft recipes/frozen_lake.py --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
-    agentfly train recipes/frozen_lake.py model=warm
-    agentfly train recipes/frozen_lake.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    pip install 'agentfly-rl[train]'
+    agentfly sft frozen_lake --model new --expert 2000 --steps 600 --learning-rate 1e-3 --out warm
+    agentfly train frozen_lake model=warm
+    agentfly train frozen_lake model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-A quick study: lakes are drawn by the thousand, a step costs microseconds, and a model of a million parameters can learn
-it. Start and goal may be anywhere, so there is no way that is always right; held-out lakes were never seen.
+A fast experiment: thousands of lakes are drawn in seconds, a step takes microseconds, and a model of a million
+parameters can learn it. Start and goal vary, so no fixed path is always right; evaluation lakes are never trained on.
 """
 
 from typing import Any

@@ -9,9 +9,9 @@ import pytest_asyncio
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeJudge
+from agentfly.environments.code_judge.rewards import code_in
 from agentfly.errors import DataError
 from agentfly.rewards import output_match, unit_tests
-from agentfly.rewards.code import code_in
 from agentfly.sandbox import SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -1,12 +1,13 @@
-"""An agent that writes functions, tries them, and is judged by tests that it never sees.
+"""Program synthesis: write a function, test it in an interpreter, be judged by hidden tests.
 
-    agentfly sft recipes/program_synthesis.py --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
-    agentfly train recipes/program_synthesis.py model=warm
-    agentfly eval recipes/program_synthesis.py --model warm
-    agentfly train recipes/program_synthesis.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    pip install 'agentfly-rl[train]'
+    agentfly sft program_synthesis --model new --expert 2000 --steps 1500 --learning-rate 1e-3 --out warm
+    agentfly train program_synthesis model=warm
+    agentfly eval program_synthesis --model warm
+    agentfly train program_synthesis model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Functions over lists are put together of parts, and no function is in two splits: who has learned the parts can write
-those that are held out. For a larger model, take all kinds, or `mbpp_tasks`.
+Functions over lists are composed of parts, and no function is in two splits: a model that has learned the parts can
+write the held-out functions. For a larger model, take all kinds, or `mbpp_tasks`.
 """
 
 from typing import Any

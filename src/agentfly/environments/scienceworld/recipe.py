@@ -1,11 +1,12 @@
-"""An agent that does elementary science: find an animal, and put it into the red box in the workshop.
+"""ScienceWorld: elementary science, such as finding an animal and putting it into the red box.
 
-    agentfly train recipes/scienceworld.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    agentfly sft recipes/scienceworld.py --expert 400 --steps 800 --learning-rate 1e-3 --out warm
-    agentfly eval recipes/scienceworld.py --model warm --by task_name
+    pip install 'agentfly-rl[train,scienceworld]'
+    agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+    agentfly sft scienceworld --expert 400 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly eval scienceworld --model warm --by task_name
 
-Needs `pip install 'agentfly-rl[scienceworld]'` and Java. These are seven short ones of the thirty tasks; leave
-`tasks=` out for all of them, and give the long ones more turns. Variations are those of the official splits.
+Needs Java too. These are seven short ones of the thirty tasks; leave `tasks=` out for all of them, and give the long
+ones more turns. Variations are those of the official splits.
 """
 
 from typing import Any

@@ -1,10 +1,11 @@
-"""A counter to be set to a number, and four chains of a scripted agent that is sometimes careless.
+"""A counter to set to a number: four chains of a scripted agent, some of which make mistakes.
 
-    agentfly run recipes/counter.py
-    agentfly run recipes/counter.py -n 1 --tokens
+    pip install agentfly-rl
+    agentfly run counter
+    agentfly run counter -n 1 --tokens
 
-No model is needed: the script below plays one, through a real tokenizer and a real chat template, so that everything
-else you see (tools, environment, rewards, tokens and who wrote them) is what a trained model would go through.
+No model is needed: the script below plays one, through a real tokenizer and a real chat template. Tools, environment,
+rewards and the tokens with their authors are what a trained model would go through.
 """
 
 import json
@@ -24,10 +25,10 @@ class Counter(Environment):
 
     @tool
     async def press(self, times: int) -> str:
-        """Press the button so many times.
+        """Press the button the given number of times.
 
         Args:
-            times: How often to press; each press adds one.
+            times: Number of presses; each adds one.
         """
         self.shown += times
         return f"The counter shows {self.shown}."
@@ -35,7 +36,7 @@ class Counter(Environment):
 
 @reward
 def reached(env: Counter, target: int) -> float:
-    """One if the counter shows what it should."""
+    """1 if the counter shows the target, else 0."""
     return float(env.shown == target)
 
 
@@ -44,7 +45,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def script(turn: ScriptedTurn) -> str:
-    """Plays a model that works out the difference, and in some chains guesses it or calls a tool that is not there."""
+    """Plays a model that computes the difference, and in some chains guesses it or calls a tool that does not exist."""
     shows, target = map(int, re.findall(r"shows (\d+). Make it show (\d+)", turn.prompt)[-1])
     careless = turn.chain.endswith(("/1", "/3"))
     if turn.turn == 0:

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 
 from agentfly.agents import HFAgent
 from agentfly.environments import Judge
+from agentfly.environments.judge.rewards import conversation
 from agentfly.errors import ConfigError
 from agentfly.rewards import gate, llm_as_judge_math_reward, llm_as_judge_reward, llm_judge, qa_em
-from agentfly.rewards.judge import conversation
 from agentfly.rollout.scheduler import RunResult
 from agentfly.scoring import RewardSpec
 from tests.backends.openai_server import OpenAIServer, chat, refuses, says
@@ -117,7 +117,7 @@ async def test_one_who_goes_away_does_not_take_the_answer_from_the_others(server
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go.wait(), loop))
         return JSONResponse(chat({"content": points(7)}))
 
-    from agentfly.rewards.judge import Marks
+    from agentfly.environments.judge.rewards import Marks
 
     server.answers("/chat/completions", slow)
     judge = Judge()

@@ -1,0 +1,108 @@
+"""`agentfly recipes`: recipes by path, or by the name under which an installed package ships them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentfly import plugins
+from agentfly.errors import ConfigError, DataError
+
+app = typer.Typer(help="List and copy the installed recipes.", rich_markup_mode=None)
+DEMO = "lookup"
+_INSTALL = re.compile(r"pip install '?([\w.-]+(?:\[[\w,-]+\])?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe file."""
+
+    path: Path
+    installed_as: str = ""
+    """Name of the entry point; empty for a file of the user's."""
+
+    @property
+    def name(self) -> str:
+        """Name of its runs."""
+        return self.installed_as or self.path.stem
+
+
+def find_recipe(given: str) -> Recipe:
+    """Find a recipe by path, else by name. Raises DataError that names close ones."""
+    path = Path(given)
+    if path.is_file():
+        return Recipe(path)
+    if plugin := plugins.find_plugin(plugins.RECIPES, given):
+        return Recipe(plugin.locate(), plugin.name)
+    names = [each.name for each in plugins.list_plugins(plugins.RECIPES)]
+    close = difflib.get_close_matches(path.stem, names, 3)
+    hint = f". Did you mean {' or '.join(close)}?" if close else ""
+    raise DataError(
+        f"there is no recipe {given!r}: no file of this path, and no installed recipe of this name "
+        f"(`agentfly recipes` lists them){hint}"
+    )
+
+
+def is_recipe(given: str) -> bool:
+    """Whether an argument that is a recipe or a model is a recipe."""
+    if given.endswith(".py"):
+        return True
+    return not Path(given).exists() and any(each.name == given for each in plugins.list_plugins(plugins.RECIPES))
+
+
+@app.callback(invoke_without_command=True)
+def list_command(context: typer.Context) -> None:
+    """List the installed recipes, or copy one to edit it."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from agentfly.cli.env_instances import make_console
+    from agentfly.cli.live_view import sanitize_text
+
+    console = make_console()
+    table = Table("recipe", "description", "needs", box=None, header_style="dim")
+    problems = []
+    for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.RECIPES)):
+        try:
+            plugin = plugins.find_plugin(plugins.RECIPES, name)
+            assert plugin is not None
+            text = plugin.documentation()
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        needs = ", ".join(dict.fromkeys(_INSTALL.findall(text)))
+        table.add_row(*(sanitize_text(Text(cell)) for cell in (name, text.partition("\n")[0], needs)))
+    console.print(table)
+    for problem in problems:
+        console.print(sanitize_text(Text(problem, "red")), soft_wrap=True)
+    console.print(
+        "\nagentfly train NAME trains one; agentfly recipes copy NAME writes it to NAME.py for editing.",
+        highlight=False,
+    )
+
+
+@app.command("copy")
+def copy_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of an installed recipe.")],
+    path: Annotated[Path | None, typer.Argument(help="File or folder to write; default: NAME.py, here.")] = None,
+) -> None:
+    """Copy a recipe to a file that you can edit."""
+    recipe = find_recipe(name)
+    target = path or Path(f"{recipe.name}.py")
+    if target.is_dir():
+        target = target / f"{recipe.name}.py"
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"{target} already exists; remove it, or give another path")
+    try:
+        shutil.copyfile(recipe.path, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}") from error
+    print(f"wrote {target}; train it with: agentfly train {target}")

@@ -1,0 +1,130 @@
+"""Entry points: environments, rewards, tools, recipes and commands that installed packages provide by name.
+
+Each group is named after what it extends. A package declares its entries in its metadata, so they are listed without
+importing the package; `Plugin.load` imports one:
+
+    [project.entry-points."agentfly.environments"]
+    Maze = "maze.environment:Maze"           # agentfly env list, play, check; agentfly.environments.Maze
+    [project.entry-points."agentfly.rewards"]
+    maze_solved = "maze.rewards:maze_solved" # reward="maze_solved"; agentfly.rewards.maze_solved
+    [project.entry-points."agentfly.tools"]
+    maze_walk = "maze.environment:Maze.walk" # tools=["maze_walk"]; agentfly.tools.maze_walk
+    [project.entry-points."agentfly.recipes"]
+    maze = "maze.recipe"                     # a module: agentfly train maze
+    [project.entry-points."agentfly.commands"]
+    maze = "maze.cli:app"                    # a typer app: agentfly maze
+
+The environments of this package are declared in the same way, in its pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentfly.errors import AgentFlyError, ConfigError, describe
+
+ENVIRONMENTS = "agentfly.environments"
+REWARDS = "agentfly.rewards"
+TOOLS = "agentfly.tools"
+RECIPES = "agentfly.recipes"
+COMMANDS = "agentfly.commands"
+_LABELS = {ENVIRONMENTS: "environment", REWARDS: "reward", TOOLS: "tool", RECIPES: "recipe", COMMANDS: "command"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One entry point."""
+
+    group: str
+    name: str
+    value: str
+    """`module`, or `module:attribute`."""
+    distribution: str
+    """Name and version of the distribution that declares it."""
+
+    def load(self) -> Any:
+        """Import the module and return the attribute. Raises ConfigError that names the distribution if it fails."""
+        module, _, attribute = self.value.partition(":")
+        try:
+            found: Any = importlib.import_module(module.strip())
+            for part in filter(None, attribute.strip().split(".")):
+                found = getattr(found, part)
+        except AgentFlyError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self} cannot be loaded: {describe(error)}") from error
+        return found
+
+    def locate(self) -> Path:
+        """Return the file of the module, without importing the module or its parent packages."""
+        package, *parts = self.value.partition(":")[0].strip().split(".")
+        spec = importlib.util.find_spec(package)
+        for part in parts:
+            if spec is None or spec.submodule_search_locations is None:
+                break
+            spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
+        if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+            raise ConfigError(f"{self} cannot be found: there is no file of this module")
+        return Path(spec.origin)
+
+    def documentation(self) -> str:
+        """Return the docstring of the module, without importing it."""
+        import ast
+
+        path = self.locate()
+        try:
+            return ast.get_docstring(ast.parse(path.read_bytes())) or ""
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ConfigError(f"{self} cannot be read: {describe(error)}") from error
+
+    def __str__(self) -> str:
+        return f"the {_LABELS[self.group]} {self.name!r} of the package {self.distribution} ({self.value})"
+
+
+@functools.cache
+def list_plugins(group: str) -> tuple[Plugin, ...]:
+    """Return the entries of a group, sorted by name. Reads metadata of installed packages once per process."""
+    from importlib.metadata import entry_points  # 20 ms, which a process that finds nothing by name does without
+
+    entries = entry_points(group=group)
+    plugins = [
+        Plugin(group, each.name, each.value, f"{each.dist.name} {each.dist.version}" if each.dist else "unknown")
+        for each in entries
+    ]
+    return tuple(sorted(plugins, key=lambda plugin: (plugin.name.lower(), plugin.distribution)))
+
+
+def find_plugin(group: str, name: str) -> Plugin | None:
+    """Return the entry of this name, or None. Raises ConfigError if two packages declare the name."""
+    return select_plugin([each for each in list_plugins(group) if each.name == name])
+
+
+def select_plugin(found: Iterable[Plugin]) -> Plugin | None:
+    """Return the only plugin, or None. Raises ConfigError that names the packages if there are two."""
+    plugins = list(found)
+    if len(plugins) > 1:
+        packages = " and ".join(f"{each.distribution} ({each.value})" for each in plugins)
+        label = _LABELS[plugins[0].group]
+        alternative = "" if label in ("recipe", "command") else ", or give it as module:name"
+        raise ConfigError(
+            f"{len(plugins)} packages declare the {label} {plugins[0].name!r}: {packages}; uninstall one{alternative}"
+        )
+    return plugins[0] if plugins else None
+
+
+def load_attribute(group: str, module: str, name: str) -> Any:
+    """Implement `__getattr__` of the module that a group extends. Raises AttributeError for an unknown name."""
+    plugin = None if name.startswith("_") else find_plugin(group, name)
+    if plugin is None:
+        close = difflib.get_close_matches(name, [each.name for each in list_plugins(group)], 3)
+        hint = f". Did you mean {' or '.join(close)}?" if close and not name.startswith("_") else ""
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+    return plugin.load()

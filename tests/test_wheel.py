@@ -1,0 +1,66 @@
+"""The wheel, installed with its pinned dependencies into a new virtual environment, without the source tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from agentfly.models.cache import cache_root
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = [pytest.mark.slow_smoke, pytest.mark.timeout(900)]
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    """Run a command without the variables that would let it see the source tree; return what it prints."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    result = subprocess.run(command, cwd=folder, env={**inherited, **variables}, capture_output=True, text=True)
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a new environment with `agentfly-rl[train]` from the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)], folder)
+    (wheel,) = folder.glob("agentfly_rl-*.whl")
+    venv.create(folder / "venv")  # without pip: the pip of this interpreter installs into it
+    python = folder / "venv" / "bin" / "python"
+    requirement = f"agentfly-rl[train] @ {wheel.as_uri()}"
+    constraints = str(ROOT / "constraints.txt")
+    run([*pip, "--python", str(python), "install", "--constraint", constraints, requirement], folder)
+    return python.parent
+
+
+def test_demo_and_recipes_work_without_the_source_tree(installed: Path, tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    # The demo's model is built once per machine: it is read from the usual cache.
+    variables = {"HOME": str(home), "AGENTFLY_CACHE": str(cache_root().parent)}
+    module = run([str(installed / "python"), "-c", "import agentfly; print(agentfly.__file__)"], here, **variables)
+    assert module.startswith(str(installed.parent))
+
+    agentfly = str(installed / "agentfly")
+    recipes = run([agentfly, "recipes"], here, **variables)
+    assert "lookup" in recipes
+    assert "agentfly-rl[train,webshop]" in recipes
+    assert "WebShop" in run([agentfly, "env", "list"], here, **variables)
+    assert list(here.iterdir()) == []
+
+    run([agentfly, "demo", "steps=2"], here, **variables)
+    assert [each.name for each in here.iterdir()] == ["runs"]
+    assert [each.name for each in (here / "runs").iterdir()] == ["lookup-1"]
+    assert {"config.json", "recipe.py", "report.html"} <= {each.name for each in (here / "runs" / "lookup-1").iterdir()}
+
+    run([agentfly, "recipes", "copy", "counter"], here, **variables)
+    run([agentfly, "run", "counter.py", "-n", "1"], here, **variables)
+    assert sorted(each.name for each in here.iterdir()) == ["counter.py", "runs"]
+    assert list(home.iterdir()) == []

@@ -1,0 +1,1 @@
+"""A package that adds an environment to AgentFly."""
