@@ -103,7 +103,7 @@ def _import(module: str) -> ModuleType:
 class _UncachedLoader(importlib.machinery.SourceFileLoader):
     """Loads a file without leaving a `__pycache__` next to it."""
 
-    def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
         pass
 
 
