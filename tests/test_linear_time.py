@@ -30,7 +30,7 @@ from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
-from agentfly.environments.search import providers
+from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.words import same_output, similarity
 from agentfly.environments.sql import SQL, database
@@ -228,7 +228,7 @@ def test_parser_takes_linear_time(name: str) -> None:
         (query_in, sql.environment),
         (lambda text: same_output(text, "42", ordered=False), shell.words),
         (lambda text: similarity(text, "42"), shell.words),
-        (providers.plain_text, providers),
+        (engines.strip_markup, engines),
     ],
 )
 def test_text_of_environments_takes_linear_time(parse: Callable[[str], object], module: ModuleType) -> None:
