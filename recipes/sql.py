@@ -1,14 +1,13 @@
-"""An agent that answers questions with SQL: how many patients are there whose home city is Lagos?
+"""Train an agent that answers questions with SQL, such as: how many patients are there whose home city is Lagos?
 
     agentfly sft recipes/sql.py --model new --expert 4000 --steps 1600 --batch-size 16 --learning-rate 1e-3 --out warm
     agentfly train recipes/sql.py model=warm
     agentfly eval recipes/sql.py --model warm --by kind
     agentfly train recipes/sql.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-What a table and its columns are called is drawn anew for every database, so a query can only be right after a look at
-the schema; and it is judged on hidden databases with other rows, so that spelling out the answer earns nothing. These
-are questions about one table; `levels=(1, 2, 3)` makes them harder, and `tools=[SQL]` gives a larger model the tool
-with which it tries its queries out.
+The names of tables and columns differ in every database, so a correct query needs the schema. It is also run on hidden
+databases with other rows, so that a constant answer gets no reward. These are questions about one table; `levels=(1, 2,
+3)` makes them harder, and `tools=[SQL]` gives a larger model the tool that runs queries.
 """
 
 from typing import Any

@@ -34,7 +34,7 @@ from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.words import same_output, similarity
 from agentfly.environments.sql import SQL, database
-from agentfly.environments.sql.environment import query_in
+from agentfly.environments.sql.environment import extract_query
 from agentfly.errors import ConfigError
 from agentfly.rewards.judge import Marks, Ruling
 from agentfly.scoring import OFFERED, Reward
@@ -225,7 +225,7 @@ def test_parser_takes_linear_time(name: str) -> None:
 @pytest.mark.parametrize(
     ("parse", "module"),
     [
-        (query_in, sql.environment),
+        (extract_query, sql.environment),
         (lambda text: same_output(text, "42", ordered=False), shell.words),
         (lambda text: similarity(text, "42"), shell.words),
         (engines.strip_markup, engines),
@@ -237,12 +237,12 @@ def test_text_of_environments_takes_linear_time(parse: Callable[[str], object], 
 
 
 def test_sql_query_takes_linear_time() -> None:
-    copy = database.Database(database.built(lambda empty: empty.execute("create table t (a)")), seconds=2)
+    copy = database.Database(database.build_image(lambda empty: empty.execute("create table t (a)")), seconds=2)
 
     def run(query: str) -> None:
         with contextlib.suppress(database.QueryFailed):
             copy.run(query, 10)
 
     assert database.__file__
-    check_linear(run, "sql", database.__file__, size=database.LONGEST_QUERY // 2, floor=0.02)
+    check_linear(run, "sql", database.__file__, size=database.MAX_QUERY_LENGTH // 2, floor=0.02)
     copy.close()
