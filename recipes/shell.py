@@ -1,11 +1,11 @@
-"""An agent that works in a shell: how many .log files are there below docs?
+"""Train an agent that works in a shell on tasks such as: how many .log files are there below docs?
 
     agentfly train recipes/shell.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm
     agentfly sft recipes/shell.py --model new --expert 1000 --steps 1000 --learning-rate 1e-3 --out warm
     agentfly train recipes/shell.py model=warm optimizer.learning_rate=3e-4
 
-Every task has a tree of files of its own, in a sandbox. A command is judged by what it leaves and prints, compared with
-what the right one does to a copy of the tree: any way that leads there will do.
+Every task has its own file tree in a sandbox. The reward compares the resulting files and the output with those of the
+gold command on a copy of the tree: any command with the same effect is correct.
 """
 
 from typing import Any

@@ -32,7 +32,7 @@ from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
 from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
-from agentfly.environments.shell.words import same_output, similarity
+from agentfly.environments.shell.state import equal_output, text_similarity
 from agentfly.environments.sql import SQL, database
 from agentfly.environments.sql.environment import extract_query
 from agentfly.errors import ConfigError
@@ -127,7 +127,7 @@ def environment_for(kind: type) -> Any:
             Marks(reason="", points=1) if schema is Marks else Ruling(reason="", correct=True)
         )
     if issubclass(kind, Shell):
-        stand_in.judged.side_effect = lambda _: {"match": True, "similarity": 1.0}
+        stand_in.evaluate.side_effect = lambda _: {"match": True, "similarity": 1.0}
     return stand_in
 
 
@@ -226,8 +226,8 @@ def test_parser_takes_linear_time(name: str) -> None:
     ("parse", "module"),
     [
         (extract_query, sql.environment),
-        (lambda text: same_output(text, "42", ordered=False), shell.words),
-        (lambda text: similarity(text, "42"), shell.words),
+        (lambda text: equal_output(text, "42", ordered=False), shell.state),
+        (lambda text: text_similarity(text, "42"), shell.state),
         (engines.strip_markup, engines),
     ],
 )
