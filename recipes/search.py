@@ -1,4 +1,4 @@
-"""An agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
+"""Train an agent that answers questions by searching: on which river does the town stand where Dupod Kipod was born?
 
     agentfly sft recipes/search.py --model new --expert 6000 --steps 2000 --learning-rate 1e-3 \
         --prompt-loss-weight 1 --out warm
@@ -6,9 +6,9 @@
     agentfly eval recipes/search.py --model warm --by hops
     agentfly train recipes/search.py model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
-Nobody can know the answers: people, towns and rivers are drawn from a seed, a new encyclopaedia for every 25 questions,
-and held-out ones share not even a name with those for training. A search shows one article, which names the next thing
-to search for; so a question of two hops takes two searches, in the right order.
+No model can know the answers: people, towns and rivers are drawn from a seed, with a new encyclopedia for every 25
+questions, and no name of a held-out question occurs in training. A search shows one article, which names the next thing
+to search for, so a question of two hops takes two searches in the right order.
 """
 
 from typing import Any
