@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -142,11 +142,7 @@ class PassageFile(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> Passage: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Passage]: ...
-    def __getitem__(self, at: int | slice) -> Passage | list[Passage]:
+    def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[each] for each in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
@@ -193,7 +189,7 @@ class BM25Index(Index):
             words = [self._tokenize(f"{each.title} {each.text}") for each in passages]
             # bm25s fails on an empty vocabulary; the token "\0" occurs in no query.
             engine.index([each or ["\0"] for each in words] or [["\0"]], show_progress=False)
-        self._engine = engine
+        self.engine = engine
 
     def _tokenize(self, text: str) -> list[str]:
         if not hasattr(self._thread, "stemmer"):
@@ -208,19 +204,10 @@ class BM25Index(Index):
         rankings = []
         for query in queries:
             words = self._tokenize(query[: 40 * MAX_QUERY_WORDS])[:MAX_QUERY_WORDS]
-            known = [word for word in words if word in self._engine.vocab_dict]
+            known = [word for word in words if word in self.engine.vocab_dict]
             is_empty = not known or not len(self.passages)
-            rankings.append([] if is_empty else select_top_k(self._engine.get_scores(known), k, above=0.0))
+            rankings.append([] if is_empty else select_top_k(self.engine.get_scores(known), k, above=0.0))
         return rankings
-
-    def save(self, folder: Path) -> None:
-        """Write the index, without its passages, to a folder."""
-        self._engine.save(folder / "bm25", show_progress=False)
-
-    @classmethod
-    def load(cls, folder: Path, passages: Sequence[Passage]) -> BM25Index:
-        """Memory-map a saved index."""
-        return cls(passages, import_bm25s("searching by words", "search").BM25.load(folder / "bm25", mmap=True))
 
 
 class Encoder(Protocol):
@@ -263,7 +250,7 @@ class DenseIndex(Index):
     def __init__(self, passages: Sequence[Passage], vectors: Array, encode: Encoder) -> None:
         if len(passages) != len(vectors):
             raise ConfigError(f"{len(vectors)} vectors for {len(passages)} passages; rebuild the index")
-        self.passages, self._vectors, self._encode = passages, vectors, encode
+        self.passages, self.vectors, self._encode = passages, vectors, encode
 
     @classmethod
     def of(
@@ -282,15 +269,11 @@ class DenseIndex(Index):
             return []
         encoded = np.asarray(self._encode(queries, query=True), dtype=np.float32)  # [queries, dimensions]
         best: list[list[tuple[int, float]]] = [[] for _ in queries]
-        for at in range(0, len(self._vectors), _SCORE_BLOCK):
-            block = np.asarray(self._vectors[at : at + _SCORE_BLOCK], dtype=np.float32)
+        for at in range(0, len(self.vectors), _SCORE_BLOCK):
+            block = np.asarray(self.vectors[at : at + _SCORE_BLOCK], dtype=np.float32)
             for ranking, scores in zip(best, encoded @ block.T, strict=True):  # scores: [block]
                 ranking += [(at + place, score) for place, score in select_top_k(scores, k)]
         return [sorted(ranking, key=lambda each: -each[1])[:k] for ranking in best]
-
-    def save(self, folder: Path) -> None:
-        """Write the vectors, without the passages, to a folder."""
-        np.save(folder / "vectors.npy", self._vectors)
 
 
 class HybridIndex(Index):
@@ -334,10 +317,10 @@ def build_index(
         stored = PassageFile(folder)
         progress(f"{count} passages")
         if kind != "dense":
-            BM25Index(stored).save(folder)
+            BM25Index(stored).engine.save(folder / "bm25", show_progress=False)
             progress("words indexed")
         if encode is not None:
-            DenseIndex.of(stored, encode, progress).save(folder)
+            np.save(folder / "vectors.npy", DenseIndex.of(stored, encode, progress).vectors)
         metadata = {"format": 1, "kind": kind, "model": model if encode else None, "passages": count}
         (folder / "index.json").write_text(json.dumps(metadata) + "\n")
     except BaseException:
@@ -361,8 +344,10 @@ def load_index(folder: Path) -> Index:
     """Load an index folder. Passages, vectors and the BM25 matrix are memory-mapped."""
     metadata = read_metadata(folder)
     kind, passages = metadata["kind"], PassageFile(folder)
-    if kind == "bm25":
-        return BM25Index.load(folder, passages)
-    encode = load_encoder(metadata["model"])
-    dense = DenseIndex(passages, np.load(folder / "vectors.npy", mmap_mode="r"), encode)
-    return dense if kind == "dense" else HybridIndex(BM25Index.load(folder, passages), dense)
+    if kind != "dense":
+        bm25s = import_bm25s("searching by words", "search")
+        lexical = BM25Index(passages, bm25s.BM25.load(folder / "bm25", mmap=True))
+        if kind == "bm25":
+            return lexical
+    dense = DenseIndex(passages, np.load(folder / "vectors.npy", mmap_mode="r"), load_encoder(metadata["model"]))
+    return dense if kind == "dense" else HybridIndex(lexical, dense)

@@ -170,8 +170,8 @@ def create_app(
                 body += part
                 if len(body) > MAX_BYTES:
                     return JSONResponse({"error": f"a request has at most {MAX_BYTES} bytes"}, 413)
-            run = _retrieve if request.url.path.endswith("/retrieve") else _search
-            return JSONResponse(await run(batcher, parse_json(body), top_k))
+            is_batch = request.url.path.endswith("/retrieve")
+            return JSONResponse(await _run_request(batcher, parse_json(body), is_batch=is_batch, top_k=top_k))
         except SearchFailed as error:
             return JSONResponse({"error": str(error)}, 502)
         except ValueError as error:
@@ -187,8 +187,20 @@ def create_app(
     return BrowserGuard(Starlette(routes=[*routes, Route("/health", health)]), allowed_hosts)
 
 
-async def _retrieve(batcher: QueryBatcher, request: Any, top_k: int) -> dict[str, Any]:
-    queries, k = _read_fields(request, "queries", "topk", top_k)
+async def _run_request(batcher: QueryBatcher, request: Any, *, is_batch: bool, top_k: int) -> dict[str, Any]:
+    """Run a request of /retrieve (a batch of queries) or /search. Raises ValueError if it is malformed."""
+    name, number_name = ("queries", "topk") if is_batch else ("query", "top_k")
+    if not isinstance(request, Mapping) or name not in request:
+        raise ValueError(f"a request is an object with {name}, not {request!r:.80}")
+    k, queries = request.get(number_name), request[name]
+    if k is None:
+        k = top_k
+    elif not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_PASSAGES:
+        raise ValueError(f"{number_name} must be a whole number from 1 to {MAX_PASSAGES}, not {k!r:.80}")
+    if not is_batch:
+        if not isinstance(queries, str):
+            raise ValueError(f"query must be a text, not {queries!r:.80}")
+        return {"results": [_to_document(hit) for hit in await batcher.search(queries, k)]}
     if not isinstance(queries, list) or not all(isinstance(each, str) for each in queries):
         raise ValueError(f"queries must be a list of texts, not {queries!r:.80}")
     if len(queries) > MAX_QUERIES:
@@ -197,25 +209,6 @@ async def _retrieve(batcher: QueryBatcher, request: Any, top_k: int) -> dict[str
     if request.get("return_scores"):
         return {"result": [[{"document": _to_document(hit), "score": hit.score} for hit in hits] for hits in results]}
     return {"result": [[_to_document(hit) for hit in hits] for hits in results]}
-
-
-async def _search(batcher: QueryBatcher, request: Any, top_k: int) -> dict[str, Any]:
-    query, k = _read_fields(request, "query", "top_k", top_k)
-    if not isinstance(query, str):
-        raise ValueError(f"query must be a text, not {query!r:.80}")
-    return {"results": [_to_document(hit) for hit in await batcher.search(query, k)]}
-
-
-def _read_fields(request: Any, name: str, number_name: str, default: int) -> tuple[Any, int]:
-    """Return a required field, and the number of passages. Raises ValueError."""
-    if not isinstance(request, Mapping) or name not in request:
-        raise ValueError(f"a request is an object with {name}, not {request!r:.80}")
-    number = request.get(number_name)
-    if number is None:
-        return request[name], default
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_PASSAGES:
-        raise ValueError(f"{number_name} must be a whole number from 1 to {MAX_PASSAGES}, not {number!r:.80}")
-    return request[name], number
 
 
 def _to_document(hit: Hit) -> dict[str, Any]:

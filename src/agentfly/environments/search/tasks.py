@@ -63,14 +63,12 @@ river    | sea        | sea     | The {x} flows into the {y}. / The mouth of the
 river    | source     | town    | Its source is near {y}. / It rises in the hills above {y}. | the town where the {x} rises | Near which town does the {x} rise?
 river    | length     | number  | It is {y} metres long. / From source to mouth it measures {y} metres. | the length of the {x} | How many metres long is the {x}?
 """  # noqa: E501
-
-
-def _parse_relation(line: str) -> Relation:
-    kind, name, target, sentences, phrase, question = map(str.strip, line.split(" | "))
-    return Relation(kind, name, target, tuple(sentences.split(" / ")), phrase=phrase, question=question)
-
-
-RELATIONS = tuple(map(_parse_relation, _RELATIONS_TABLE.strip().splitlines()))
+RELATIONS = tuple(
+    Relation(kind, name, target, tuple(sentences.split(" / ")), phrase=phrase, question=question)
+    for kind, name, target, sentences, phrase, question in (
+        map(str.strip, line.split(" | ")) for line in _RELATIONS_TABLE.strip().splitlines()
+    )
+)
 _ARTICLE_SHARES = {"person": 0.45, "town": 0.25, "country": 0.05, "company": 0.15, "river": 0.10}
 _RELATIONS_OF = {kind: [each for each in RELATIONS if each.kind == kind] for kind in _ARTICLE_SHARES}
 _FIRST_SYLLABLES = [consonant + vowel for consonant in "BDFGKLMNPRSTVZ" for vowel in "aeiou"]

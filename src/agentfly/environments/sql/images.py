@@ -105,7 +105,7 @@ def _build_twin(kind: str, name: str, version: int, *, gold: str, twin: int) -> 
         return build_database(name, version, twin)
     real = _build_image(kind, name, version)
     if not gold:
-        return _remove_rows(real, Random(twin))
+        return _change_rows(real, Random(twin))
 
     def run_gold(image: bytes) -> list[tuple[Any, ...]]:
         try:
@@ -116,7 +116,7 @@ def _build_twin(kind: str, name: str, version: int, *, gold: str, twin: int) -> 
     result, image = run_gold(real), real
     for attempt in range(_ATTEMPTS):
         random = Random(f"{twin}/{attempt}")
-        image = _remove_rows(_add_rows(real, gold, random), random)
+        image = _change_rows(real, random, gold)
         if not equal_rows(result, run_gold(image), ordered=has_order_by(gold)):
             break
     return image
@@ -143,40 +143,34 @@ def _drop_orphans(connection: sqlite3.Connection) -> None:
                 connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid = ?", (row,))
 
 
-def _remove_rows(image: bytes, random: Random) -> bytes:
-    """Remove about half of the rows, and the rows that refer to them."""
+def _change_rows(image: bytes, random: Random, query: str = "") -> bytes:
+    """Add rows to the tables that `query` names, then remove about half of all rows and the rows that refer to them.
 
-    def remove(connection: sqlite3.Connection) -> None:
+    The added rows change the result of the query, even if it is empty or a count of 0. A new row is a copy of an
+    existing one. Columns that the query names get other values, among them the constants of the query and their
+    neighbors. Properties of the data are preserved, so that equivalent queries stay equivalent: unique values stay
+    unique, references lead to existing rows, and no column gets its first NULL.
+    """
+
+    def change(connection: sqlite3.Connection) -> None:
         connection.deserialize(image)
-        for table in map(quote_name, _list_tables(connection)):
+        tables = _list_tables(connection)
+        if query:
+            words = set(re.findall(r"\w+", query.lower()))
+            named = [table for table in tables if table.lower() in words]
+            # Referenced tables first: new rows may then refer to new rows.
+            for table in sorted(named, key=lambda each: len(_list_references(connection, each))):
+                with suppress(sqlite3.Error):  # a virtual table, or one whose constraints reject every new row
+                    _add_rows(connection, table, query, words=words, random=random)
+            _drop_orphans(connection)
+        for table in map(quote_name, tables):
             with suppress(sqlite3.Error):  # a table without rowid, or a virtual one
                 rows = connection.execute(f"SELECT rowid FROM {table}").fetchall()
                 removed = [row for row in rows if random.random() < 0.5]
                 connection.executemany(f"DELETE FROM {table} WHERE rowid = ?", removed)
         _drop_orphans(connection)
 
-    return build_image(remove)
-
-
-def _add_rows(image: bytes, query: str, random: Random) -> bytes:
-    """Add rows to the tables that a query names, so that its result changes even if it is empty or a count of 0.
-
-    A new row is a copy of an existing one. Columns that the query names get other values, among them the constants of
-    the query and their neighbors. Properties of the data are preserved, so that equivalent queries stay equivalent:
-    unique values stay unique, references lead to existing rows, and no column gets its first NULL.
-    """
-
-    def add(connection: sqlite3.Connection) -> None:
-        connection.deserialize(image)
-        words = set(re.findall(r"\w+", query.lower()))
-        tables = [table for table in _list_tables(connection) if table.lower() in words]
-        # Referenced tables first: new rows may then refer to new rows.
-        for table in sorted(tables, key=lambda each: len(_list_references(connection, each))):
-            with suppress(sqlite3.Error):  # a virtual table, or one whose constraints reject every new row
-                _add_rows_to_table(connection, table, query, words=words, random=random)
-        _drop_orphans(connection)
-
-    return build_image(add)
+    return build_image(change)
 
 
 def _list_references(connection: sqlite3.Connection, table: str) -> dict[str, list[Any]]:
@@ -227,9 +221,8 @@ class _Column:
         return f"{self.name if template is None else template} {len(self.values) + 1}"
 
 
-def _add_rows_to_table(
-    connection: sqlite3.Connection, table: str, query: str, *, words: set[str], random: Random
-) -> None:
+def _add_rows(connection: sqlite3.Connection, table: str, query: str, *, words: set[str], random: Random) -> None:
+    """Add rows to one table."""
     described = connection.execute(f"PRAGMA table_info({quote_name(table)})").fetchall()
     names = ", ".join(quote_name(name) for _, name, *_ in described)
     rows = connection.execute(f"SELECT {names} FROM {quote_name(table)} LIMIT {_MAX_TEMPLATE_ROWS}").fetchall()
