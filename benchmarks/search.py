@@ -16,9 +16,9 @@ from typing import Any
 
 from agentfly import Task
 from agentfly.environments.search import Encyclopaedia, Search
-from agentfly.environments.search.bm25 import BM25Index
-from agentfly.environments.search.cache import Cache
-from agentfly.environments.search.service import Desk
+from agentfly.environments.search.engines import Cache
+from agentfly.environments.search.index import BM25Index
+from agentfly.environments.search.server import QueryBatcher
 from agentfly.resources import ResourceManager
 from benchmarks.table import print_table
 
@@ -106,15 +106,15 @@ def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], a
     return [name, f"{made - begun:.2f}", f"{(time.process_time() - made) / len(asked) * 1e3:.2f}"]
 
 
-async def desk(articles: int, queries: int, batch: int, *, repeated: bool) -> float:
-    """Queries a second through the desk of the server, of 64 clients."""
+async def serve(articles: int, queries: int, batch: int, *, repeated: bool) -> float:
+    """Queries per second of 64 clients through the server's query batcher."""
     passages = Encyclopaedia.draw("train", 1, articles).passages
-    served = Desk(BM25Index(passages), Cache(100_000 if repeated else 0), batch=batch)
+    batcher = QueryBatcher(BM25Index(passages), Cache(100_000 if repeated else 0), batch=batch)
     asked = [passages[(n % 50 if repeated else n) % articles].title for n in range(queries)]
 
     async def client(own: list[str]) -> None:
         for query in own:
-            await served.search(query, 3)
+            await batcher.search(query, 3)
 
     begun = time.perf_counter()
     await asyncio.gather(*(client(asked[n::64]) for n in range(64)))
@@ -133,10 +133,10 @@ def main() -> None:
     header = ["index", "built, CPU-s", "a query, CPU-ms"]
     print_table(f"BM25 over {articles:,} articles", header, indexes(articles, queries))
     rows = [
-        [name, f"{asyncio.run(desk(articles, 4 * queries, batch, repeated=repeated)):,.0f}"]
+        [name, f"{asyncio.run(serve(articles, 4 * queries, batch, repeated=repeated)):,.0f}"]
         for name, batch, repeated in (("one at a time", 1, False), ("in batches", 64, False), ("cached", 64, True))
     ]
-    print_table("The server's desk, 64 clients", ["", "queries/s"], rows)
+    print_table("The server's query batcher, 64 clients", ["", "queries/s"], rows)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agentfly.environments.sql import SQL, sources, spider_tasks
+from agentfly.environments.sql import SQL, spider_tasks
 from agentfly.environments.sql.database import Database
+from agentfly.environments.sql.images import load_image
 from benchmarks.table import print_table
 
 HEADER = ["database", "KB", "way", "ms, CPU", "ms, clock", "against ours"]
@@ -96,9 +97,9 @@ def main() -> None:
     databases = {"drawn, level 3": SQL.draw_tasks("train", 1, levels=(3,))[0]["database"]}
     if "AGENTFLY_DATA" in os.environ:
         spider = {row["database"]["spider"] for row in spider_tasks("test")}
-        largest = max(spider, key=lambda name: (len(sources.image({"spider": name})), name))
+        largest = max(spider, key=lambda name: (len(load_image({"spider": name})), name))
         databases[f"Spider, {largest}"] = {"spider": largest}
-    table = [line for name, column in databases.items() for line in rows(name, sources.image(column), times)]
+    table = [line for name, column in databases.items() for line in rows(name, load_image(column), times)]
     print_table("A fresh copy of a database, used once", HEADER, table)
 
 

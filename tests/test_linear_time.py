@@ -31,11 +31,11 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
 from agentfly.environments.judge.rewards import Marks, Ruling
-from agentfly.environments.search import providers
+from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
-from agentfly.environments.shell.words import same_output, similarity
+from agentfly.environments.shell.state import equal_output, text_similarity
 from agentfly.environments.sql import SQL, database
-from agentfly.environments.sql.environment import query_in
+from agentfly.environments.sql.environment import extract_query
 from agentfly.errors import ConfigError
 from agentfly.scoring import OFFERED, Reward
 from agentfly.segment import Author, Segment
@@ -127,7 +127,7 @@ def environment_for(kind: type) -> Any:
             Marks(reason="", points=1) if schema is Marks else Ruling(reason="", correct=True)
         )
     if issubclass(kind, Shell):
-        stand_in.judged.side_effect = lambda _: {"match": True, "similarity": 1.0}
+        stand_in.evaluate.side_effect = lambda _: {"match": True, "similarity": 1.0}
     return stand_in
 
 
@@ -225,10 +225,10 @@ def test_parser_takes_linear_time(name: str) -> None:
 @pytest.mark.parametrize(
     ("parse", "module"),
     [
-        (query_in, sql.environment),
-        (lambda text: same_output(text, "42", ordered=False), shell.words),
-        (lambda text: similarity(text, "42"), shell.words),
-        (providers.plain_text, providers),
+        (extract_query, sql.environment),
+        (lambda text: equal_output(text, "42", ordered=False), shell.state),
+        (lambda text: text_similarity(text, "42"), shell.state),
+        (engines.strip_markup, engines),
     ],
 )
 def test_text_of_environments_takes_linear_time(parse: Callable[[str], object], module: ModuleType) -> None:
@@ -237,12 +237,12 @@ def test_text_of_environments_takes_linear_time(parse: Callable[[str], object], 
 
 
 def test_sql_query_takes_linear_time() -> None:
-    copy = database.Database(database.built(lambda empty: empty.execute("create table t (a)")), seconds=2)
+    copy = database.Database(database.build_image(lambda empty: empty.execute("create table t (a)")), seconds=2)
 
     def run(query: str) -> None:
         with contextlib.suppress(database.QueryFailed):
             copy.run(query, 10)
 
     assert database.__file__
-    check_linear(run, "sql", database.__file__, size=database.LONGEST_QUERY // 2, floor=0.02)
+    check_linear(run, "sql", database.__file__, size=database.MAX_QUERY_LENGTH // 2, floor=0.02)
     copy.close()

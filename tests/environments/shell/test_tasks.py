@@ -1,4 +1,4 @@
-"""Where the shell's tasks come from."""
+"""Generated shell tasks, and InterCode-Bash."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.shell import Shell, nl2bash_tasks
-from agentfly.environments.shell.questions import KINDS, essence
-from agentfly.environments.shell.words import similarity
+from agentfly.environments.shell.state import text_similarity
+from agentfly.environments.shell.tasks import KINDS, task_key
 from agentfly.errors import DataError
 from agentfly.sandbox import SandboxUnavailable
 from agentfly.types import Task
@@ -19,7 +19,7 @@ from agentfly.types import Task
 def test_splits_are_fixed_and_share_no_task() -> None:
     splits = {(split, seed): Shell.draw_tasks(split, 100, seed=seed) for split in ("train", "validation", "test")
               for seed in (0, 1)}  # fmt: skip
-    marks = [essence(row["question"], row["files"]) for rows in splits.values() for row in rows]
+    marks = [task_key(row["question"], row["files"]) for rows in splits.values() for row in rows]
     assert len(set(marks)) == len(marks)
     assert splits["train", 0][:30] == Shell.draw_tasks("train", 30)
     assert {row["kind"] for row in splits["test", 0]} == set(KINDS)
@@ -27,21 +27,21 @@ def test_splits_are_fixed_and_share_no_task() -> None:
     assert {row["kind"] for row in Shell.draw_tasks("train", 4, kinds=["grep"])} == {"grep"}
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(DataError, match="train, validation, test"):
         Shell.draw_tasks("dev", 1)
     with pytest.raises(DataError, match="archive"):
         Shell.draw_tasks("train", 1, kinds=["dance"])
 
 
-def test_words_are_alike_as_tf_idf_has_it() -> None:
+def test_text_similarity_equals_tf_idf() -> None:
     # what scikit-learn's TfidfVectorizer gives for these two texts
-    assert similarity("the red car", "the blue car") == pytest.approx(0.5031026, abs=1e-6)
-    assert similarity("a b", "a b") == 1.0  # words of one letter do not count; the texts are the same
-    assert similarity("", "word") == 0.0
+    assert text_similarity("the red car", "the blue car") == pytest.approx(0.5031026, abs=1e-6)
+    assert text_similarity("a b", "a b") == 1.0  # words of one letter do not count; the texts are the same
+    assert text_similarity("", "word") == 0.0
 
 
-def test_missing_questions_and_file_systems_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_files_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AGENTFLY_DATA", raising=False)
     with pytest.raises(DataError, match="princeton-nlp/intercode"):
         nl2bash_tasks("test")
@@ -62,9 +62,7 @@ def test_missing_questions_and_file_systems_are_named(monkeypatch: pytest.Monkey
         nl2bash_tasks("test", systems=(5,))
 
 
-async def test_an_official_question_is_asked_about_its_file_system(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_official_task_runs_on_its_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (tmp_path / "bash").mkdir()
     asked = [{"query": "count the lines of '/testbed/dir1/a.txt'", "gold": "wc -l < /testbed/dir1/a.txt"}]
@@ -80,11 +78,11 @@ async def test_an_official_question_is_asked_about_its_file_system(
         pytest.skip(f"no sandbox works here: {error}")
     await made.reset(Task.of(row))
     await made.run_shell("cat testbed/dir1/a.txt | wc -l")
-    assert (await made.judged())["match"]
+    assert (await made.evaluate())["match"]
     await made.close()
 
 
-def test_the_official_questions_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_official_questions_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = os.environ.get("AGENTFLY_DATA")
     if not data or not (Path(data) / "bash" / "nl2bash_fs_1.json").is_file():
         pytest.skip("AGENTFLY_DATA has no bash/nl2bash_fs_1.json")

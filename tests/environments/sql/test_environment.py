@@ -1,4 +1,4 @@
-"""The environment: through agents, tools and the resource manager."""
+"""The SQL environment: through agents, tools and the resource manager."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environment import Pool
-from agentfly.environments.sql import SQL, sources
-from agentfly.environments.sql.database import Database, read_file
-from agentfly.environments.sql.results import overlap
+from agentfly.environments.sql import SQL
+from agentfly.environments.sql.database import Database, read_file, row_overlap
+from agentfly.environments.sql.images import load_image, load_twins
 from agentfly.errors import DataError
 from agentfly.rewards import sql_iou, sql_match
 from agentfly.trajectory import StopReason
@@ -35,18 +35,18 @@ def row(gold: str, **more: Any) -> dict[str, Any]:
     return {"question": "?", "gold": gold, "database": {"script": SHOP}, **more}
 
 
-async def world(asked: dict[str, Any], kind: type[SQL] = SQL) -> SQL:
+async def make_env(asked: dict[str, Any], kind: type[SQL] = SQL) -> SQL:
     made = kind()
     await made.start()
     await made.reset(Task.of(asked))
     return made
 
 
-async def worth(gold: str, query: str) -> dict[str, Any]:
-    """What a query that is submitted earns."""
-    made = await world(row(gold))
+async def evaluate(gold: str, query: str) -> dict[str, Any]:
+    """Scores of a submitted query."""
+    made = await make_env(row(gold))
     await made.submit_query(query)
-    found = await made.judged()
+    found = await made.evaluate()
     await made.close()
     return found
 
@@ -57,13 +57,13 @@ def agent_of(script: object = "-", kind: type[SQL] = SQL, reward: Any = sql_matc
     )
 
 
-async def test_experts_of_64_databases_at_once_earn_everything() -> None:
+async def test_expert_solves_64_databases_at_once() -> None:
     shown = await demonstrate(agent_of(), SQL.draw_tasks("train", 64))
     assert len(shown.accepted) == 64
     assert [each.reward for each in shown.accepted] == [1.0] * 64
 
 
-async def test_a_query_is_tried_out_and_submitted() -> None:
+async def test_query_is_run_and_submitted() -> None:
     script = [
         call("sql_schema"),
         call("sql_query", query="SELECT name, price FROM toys ORDER BY id"),
@@ -72,14 +72,14 @@ async def test_a_query_is_tried_out_and_submitted() -> None:
         "never said",
     ]
     (chain,) = await agent_of(script).run(row("SELECT COUNT(id) FROM toys"))
-    told = [message.text for message in chain.messages if message.role == "tool"]
-    assert told[0].splitlines() == [
+    observations = [message.text for message in chain.messages if message.role == "tool"]
+    assert observations[0].splitlines() == [
         "makers(id integer, name text)",
         "toys(id integer, name text, price real, maker integer)",
         "toys.maker → makers.id",
     ]
-    assert told[1] == "name | price\nball | 2.5\nkite | 4.0\ntop | 1.1\nball | NULL"
-    assert told[2] == 'Error: near "SELEC": syntax error.'
+    assert observations[1] == "name | price\nball | 2.5\nkite | 4.0\ntop | 1.1\nball | NULL"
+    assert observations[2] == 'Error: near "SELEC": syntax error.'
     assert (chain.stop, chain.reward) == (StopReason.TOOL_END, 1.0)
 
 
@@ -93,7 +93,7 @@ async def test_a_query_is_tried_out_and_submitted() -> None:
         ("", 0.0),
     ],
 )
-async def test_a_query_in_the_answer_counts_where_none_was_submitted(answer: str, reward: float) -> None:
+async def test_query_in_the_answer_counts_if_none_was_submitted(answer: str, reward: float) -> None:
     (chain,) = await agent_of([answer]).run(row("SELECT COUNT(*) FROM toys"))
     assert chain.reward == reward
 
@@ -126,17 +126,19 @@ async def test_a_query_in_the_answer_counts_where_none_was_submitted(answer: str
         ("SELECT COUNT(*) FROM toys JOIN makers ON maker = makers.id", "SELECT COUNT(maker) FROM toys", True),
     ],
 )
-async def test_results_are_compared_as_the_right_query_means_them(gold: str, query: str, match: bool) -> None:
-    assert (await worth(gold, query))["match"] is match
+async def test_results_are_compared_by_the_order_of_the_gold_query(gold: str, query: str, match: bool) -> None:
+    assert (await evaluate(gold, query))["match"] is match
 
 
-async def test_a_part_of_the_result_is_worth_its_part() -> None:
+async def test_partial_result_gets_partial_reward() -> None:
     ids = [(1,), (2,), (3,), (4,)]
-    assert overlap(ids[1:], ids, ordered=False) == 3 / 4
-    assert overlap([("ball",), ("top",)], [("ball",), ("ball",), ("top",)], ordered=False) == 2 / 3
-    assert overlap([("ball",)], ids, ordered=False) == 0
-    assert overlap(ids[::-1], ids, ordered=True) == 0  # all rows, and every pair the wrong way round
-    assert overlap([(1,), (2,), (4,), (3,)], ids, ordered=True) == pytest.approx(2 / 3)  # one pair of six: 1 - 2 / 6
+    assert row_overlap(ids[1:], ids, ordered=False) == 3 / 4
+    assert row_overlap([("ball",), ("top",)], [("ball",), ("ball",), ("top",)], ordered=False) == 2 / 3
+    assert row_overlap([("ball",)], ids, ordered=False) == 0
+    assert row_overlap(ids[::-1], ids, ordered=True) == 0  # all rows, and every pair the wrong way round
+    assert row_overlap([(1,), (2,), (4,), (3,)], ids, ordered=True) == pytest.approx(
+        2 / 3
+    )  # one pair of six: 1 - 2 / 6
     query = "SELECT id, name FROM toys WHERE id > 1 UNION ALL SELECT 9, 'nothing' FROM makers LIMIT 9"
     (chain,) = await agent_of([query], reward=sql_iou).run(row("SELECT id, name FROM toys"))
     assert 0 <= (chain.reward or 0) <= 3 / 5  # on the database; a twin, on which it does worst, decides
@@ -157,15 +159,15 @@ ORDERS = "CREATE TABLE orders (id INTEGER PRIMARY KEY, toy INTEGER NOT NULL REFE
 
 
 @pytest.mark.parametrize("gold", ZERO)
-async def test_a_constant_zero_is_no_answer_to_a_count_of_nothing(gold: str) -> None:
+async def test_constant_zero_does_not_match_a_count_of_zero(gold: str) -> None:
     asked = row(gold, database={"script": SHOP + ORDERS})
     table = "orders" if "orders" in gold else "toys"
     for query, match in ((f"SELECT COUNT(*) * 0 FROM {table}", False), (f"SELECT * FROM ({gold})", True)):
-        made = await world(asked)
+        made = await make_env(asked)
         assert made._database is not None
         assert made._database.run(query, 2).rows == made._database.run(gold, 2).rows == [(0,)]
         await made.submit_query(query)
-        assert (await made.judged())["match"] is match
+        assert (await made.evaluate())["match"] is match
         await made.close()
 
 
@@ -184,15 +186,15 @@ SAME = [
 
 
 @pytest.mark.parametrize(("gold", "query"), SAME)
-async def test_added_rows_keep_what_holds_in_the_data(gold: str, query: str) -> None:
-    assert (await worth(gold, query))["match"]
+async def test_equivalent_queries_match_on_twins_with_added_rows(gold: str, query: str) -> None:
+    assert (await evaluate(gold, query))["match"]
 
 
-def test_what_a_twin_refers_to_exists() -> None:
+def test_twins_have_no_dangling_references() -> None:
     script = SHOP + "CREATE TRIGGER t AFTER DELETE ON toys BEGIN INSERT INTO makers VALUES (7, 'Eve'); END;"
     column, gold = {"script": script}, "SELECT COUNT(*) FROM toys JOIN makers ON maker = makers.id"
-    real, *twins = (sources.image(column), *sources.twins(column, gold))
-    assert twins == list(sources.twins(column, gold))
+    real, *twins = (load_image(column), *load_twins(column, gold))
+    assert twins == list(load_twins(column, gold))
     counts = []
     for image in (real, *twins):
         copy = Database(image, seconds=2.0)
@@ -206,44 +208,44 @@ def test_what_a_twin_refers_to_exists() -> None:
     assert any(twin > counts[0] for twin in counts[1:])
 
 
-async def test_spelling_out_the_answer_of_a_drawn_question_earns_nothing() -> None:
+async def test_constant_answer_gets_no_reward() -> None:
     for asked in SQL.draw_tasks("train", 40):
-        made = await world(asked)
+        made = await make_env(asked)
         assert made._database is not None
         answer = made._database.run(asked["gold"], 100)
         values = ", ".join(f"({', '.join(repr(value) for value in each)})" for each in answer.rows)
         await made.submit_query(f"VALUES {values}")
-        found = await made.judged()
+        found = await made.evaluate()
         assert (found["match"], found["ran"]) == (False, True)
         await made.close()
 
 
-async def test_guessing_what_columns_are_called_earns_little() -> None:
+async def test_query_of_another_database_rarely_matches() -> None:
     rows = SQL.draw_tasks("train", 60, levels=(1,))
     other = {each["question"]: each["gold"] for each in SQL.draw_tasks("train", 1200, seed=7, levels=(1,))}
     again = [(each, other[each["question"]]) for each in rows if each["question"] in other]
     earned = []
     for asked, remembered in again:  # the right query for the same question, of another database
-        made = await world(asked)
+        made = await make_env(asked)
         await made.submit_query(remembered)
-        earned.append((await made.judged())["match"])
+        earned.append((await made.evaluate())["match"])
         await made.close()
     assert len(earned) > 10
     assert sum(earned) / len(earned) < 0.4
 
 
-async def test_what_a_chain_writes_is_seen_by_itself_alone() -> None:
+async def test_writes_are_private_to_a_chain() -> None:
     asked = row("SELECT COUNT(*) FROM toys")
-    first, second = await world(asked), await world(asked)
+    first, second = await make_env(asked), await make_env(asked)
     assert await first.sql_query("DELETE FROM toys WHERE id > 1") == "Done: 3 rows changed."
     await first.sql_query("BEGIN")
     await first.sql_query("CREATE TABLE notes (text)")
     assert await first.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n1"
     assert await second.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
     await first.submit_query("SELECT COUNT(id) FROM toys")  # not of its own copy, where nothing is left to count
-    assert (await first.judged())["match"]
+    assert (await first.evaluate())["match"]
     await first.reset(Task.of(asked))
-    assert (first.submitted, first.looked) == (None, False)
+    assert (first.submitted, first.schema_shown) == (None, False)
     assert await first.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
     assert "notes" not in await first.sql_schema()
 
@@ -262,8 +264,8 @@ async def test_what_a_chain_writes_is_seen_by_itself_alone() -> None:
         "CREATE TRIGGER t AFTER DELETE ON toys BEGIN SELECT 1; END",
     ],
 )
-async def test_ways_out_of_the_database_are_refused(way_out: str) -> None:
-    made = await world(row("SELECT 1"))
+async def test_statements_that_leave_the_database_are_denied(way_out: str) -> None:
+    made = await make_env(row("SELECT 1"))
     assert (await made.sql_query(way_out)).startswith("Error: ")
     assert "authoriz" in await made.sql_query(way_out)
     assert await made.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
@@ -277,7 +279,7 @@ DOUBLING = ", ".join(f"c{n} AS (SELECT (SELECT a FROM c{n - 1}) + (SELECT a FROM
 
 
 @pytest.mark.parametrize(
-    ("runaway", "told"),
+    ("runaway", "observations"),
     [
         ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c", "longer than 0.2 s"),
         (f"SELECT COUNT(*) FROM {', '.join(f'toys t{n}' for n in range(20))}", "longer than 0.2 s"),
@@ -293,17 +295,17 @@ DOUBLING = ", ".join(f"c{n} AS (SELECT (SELECT a FROM c{n - 1}) + (SELECT a FROM
         ("SELECT '\ud800'", "surrogate"),
     ],
 )  # fmt: skip
-async def test_what_would_never_end_is_stopped(runaway: str, told: str) -> None:
-    made = await world(row("SELECT 1"), Hasty)
+async def test_runaway_query_is_stopped(runaway: str, observations: str) -> None:
+    made = await make_env(row("SELECT 1"), Hasty)
     answer = await asyncio.wait_for(made.sql_query(runaway), 20)
-    assert re.search(told, answer), answer
+    assert re.search(observations, answer), answer
     assert await made.sql_query("SELECT COUNT(*) FROM toys") == "COUNT(*)\n4"
     await made.submit_query(runaway)
-    assert not (await asyncio.wait_for(made.judged(), 20))["match"]
+    assert not (await asyncio.wait_for(made.evaluate(), 20))["match"]
 
 
-async def test_a_statement_under_way_is_stopped_when_the_world_is_closed() -> None:
-    made = await world(row("SELECT 1"))
+async def test_running_statement_is_interrupted_by_close() -> None:
+    made = await make_env(row("SELECT 1"))
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c"
     running = asyncio.create_task(made.sql_query(endless))
     await asyncio.sleep(0.1)
@@ -311,22 +313,22 @@ async def test_a_statement_under_way_is_stopped_when_the_world_is_closed() -> No
     assert (await running).startswith("Error: ")
 
 
-async def test_strange_actions_are_answered_and_long_results_cut() -> None:
+async def test_malformed_calls_are_answered_and_long_results_truncated() -> None:
     strange = ['{"query": 7}', '{"query": ["SELECT 1"]}', "{}", json.dumps({"query": "x" * 1_000_000})]
     script = [f'<tool_call>{{"name": "sql_query", "arguments": {each}}}</tool_call>' for each in strange]
     long = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x, hex(zeroblob(500)) FROM c"
     script += [call("sql_query", query=long), call("sql_query", query="-- nothing"), "Enough."]
     (chain,) = await agent_of(script).run(row("SELECT 1"), max_turns=9)
-    told = [message.text for message in chain.messages if message.role == "tool"]
-    assert len(told) == 6
-    assert "1000000 characters" in told[3]
-    assert len(told[4].splitlines()) == SQL.most_rows + 2
-    assert max(map(len, told[4].splitlines())) < SQL.widest + 20
-    assert told[5] == "Done: 0 rows changed."
+    observations = [message.text for message in chain.messages if message.role == "tool"]
+    assert len(observations) == 6
+    assert "1000000 characters" in observations[3]
+    assert len(observations[4].splitlines()) == SQL.most_rows + 2
+    assert max(map(len, observations[4].splitlines())) < SQL.widest + 20
+    assert observations[5] == "Done: 0 rows changed."
     assert chain.reward == 0.0
 
 
-async def test_what_is_no_database_is_named(tmp_path: Path) -> None:
+async def test_invalid_database_is_reported(tmp_path: Path) -> None:
     junk = tmp_path / "junk.sqlite"
     junk.write_bytes(b"This is no database, but a line of text. " * 50)
     wrong: list[tuple[object, str]] = [
@@ -337,31 +339,31 @@ async def test_what_is_no_database_is_named(tmp_path: Path) -> None:
         ({"spider": "../../etc/passwd"}, "no name"),
         ("toys", "may have drawn"),
     ]
-    for column, told in wrong:
-        with pytest.raises(DataError, match=told):
+    for column, observations in wrong:
+        with pytest.raises(DataError, match=observations):
             await SQL().reset(Task.of({"question": "?", "database": column}))
     with pytest.raises(DataError, match=r"SQL\.draw_tasks"):
         await SQL().reset(Task.of("How many?"))
-    made = await world(row("SELECT x FROM nowhere"))
+    made = await make_env(row("SELECT x FROM nowhere"))
     with pytest.raises(DataError, match="'gold' fails: no such table"):
-        await made.judged("SELECT 1")
+        await made.evaluate("SELECT 1")
 
 
-async def test_a_file_is_read_and_never_written(tmp_path: Path) -> None:
+async def test_file_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "with a #?.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(SHOP)
     connection.close()
     before = path.read_bytes()
-    made = await world({"question": "?", "gold": "SELECT COUNT(*) FROM toys", "database": {"file": str(path)}})
+    made = await make_env({"question": "?", "gold": "SELECT COUNT(*) FROM toys", "database": {"file": str(path)}})
     assert await made.sql_query("DELETE FROM toys") == "Done: 4 rows changed."
-    assert (await made.judged("SELECT COUNT(id) FROM toys"))["match"]
+    assert (await made.evaluate("SELECT COUNT(id) FROM toys"))["match"]
     assert path.read_bytes() == before
     assert read_file(str(path))[:15] == b"SQLite format 3"
 
 
-async def test_it_is_the_same_in_a_process_of_its_own() -> None:
+async def test_worker_process_gives_the_same_result() -> None:
     class Apart(SQL):
         pool = Pool(runtime="process", max_instances=2)
 

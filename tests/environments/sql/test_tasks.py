@@ -1,4 +1,4 @@
-"""Where questions come from: drawn without end, or read from Spider's files."""
+"""Generated questions, and Spider's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from agentfly.data import read_tasks
 from agentfly.environments.sql import SQL, spider_tasks
-from agentfly.environments.sql.questions import FAMILIES
+from agentfly.environments.sql.tasks import KINDS
 from agentfly.errors import DataError
 from agentfly.types import Task
 
@@ -32,26 +32,26 @@ def test_splits_are_fixed_and_share_no_question() -> None:
 
 def test_every_kind_of_question_is_drawn() -> None:
     rows = SQL.draw_tasks("train", 400)
-    for level, families in FAMILIES.items():
-        assert {row["kind"] for row in rows if row["level"] == level} == {each.__name__ for each in families}
+    for level, kinds in KINDS.items():
+        assert {row["kind"] for row in rows if row["level"] == level} == set(kinds)
     assert {row["level"] for row in SQL.draw_tasks("train", 50, levels=(2,))} == {2}
 
 
-async def test_a_row_says_which_database_and_goes_through_a_file(tmp_path: Path) -> None:
+async def test_row_names_its_database_and_survives_a_file(tmp_path: Path) -> None:
     rows = SQL.draw_tasks("train", 6)
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     assert max(map(len, path.read_text().splitlines())) < 1000
-    told = []
+    observations = []
     for task in (*read_tasks(path), *map(Task.of, rows)):
         made = SQL()
         await made.reset(task)
-        told.append(await made.sql_schema() + str(await made.judged(task.columns["gold"])))
+        observations.append(await made.sql_schema() + str(await made.evaluate(task.columns["gold"])))
         await made.close()
-    assert told[:6] == told[6:]
+    assert observations[:6] == observations[6:]
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(DataError, match="train, validation, test"):
         SQL.draw_tasks("dev", 1)
     with pytest.raises(DataError, match="levels are a list of 1, 2, 3"):
@@ -60,7 +60,7 @@ def test_what_there_is_not_is_named() -> None:
         spider_tasks("dev")
 
 
-def test_missing_spider_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_spider_is_reported_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AGENTFLY_DATA", raising=False)
     with pytest.raises(DataError, match="yale-lily"):
         spider_tasks("test")
@@ -74,7 +74,7 @@ def write(path: Path, rows: Any) -> None:
     path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
 
 
-def test_the_files_of_the_authors_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_published_files_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     names = [f"db_{number}" for number in range(40)]
     for name in names:
@@ -85,16 +85,16 @@ def test_the_files_of_the_authors_are_read(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(train) + len(validation) == 40
     assert 0 < len(validation) < 10
     assert (train[0]["question"], train[0]["gold"]) == ("How many in db_0?", "SELECT 1")
-    for wrong, told in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "no row of columns")):
+    for wrong, observations in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "no row of columns")):
         write(file, wrong)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=observations):
             spider_tasks("train")
     write(file, [{"db_id": "gone", "question": "?", "query": "SELECT 1"}])
     with pytest.raises(DataError, match=r"no gone\.sqlite"):
         spider_tasks("train")
 
 
-async def test_the_right_query_of_every_question_of_spider_is_right() -> None:
+async def test_gold_queries_of_spider_match() -> None:
     data = os.environ.get("AGENTFLY_DATA")
     if not data or not (Path(data) / "spider" / "questions.json").is_file():
         pytest.skip("AGENTFLY_DATA has no spider/questions.json")
@@ -102,11 +102,11 @@ async def test_the_right_query_of_every_question_of_spider_is_right() -> None:
     made = SQL()
     for row in rows:
         await made.reset(Task.of(row))
-        found = await made.judged(row["gold"])
+        found = await made.evaluate(row["gold"])
         assert found["match"], row
         assert found["iou"] == 1.0
         empty += found["empty"]
-        assert not (await made.judged("SELECT 1 WHERE 0"))["match"]
+        assert not (await made.evaluate("SELECT 1 WHERE 0"))["match"]
     await made.close()
     assert len(rows) >= 661
     assert empty < len(rows) / 8

@@ -33,24 +33,24 @@ class _Planner:
 
     def plan(self) -> str | None:
         held, kind = self.house.held, self.goal.kind
-        if held is not None and not self._is_wanted(held):
+        if held is not None and not self._matches_goal(held):
             return self._put(held, self.reachable)
         if kind is TaskType.LOOK:
-            return self._fetch(self._is_wanted) if held is None else self._switch_on_lamp()
+            return self._fetch(self._matches_goal) if held is None else self._switch_on_lamp()
         # All things go to the receptacle of the target type that already holds most of them.
         target = max(
             (each for each in self.reachable if each.type == self.goal.target),
-            key=lambda each: sum(map(self._is_wanted, self.house.contents(each))),
+            key=lambda each: sum(map(self._matches_goal, self.house.contents(each))),
             default=None,
         )
         if held is None:
             placed: set[str] = set()
             if target is not None and kind is TaskType.PLACE_TWO:
                 placed = {thing.name for thing in self.house.contents(target)}
-            return self._fetch(lambda thing: self._is_wanted(thing) and thing.name not in placed)
+            return self._fetch(lambda thing: self._matches_goal(thing) and thing.name not in placed)
         return self._treat(held) or self._put(held, [target] if target else [])
 
-    def _is_wanted(self, thing: Thing) -> bool:
+    def _matches_goal(self, thing: Thing) -> bool:
         needs = self.goal.kind.needs
         return thing.type == self.goal.thing and (needs is None or needs[0] in thing.traits)
 
@@ -60,9 +60,9 @@ class _Planner:
             return f"go to {receptacle.name}"
         return None if not inside or self.house.is_accessible(receptacle) else f"open {receptacle.name}"
 
-    def _fetch(self, is_wanted: Callable[[Thing], bool]) -> str | None:
+    def _fetch(self, matches: Callable[[Thing], bool]) -> str | None:
         for thing, receptacle in self.located:
-            if is_wanted(thing) and "pickupable" in thing.traits:
+            if matches(thing) and "pickupable" in thing.traits:
                 return self._reach(receptacle) or f"take {thing.name} from {receptacle.name}"
         return self._explore()
 

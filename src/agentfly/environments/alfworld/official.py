@@ -71,7 +71,7 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     packed, unpacked = folder / PACKED, folder / FOLDER / official
     if not packed.is_file() and not unpacked.is_dir():
         raise DataError(f"there is neither {packed} nor {unpacked}; they come from {ALFWORLD.address}")
-    games = _read_packed(packed, official) if packed.is_file() else _read_downloaded(unpacked, official)
+    games = _read_archive(packed, official) if packed.is_file() else _read_folder(unpacked, official)
     first = next(games, None)
     if first is None:
         raise DataError(
@@ -80,14 +80,14 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     return itertools.chain([first], games)
 
 
-def _read_packed(path: Path, split: str) -> Iterator[OfficialGame]:
+def _read_archive(path: Path, split: str) -> Iterator[OfficialGame]:
     # `only` skips lines of other splits unparsed: parsing them all takes long.
     for place, row in read_rows(path, only=f'"{split}/'):
         if str(row.get("id")).startswith(f"{split}/"):
             yield _make_game(row["id"], row, task=row.get("task"), problem=row.get("problem"), place=place)
 
 
-def _read_downloaded(folder: Path, split: str) -> Iterator[OfficialGame]:
+def _read_folder(folder: Path, split: str) -> Iterator[OfficialGame]:
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
         row = read_json(path)
         if not isinstance(row, dict):

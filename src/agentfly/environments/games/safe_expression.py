@@ -30,10 +30,10 @@ def is_safe_expression(text: str) -> bool:
         return not any(sign in text for sign in "*!(.=:@`\\")
     except (ValueError, RecursionError, MemoryError):
         return False
-    return all(isinstance(node, _ALLOWED) and _is_bounded(node) for node in ast.walk(tree))
+    return all(isinstance(node, _ALLOWED) and _is_safe_node(node) for node in ast.walk(tree))
 
 
-def _is_bounded(node: ast.AST) -> bool:
+def _is_safe_node(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Name(id=name), keywords=[]):
             return name in FUNCTIONS and _call_depth(node) <= MAX_CALL_DEPTH

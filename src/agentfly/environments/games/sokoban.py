@@ -92,7 +92,7 @@ class Sokoban(GameEnvironment):
         if after is None:
             return f"The way is blocked.\n{self._room.render(self._state, self.symbols)}"
         self._state = after
-        self.won = self.over = self._room.is_solved(after)
+        self.won = self.over = self._room.is_goal(after)
         self.score = float(self.won)
         ending = "\nEvery box is on a goal." if self.won else ""
         return self._room.render(after, self.symbols) + ending

@@ -66,7 +66,7 @@ class SokobanRoom:
             if ahead in boxes:
                 yield SokobanState(came_from, boxes - {ahead} | {player})
 
-    def is_solved(self, state: SokobanState) -> bool:
+    def is_goal(self, state: SokobanState) -> bool:
         """Whether every box is on a goal."""
         return state.boxes <= self.goals
 
@@ -114,7 +114,7 @@ def solve(room: SokobanRoom, start: SokobanState) -> dict[SokobanState, Directio
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        if room.is_solved(state):
+        if room.is_goal(state):
             path: dict[SokobanState, Direction] = {}
             while (step := parents[state]) is not None:
                 state, direction = step
@@ -139,7 +139,7 @@ def draw_level(
     walls = set(random.sample(inside, random.randint(0, len(inside) // 5)))
     free = [place for place in inside if place not in walls]
     goals = frozenset(random.sample(free, boxes))
-    if not _is_connected(free):
+    if not _is_one_region(free):
         return None
     room = SokobanRoom(size, size, frozenset(free), goals)
     # Per distance, the states in which no box is on a goal.
@@ -168,7 +168,7 @@ def _states_by_distance(room: SokobanRoom, longest: int) -> list[list[SokobanSta
     return layers
 
 
-def _is_connected(places: list[Place]) -> bool:
+def _is_one_region(places: list[Place]) -> bool:
     left, queue = set(places[1:]), [places[0]]
     while queue:
         place = queue.pop()

@@ -1,9 +1,9 @@
-"""Searching: indexes, engines, a generated encyclopaedia, and a world to search in."""
+"""Search: passage indexes, search engines, a retrieval server, generated questions and the environment."""
 
-from agentfly.environments.search.encyclopaedia import Encyclopaedia
+from agentfly.environments.search.engines import open_retriever
 from agentfly.environments.search.environment import Search
-from agentfly.environments.search.opening import open_retriever
-from agentfly.environments.search.passages import Hit, Passage, Retriever, read_corpus
+from agentfly.environments.search.index import Hit, Passage, Retriever, read_corpus
+from agentfly.environments.search.tasks import Encyclopaedia, hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
 
 __all__ = [
     "Encyclopaedia",
@@ -11,6 +11,9 @@ __all__ = [
     "Passage",
     "Retriever",
     "Search",
+    "hotpotqa_tasks",
     "open_retriever",
     "read_corpus",
+    "two_wiki_passages",
+    "two_wiki_tasks",
 ]

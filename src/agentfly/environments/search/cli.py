@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,20 +30,17 @@ def build(
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of passages to index.")] = None,
 ) -> None:
     """Build an index of a corpus."""
-    from itertools import islice
-
-    from agentfly.environments.search.encyclopaedia import Encyclopaedia
-    from agentfly.environments.search.index import build as built
-    from agentfly.environments.search.passages import read_corpus
+    from agentfly.environments.search.index import build_index, read_corpus
+    from agentfly.environments.search.tasks import Encyclopaedia
     from agentfly.errors import DataError
 
     if corpus == "encyclopaedia":
-        passages = islice(Encyclopaedia.draw("train", 0, max(limit or 1000, 20)).passages, limit)
+        passages = iter(Encyclopaedia.draw("train", 0, max(limit or 1000, 20)).passages[:limit])
     elif Path(corpus).is_file():
-        passages = islice(read_corpus(corpus), limit)
+        passages = read_corpus(corpus, limit)
     else:
         raise DataError(f"no file {corpus}")
-    built(passages, out, kind, model, progress=print)
+    build_index(passages, out, kind, model, progress=print)
     print(f"written to {out}; `agentfly search serve {out}` serves it")
 
 
@@ -64,31 +61,24 @@ def serve(
     ] = None,
 ) -> None:
     """Serve an index over HTTP with the API of Search-R1, until Ctrl-C."""
-    from agentfly.environments.search.guard import is_address
-    from agentfly.environments.search.service import application
+    from agentfly.environments.search.engines import Cache, Provider, open_retriever
+    from agentfly.environments.search.index import read_metadata
+    from agentfly.environments.search.server import QueryBatcher, create_app, is_address
 
-    named = [] if host == "localhost" or is_address(host) else [host]
-    desk, about = _desk(source, batch, cache)
-    served = application(desk, about, top_k, [*named, *(allow_host or ())])
+    retriever = open_retriever(source)
+    if isinstance(retriever, Provider):  # searches wait for the network, so many run concurrently
+        batcher, metadata = QueryBatcher(retriever, Cache(cache), batch=1, workers=32), {"source": source}
+    else:
+        batcher = QueryBatcher(retriever, Cache(cache), batch=batch)
+        metadata = {"source": source, **read_metadata(Path(source))}
+    own_names = [] if host == "localhost" or is_address(host) else [host]
+    application = create_app(batcher, metadata, top_k, [*own_names, *(allow_host or ())])
     import uvicorn
 
     print(
         f"{source} is served at http://{host}:{port}; agents find it with RETRIEVER_API_URL, or as a source", flush=True
     )
-    uvicorn.run(served, host=host, port=port, log_level="warning")
-
-
-def _desk(source: str, batch: int, cache: int) -> tuple[Any, dict[str, Any]]:
-    from agentfly.environments.search.cache import Cache
-    from agentfly.environments.search.index import about
-    from agentfly.environments.search.opening import open_retriever
-    from agentfly.environments.search.providers import Provider
-    from agentfly.environments.search.service import Desk
-
-    retriever = open_retriever(source)
-    if isinstance(retriever, Provider):  # searches wait for the network, so many run concurrently
-        return Desk(retriever, Cache(cache), batch=1, workers=32), {"source": source}
-    return Desk(retriever, Cache(cache), batch=batch), {"source": source, **about(Path(source))}
+    uvicorn.run(application, host=host, port=port, log_level="warning")
 
 
 @app.command()
@@ -98,9 +88,9 @@ def ask(
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, max=100)] = 3,
 ) -> None:
     """Run one query, and print the result as a model would see it."""
-    from agentfly.environments.search.opening import open_retriever
-    from agentfly.environments.search.passages import shown
+    from agentfly.environments.search.engines import open_retriever
+    from agentfly.environments.search.index import format_hits
     from agentfly.runs.formatting import sanitize
 
     (hits,) = open_retriever(source).search([query], top_k)
-    print(sanitize(shown(hits)))
+    print(sanitize(format_hits(hits)))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 
-from agentfly.environments.search.opening import open_retriever
-from agentfly.environments.search.passages import Retriever, shown
+from agentfly.environments.search.engines import open_retriever
+from agentfly.environments.search.index import Retriever, format_hits
 from agentfly.errors import ConfigError
 from agentfly.threads import call
 from agentfly.tooling import Tool, tool
 
 TOP_K = 3
 SERVER = "RETRIEVER_API_URL"
-"""The environment variable with the address of the retrieval server."""
+"""Environment variable with the URL of the retrieval server."""
 
 
 async def _search(source: Retriever | str, query: str, top_k: int) -> str:
@@ -24,11 +24,11 @@ async def _search(source: Retriever | str, query: str, top_k: int) -> str:
         return "Error: the query is empty. Say what to look for."
     retriever = await call(open_retriever, source) if isinstance(source, str) else source
     (hits,) = await call(retriever.search, [query], top_k)
-    return shown(hits)
+    return format_hits(hits)
 
 
 def search_tool(source: Retriever | str, name: str = "search", *, top_k: int = TOP_K) -> Tool:
-    """Make a search tool of a retriever, the folder of an index, a server address, or an engine's name."""
+    """Create a search tool for a retriever, an index folder, the URL of a server, or a search engine by name."""
 
     @tool(name=name)
     async def search(query: str) -> str:

@@ -1,4 +1,4 @@
-"""Rewards for the shell: whether files and output are what the right command makes of them."""
+"""Rewards of the shell environment: compare files and output with those of the gold command."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from agentfly.scoring import reward
 
 @reward
 async def shell_match(prediction: str, env: Shell) -> dict[str, Any]:
-    """One where the files are as they should be and the right thing was printed, else zero."""
-    found = await env.judged(prediction)
-    return {"reward": float(found.pop("match")), **found}
+    """1 if the files and the output equal those of the gold command, otherwise 0."""
+    scores = await env.evaluate(prediction)
+    return {"reward": float(scores.pop("match")), **scores}
 
 
 @reward
 async def shell_similarity(prediction: str, env: Shell) -> dict[str, Any]:
-    """How near files and output are to the right ones, in thirds, as InterCode counts it."""
-    found = await env.judged(prediction)
-    return {"reward": found["similarity"], **found}
+    """Mean similarity of changed paths, contents and output, as in InterCode."""
+    scores = await env.evaluate(prediction)
+    return {"reward": scores["similarity"], **scores}

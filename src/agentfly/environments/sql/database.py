@@ -1,7 +1,7 @@
-"""A SQLite database as bytes, and copies of it that live in memory and die with their chain.
+"""SQLite databases as bytes (images), isolated in-memory copies of them, and the comparison of query results.
 
-A copy is all that a query can reach: an authorizer refuses every way out of it, a clock stops what runs too long, and
-limits keep small what it may hold. What SQLite has to say about a query is told as it says it.
+A query can reach nothing but its copy: an authorizer denies every statement that leaves it, a deadline interrupts long
+queries, and limits bound what the copy may hold. SQLite's own error messages are passed on.
 """
 
 from __future__ import annotations
@@ -11,162 +11,197 @@ import re
 import sqlite3
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from bisect import bisect
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from agentfly.errors import DataError
 
 Row = tuple[Any, ...]
 
-LONGEST_QUERY = 20_000
+MAX_QUERY_LENGTH = 20_000
 """Characters."""
-_LARGEST_VALUE = 30_000
-"""Bytes of a text, a blob or a row; functions that compare two of them cannot be interrupted."""
-_PAGES = 16_384
-"""Of a copy: 64 MB of the usual 4 KB each."""
-_BETWEEN_LOOKS = 1000
-"""Instructions of SQLite's machine between two looks at the clock."""
+_MAX_PAGES = 16_384
+"""Size of a copy: 64 MB with the usual pages of 4 KB."""
+_PROGRESS_INTERVAL = 1000
+"""Instructions of SQLite's virtual machine between two checks of the deadline."""
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: _LARGEST_VALUE,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * LONGEST_QUERY,
+    sqlite3.SQLITE_LIMIT_LENGTH: 30_000,  # bytes; functions that compare two values cannot be interrupted
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * MAX_QUERY_LENGTH,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 100,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-# No views and triggers: a few that each use the one before twice are unfolded without a look at the clock.
-_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_WRITING = {
+# No views and triggers: a few that each use the previous one twice are expanded without a check of the deadline.
+_READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_WRITE_ACTIONS = {
     *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_ALTER_TABLE),
     *(sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_REINDEX),
     *(sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_INDEX, sqlite3.SQLITE_DROP_VIEW),
     *(sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT),
 }
-_PRAGMAS = {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info"}
-"""They tell about the schema, and change nothing."""
-_FORBIDDEN = {"load_extension", "fts3_tokenizer", "printf", "format"}
-"""Functions: the first two lead out, and the others can be made to write for minutes without a look at the clock."""
-_QUOTED = re.compile(
+_ALLOWED_PRAGMAS = {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info"}
+_DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "printf", "format"}
+"""The first two leave the database; the others can run for minutes without a check of the deadline."""
+_QUOTED_OR_COMMENT = re.compile(
     r"((?:'(?:[^']|'')*+'?|\"(?:[^\"]|\"\")*+\"?|`[^`]*+`?|\[[^\]]*+\]?))|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL
 )
-"""Something in quotes, or a comment. One that is not closed runs to the end, where SQLite refuses the query."""
+"""An unclosed one extends to the end, where SQLite rejects the query."""
 _WORD = r"(?<![\w$\x80-\U0010ffff])[\w$\x80-\U0010ffff]++"
-_NAMED = re.compile(rf"({_WORD})\s*+(?:\([^()]*+\)\s*+)?as\s*+(?:not\s++)?(?:materialized\s*+)?\(")
-"""The name of a common table expression."""
-_MOST_UNFOLDED = 1000
+_CTE_NAME = re.compile(rf"({_WORD})\s*+(?:\([^()]*+\)\s*+)?as\s*+(?:not\s++)?(?:materialized\s*+)?\(")
+_MAX_CTE_COPIES = 1000
+_TABLES = "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+_MAX_SCHEMA_ROWS = 500
+"""Tables, and columns of a table, that the schema shows."""
 
 
 class QueryFailed(Exception):
-    """A query could not be carried out; the message is for whoever wrote it."""
+    """A query failed; the message is for its author."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a statement gave."""
+class QueryResult:
+    """Result of a statement."""
 
     columns: tuple[str, ...]
-    """Empty where it was no query."""
+    """Empty if the statement is not a query."""
     rows: list[Row]
-    more: bool = False
-    """Whether there are further rows, which were not asked for."""
+    truncated: bool = False
+    """Whether there are more rows than requested."""
     changed: int = 0
-    """Rows that were written."""
-    read: frozenset[str] = frozenset()
-    """The tables that it looks at."""
+    """Number of rows written."""
+    tables: frozenset[str] = frozenset()
+    """Tables that it reads."""
 
 
 class Database:
-    """A copy of a database, in memory."""
+    """An in-memory copy of a database. Thread-safe."""
 
     def __init__(self, image: bytes, *, seconds: float, read_only: bool = False) -> None:
-        """`seconds` is how long a statement may run."""
-        self._seconds, self._until = seconds, 0.0
-        self._allowed = _READING if read_only else _READING | _WRITING
-        self._lock, self._read = threading.Lock(), set[str]()
+        """`seconds`: time limit of a statement."""
+        self._seconds, self._deadline = seconds, 0.0
+        self._allowed = _READ_ACTIONS if read_only else _READ_ACTIONS | _WRITE_ACTIONS
+        self._lock, self._tables = threading.Lock(), set[str]()
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             self._connection.deserialize(image)
-            self._connection.execute(f"PRAGMA max_page_count = {_PAGES}")
+            self._connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
             self._connection.text_factory = lambda data: data.decode(errors="replace")
         except sqlite3.Error as error:
             self._connection.close()
             raise DataError(f"this is no SQLite database: {error}") from error
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
-        self._connection.set_progress_handler(self._late, _BETWEEN_LOOKS)
-        self._connection.set_authorizer(self._authorized)
+        self._connection.set_progress_handler(self._is_late, _PROGRESS_INTERVAL)
+        self._connection.set_authorizer(self._authorize)
 
-    def _late(self) -> bool:
-        return time.monotonic() > self._until
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
 
-    def _authorized(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if action == sqlite3.SQLITE_READ and first:
-            self._read.add(first.lower())
+            self._tables.add(first.lower())
         if action == sqlite3.SQLITE_FUNCTION:
-            return sqlite3.SQLITE_DENY if (second or "").lower() in _FORBIDDEN else sqlite3.SQLITE_OK
+            return sqlite3.SQLITE_DENY if (second or "").lower() in _DENIED_FUNCTIONS else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_PRAGMA:
-            return sqlite3.SQLITE_OK if (first or "").lower() in _PRAGMAS else sqlite3.SQLITE_DENY
+            return sqlite3.SQLITE_OK if (first or "").lower() in _ALLOWED_PRAGMAS else sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if action in self._allowed else sqlite3.SQLITE_DENY
 
-    def run(self, query: str, most: int) -> Answer:
-        """Carry out one statement; of its rows, the first so many."""
-        if len(query) > LONGEST_QUERY:
-            raise QueryFailed(f"the query has {len(query)} characters; {LONGEST_QUERY} are allowed")
-        if _unfolded(query) > _MOST_UNFOLDED:
+    def run(self, query: str, max_rows: int) -> QueryResult:
+        """Run one statement and fetch at most `max_rows` rows. Raises QueryFailed."""
+        if len(query) > MAX_QUERY_LENGTH:
+            raise QueryFailed(f"the query has {len(query)} characters; {MAX_QUERY_LENGTH} are allowed")
+        if _count_cte_copies(query) > _MAX_CTE_COPIES:
             raise QueryFailed("its common table expressions refer to one another too often")
         with self._lock:
-            self._read.clear()
-            self._until = time.monotonic() + self._seconds
+            self._tables.clear()
+            self._deadline = time.monotonic() + self._seconds
             try:
                 cursor = self._connection.execute(query)
-                rows = cursor.fetchmany(most + 1)
-                columns = tuple(each[0] for each in cursor.description or ())
-                answer = Answer(columns, rows[:most], len(rows) > most, max(cursor.rowcount, 0), frozenset(self._read))
+                rows = cursor.fetchmany(max_rows + 1)
+                result = QueryResult(
+                    columns=tuple(each[0] for each in cursor.description or ()),
+                    rows=rows[:max_rows],
+                    truncated=len(rows) > max_rows,
+                    changed=max(cursor.rowcount, 0),
+                    tables=frozenset(self._tables),
+                )
                 cursor.close()
-                return answer
+                return result
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
-                raise QueryFailed(self._reason(error)) from error
+                message = str(error).strip() or type(error).__name__
+                if self._is_late():
+                    message = f"it took longer than {self._seconds:g} s and was stopped"
+                elif message == "not authorized":
+                    message += ": only this database can be used, and statements that leave it are refused"
+                elif "one statement" in message:
+                    message = "one statement at a time, please"
+                raise QueryFailed(message) from error
 
-    def _reason(self, error: Exception) -> str:
-        if self._late():
-            return f"it took longer than {self._seconds:g} s and was stopped"
-        told = str(error).strip() or type(error).__name__
-        if told == "not authorized":
-            return "not authorized: only this database can be used, and statements that leave it are refused"
-        return "one statement at a time, please" if "one statement" in told else told
+    def describe_schema(self) -> str:
+        """One line per table, `pilots(id integer, name text)`, then one per foreign key. Raises QueryFailed."""
+        tables = [str(name) for (name,) in self.run(_TABLES, _MAX_SCHEMA_ROWS).rows]
+        lines, references = [], []
+        for table in tables:
+            try:
+                found = self.run(f"PRAGMA table_info({quote_name(table)})", _MAX_SCHEMA_ROWS).rows
+                columns = ", ".join(f"{name} {str(kind).lower()}".strip() for _, name, kind, *_ in found)
+            except QueryFailed as error:  # a view of a table that was dropped
+                columns = f"unusable: {error}"
+            lines.append(f"{table}({columns})")
+            keys = self.run(f"PRAGMA foreign_key_list({quote_name(table)})", _MAX_SCHEMA_ROWS).rows
+            for _, _, target, column, target_column, *_ in sorted(keys):
+                references.append(f"{table}.{column} → {target}.{target_column or 'its key'}")
+        return "\n".join(lines + references) or "No tables."
 
     def close(self) -> None:
-        """Forget it all. A statement that is still running is stopped first."""
-        with suppress(sqlite3.ProgrammingError):  # it is closed already
+        """Interrupt a running statement and drop the copy."""
+        with suppress(sqlite3.ProgrammingError):  # closed already
             self._connection.interrupt()
         with self._lock:
             self._connection.close()
 
 
-def _unfolded(query: str) -> int:
-    """How often, at most, a part of a query is copied before SQLite looks at the clock again.
+def _count_cte_copies(query: str) -> int:
+    """Upper bound on how often SQLite copies a part of the query before it checks the deadline.
 
-    Every use of a common table expression is a copy of it. A few that each use the one before several times are enough
-    to fill the memory.
+    Every use of a common table expression is a copy of it: a chain of a few that each use the previous one several
+    times can fill the memory.
     """
-    bare = _QUOTED.sub(_as_word, query).lower()
+
+    def normalize(match: re.Match[str]) -> str:
+        """A quoted name becomes a word, equal to the same name without quotes; a comment becomes a space."""
+        if not match[1]:
+            return " "
+        name = match[1][1:-1]
+        return f" {name if name.isidentifier() else 'q' + name.encode(errors='replace').hex()} "
+
+    bare = _QUOTED_OR_COMMENT.sub(normalize, query).lower()
     uses = Counter(re.findall(_WORD, bare))
-    return math.prod(max(1, uses[name] - 1) for name in _NAMED.findall(bare))
+    return math.prod(max(1, uses[name] - 1) for name in _CTE_NAME.findall(bare))
 
 
-def _as_word(found: re.Match[str]) -> str:
-    """A name in quotes as a word of its own, the same as without them where it needs none; a comment as a space."""
-    name = (found[1] or "  ")[1:-1]
-    return f" {name if name.isidentifier() else 'q' + name.encode(errors='replace').hex()} " if found[1] else " "
+def run_query(image: bytes, query: str, *, seconds: float, max_rows: int) -> QueryResult:
+    """Run a query on a fresh read-only copy. Raises QueryFailed."""
+    copy = Database(image, seconds=seconds, read_only=True)
+    try:
+        return copy.run(query, max_rows)
+    finally:
+        copy.close()
 
 
-def built(fill: Callable[[sqlite3.Connection], object]) -> bytes:
-    """The image of a database that a function fills."""
+def quote_name(name: str) -> str:
+    """Quote an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def build_image(fill: Callable[[sqlite3.Connection], object]) -> bytes:
+    """Return the image of a database that `fill` populates."""
     connection = sqlite3.connect(":memory:")
     try:
         fill(connection)
@@ -177,58 +212,85 @@ def built(fill: Callable[[sqlite3.Connection], object]) -> bytes:
 
 
 def read_file(path: str) -> bytes:
-    """The image of a database file; nothing is written beside it."""
+    """Return the image of a database file, without writing to its folder. Raises DataError."""
     try:
         source = sqlite3.connect(f"file:{path.replace('?', '%3f').replace('#', '%23')}?mode=ro", uri=True)
     except sqlite3.Error as error:
         raise DataError(f"{path} cannot be opened: {error}") from error
     try:
-        image = built(source.backup)
+        image = build_image(source.backup)
     except sqlite3.Error as error:
         raise DataError(f"{path} is no SQLite database that can be read: {error}") from error
     finally:
         source.close()
-    return image[:18] + b"\1\1" + image[20:]  # a copy in memory has no write-ahead log, whatever its file had
+    return image[:18] + b"\1\1" + image[20:]  # an in-memory copy has no write-ahead log, even if the file had one
 
 
-def thinned(image: bytes, random: Random) -> bytes:
-    """The database with about half of its rows; what referred to a row that is gone is gone as well."""
+# ── comparison of results ──
 
-    def thin(connection: sqlite3.Connection) -> None:
-        connection.deserialize(image)
-        drop_triggers(connection)
-        for table in map(quoted, table_names(connection)):
-            with suppress(sqlite3.Error):  # it has no rowid, or is no table of this database
-                rows = connection.execute(f"SELECT rowid FROM {table}").fetchall()
-                gone = [row for row in rows if random.random() < 0.5]
-                connection.executemany(f"DELETE FROM {table} WHERE rowid = ?", gone)
-        drop_orphans(connection)
-
-    return built(thin)
+_DIGITS = 6
+"""Significant digits that equal numbers share."""
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_ORDER_BY = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
-def drop_triggers(connection: sqlite3.Connection) -> None:
-    """Delete all triggers, so that changes of a twin cause no others."""
-    for name in table_names(connection, "trigger"):
-        connection.execute(f"DROP TRIGGER {quoted(name)}")
+def has_order_by(query: str) -> bool:
+    """Whether a query has an ORDER BY outside parentheses."""
+    bare = _QUOTED.sub(" ", query)
+    while (shorter := _PARENTHESES.sub(" ", bare)) != bare:
+        bare = shorter
+    return bool(_ORDER_BY.search(bare))
 
 
-def drop_orphans(connection: sqlite3.Connection) -> None:
-    """Delete the rows that refer to rows that do not exist."""
-    with suppress(sqlite3.Error):  # what refers to what is not well said in every schema
-        before = -1
-        while connection.total_changes > before:
-            before = connection.total_changes
-            for table, row, *_ in connection.execute("PRAGMA foreign_key_check").fetchall():
-                connection.execute(f"DELETE FROM {quoted(table)} WHERE rowid = ?", (row,))
+def equal_rows(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -> bool:
+    """Whether the rows are equal, as multisets or in order. Numbers may differ by rounding."""
+
+    def equal_values(value: Any, other: Any) -> bool:
+        if isinstance(value, int | float) and isinstance(other, int | float):
+            return value == other or math.isclose(value, other, rel_tol=10.0**-_DIGITS, abs_tol=1e-9)
+        return type(value) is type(other) and bool(value == other)
+
+    if len(rows) != len(gold):
+        return False
+    if not ordered:
+        rows, gold = sorted(rows, key=_row_key), sorted(gold, key=_row_key)
+    return all(
+        len(row) == len(other) and all(map(equal_values, row, other)) for row, other in zip(rows, gold, strict=True)
+    )
 
 
-def table_names(connection: sqlite3.Connection, kind: str = "table") -> list[str]:
-    """The names of all tables, or triggers, except SQLite's own."""
-    found = connection.execute("SELECT name FROM sqlite_schema WHERE type = ? ORDER BY name", (kind,)).fetchall()
-    return [name for (name,) in found if not name.startswith("sqlite_")]
+def row_overlap(rows: Sequence[Row], gold: Sequence[Row], *, ordered: bool) -> float:
+    """Intersection over union of the rows as multisets; if `ordered`, times Kendall's tau of the common rows (≥ 0)."""
+    ours, theirs = [_row_key(row) for row in rows], [_row_key(row) for row in gold]
+    common, union = Counter(ours) & Counter(theirs), Counter(ours) | Counter(theirs)
+    if not union:
+        return 1.0
+    iou = common.total() / union.total()
+    if not ordered:
+        return iou
+    # Positions in `gold` of the common rows; equal rows are paired in order.
+    positions: dict[Row, deque[int]] = defaultdict(deque)
+    for position, row in enumerate(theirs):
+        positions[row].append(position)
+    seen, inversions = list[int](), 0
+    for row in ours:
+        if positions.get(row):
+            at = bisect(seen, position := positions[row].popleft())
+            inversions += len(seen) - at
+            seen.insert(at, position)
+    pairs = len(seen) * (len(seen) - 1) // 2
+    return iou * max(0.0, 1.0 - 2.0 * inversions / pairs) if pairs else iou
 
 
-def quoted(name: str) -> str:
-    """A name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
+def _row_key(row: Row) -> Row:
+    """A sort key over values of all types, equal for numbers that differ by rounding."""
+
+    def key(value: Any) -> tuple[str, Any]:
+        if value is None:
+            return "", 0
+        if isinstance(value, int | float):
+            return "number", float(f"{value:.{_DIGITS - 1}e}") + 0.0
+        return type(value).__name__, value
+
+    return tuple(map(key, row))

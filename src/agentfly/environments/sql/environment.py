@@ -1,6 +1,6 @@
-"""Databases to be asked: every chain has its own copy, in memory, and may do with it what it likes.
+"""SQL environment: each chain queries and modifies its own in-memory copy of a database.
 
-What is submitted is judged on a copy that nobody has touched, and so is the right query, which the model never sees.
+The submitted query and the gold query, which the model never sees, are run on fresh copies.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
-from agentfly.environments.sql import sources
-from agentfly.environments.sql.database import Answer, Database, QueryFailed
-from agentfly.environments.sql.drawn import LEVELS
-from agentfly.environments.sql.results import orders, overlap, same
-from agentfly.environments.sql.schema import schema
+from agentfly.environments.sql import tasks
+from agentfly.environments.sql.database import (
+    Database,
+    QueryFailed,
+    QueryResult,
+    equal_rows,
+    has_order_by,
+    row_overlap,
+    run_query,
+)
+from agentfly.environments.sql.generator import LEVELS
+from agentfly.environments.sql.images import GOLD_SECONDS, load_image, load_twins
 from agentfly.errors import ConfigError, DataError
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
-_FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-_QUERY = re.compile(r"\s*(?:select|with|values)\b", re.IGNORECASE)
-_MOST_COMPARED = 50_000
-"""Rows of a result that are looked at."""
-_GOLD_SECONDS = 30.0
-_KEPT = 256
-"""Right results, those used last: the chains of a group ask for the same ones."""
+_CODE_BLOCK = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_QUERY_START = re.compile(r"\s*(?:select|with|values)\b", re.IGNORECASE)
+_MAX_COMPARED_ROWS = 50_000
 
 
 class SQL(Environment):
@@ -35,35 +38,33 @@ class SQL(Environment):
 
     scored_by = "sql_match"
     seconds: ClassVar[float] = 2.0
-    """That a statement of the model's may run."""
+    """Time limit of a statement of the model."""
     most_rows: ClassVar[int] = 20
-    """Rows of a result that are shown."""
+    """Number of rows of a result that are shown."""
     widest: ClassVar[int] = 200
-    """Characters of a value that are shown."""
+    """Number of characters of a value that are shown."""
     _database: Database | None = None
 
     @classmethod
     def draw_tasks(
         cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = LEVELS
     ) -> list[dict[str, Any]]:
-        """Questions about drawn databases: of one table (level 1), two (2) or four (3), which take turns."""
-        from agentfly.environments.sql import questions  # a world with tasks of its own does without
-
-        return questions.draw_tasks(split, count, seed, levels)
+        """Draw questions about generated databases: of one table (level 1), two (2) or four (3). Levels take turns."""
+        return tasks.draw_tasks(split, count, seed, levels=levels)
 
     async def reset(self, task: Task) -> None:
-        """A fresh copy of the database of the column `database`."""
+        """Open a fresh copy of the database that the column `database` names."""
         if "database" not in task.columns:
             raise DataError(
                 f"task {task.id!r} has no column 'database'; SQL.draw_tasks and spider_tasks make such rows"
             )
         self._column, self._gold = task.columns["database"], task.columns.get("gold")
         await self.close()
-        self._database = await call(_opened, self._column, self.seconds)
+        self._database = await call(lambda: Database(load_image(self._column), seconds=self.seconds))
         self.submitted: str | None = None
-        """The query that was submitted; None: none was."""
-        self.looked = False
-        """Whether the schema was asked for."""
+        """The submitted query; None before."""
+        self.schema_shown = False
+        """Whether the model has called `sql_schema`."""
 
     async def close(self) -> None:
         if self._database is not None:
@@ -74,9 +75,9 @@ class SQL(Environment):
     async def sql_schema(self) -> str:
         """Show the tables of the database, with their columns and what refers to what."""
         assert self._database is not None
-        self.looked = True
+        self.schema_shown = True
         try:
-            return str(await call(schema, self._database))
+            return str(await call(self._database.describe_schema))
         except QueryFailed as error:
             return f"Error: {error}."
 
@@ -89,9 +90,18 @@ class SQL(Environment):
         """
         assert self._database is not None
         try:
-            return self._shown(await call(self._database.run, query, self.most_rows))
+            result = await call(self._database.run, query, self.most_rows)
         except QueryFailed as error:
             return f"Error: {error}."
+        if not result.columns:
+            return f"Done: {result.changed} rows changed."
+        lines = [" | ".join(result.columns)]
+        for row in result.rows:
+            texts = ["NULL" if value is None else value if isinstance(value, str) else repr(value) for value in row]
+            lines.append(" | ".join(text if len(text) <= self.widest else f"{text[: self.widest]}…" for text in texts))
+        if result.truncated:
+            lines.append(f"(further rows: only the first {len(result.rows)} are shown)")
+        return "\n".join(lines if result.rows else [*lines, "(no rows)"])
 
     @tool(ends_chain=True)
     async def submit_query(self, query: str) -> str:
@@ -103,89 +113,67 @@ class SQL(Environment):
         self.submitted = query
         return "Submitted."
 
-    def _shown(self, answer: Answer) -> str:
-        if not answer.columns:
-            return f"Done: {answer.changed} rows changed."
-        lines = [" | ".join(answer.columns), *(" | ".join(map(self._value, row)) for row in answer.rows)]
-        if answer.more:
-            lines.append(f"(further rows: only the first {len(answer.rows)} are shown)")
-        return "\n".join(lines if answer.rows else [*lines, "(no rows)"])
+    async def evaluate(self, answer: str = "") -> dict[str, Any]:
+        """Compare the submitted query, or else the query in the final answer, with the gold query.
 
-    def _value(self, value: Any) -> str:
-        text = "NULL" if value is None else value if isinstance(value, str) else repr(value)
-        return text if len(text) <= self.widest else f"{text[: self.widest]}…"
-
-    async def judged(self, answer: str = "") -> dict[str, Any]:
-        """What the submitted query is worth, or the one in the final answer where none was submitted.
-
-        `match`: whether its result is the right one; `iou`: how much of it is; `ran`: whether it is a query at all.
+        Returns `match` (the results are equal), `iou` (their overlap), `ran` (it is a query that runs), `empty` (the
+        gold result is) and `wrong` (the reason, if known).
         """
-        query = query_in(answer) if self.submitted is None else self.submitted
         if not isinstance(self._gold, str):
             raise DataError(f"the row needs a query in the column 'gold', not {self._gold!r:.80}")
-        found: dict[str, Any] = await call(_judged, self._column, query, self._gold, self.seconds)
-        return found
+        query = extract_query(answer) if self.submitted is None else self.submitted
+        scores: dict[str, Any] = await call(_compare, self._column, query, gold=self._gold, seconds=self.seconds)
+        return scores
 
     def expert(self) -> ToolCall | str:
-        """Look at the schema, then submit the right query."""
+        """Call `sql_schema`, then submit the gold query."""
         if not isinstance(self._gold, str):
             raise ConfigError("this task has no expert: its row has no column 'gold'")
         if self.submitted is not None:
             return "Done."
-        return ToolCall("submit_query", {"query": self._gold}) if self.looked else ToolCall("sql_schema", {})
+        return ToolCall("submit_query", {"query": self._gold}) if self.schema_shown else ToolCall("sql_schema", {})
 
 
-def query_in(answer: str) -> str:
-    """The query in an answer: its last block of code, or all of it where it is one; else nothing."""
-    blocks = _FENCE.findall(answer)
+def extract_query(answer: str) -> str:
+    """Return the last code block of an answer, or all of it, if that is a query; otherwise an empty string."""
+    blocks = _CODE_BLOCK.findall(answer)
     query = str(blocks[-1] if blocks else answer)
-    return query if _QUERY.match(query) else ""
+    return query if _QUERY_START.match(query) else ""
 
 
-def _opened(column: Any, seconds: float) -> Database:
-    return Database(sources.image(column), seconds=seconds)
-
-
-def _judged(column: Any, query: str, gold: str, seconds: float) -> dict[str, Any]:
-    """Compare on the database itself and on its twins."""
-    real = sources.image(column)
-    right, ordered = _right(real, gold), orders(gold)
-    told = {"match": False, "iou": 0.0, "ran": False, "empty": not right.rows, "wrong": ""}
+def _compare(column: Any, query: str, *, gold: str, seconds: float) -> dict[str, Any]:
+    """Compare the results of two queries on the database and on its twins."""
+    image = load_image(column)
+    expected, ordered = _run_gold(image, gold), has_order_by(gold)
+    scores = {"match": False, "iou": 0.0, "ran": False, "empty": not expected.rows, "wrong": ""}
     try:
-        given = _run(real, query, seconds)
-        pairs = [(given, right)]
-        pairs += [(_run(twin, query, seconds), _right(twin, gold)) for twin in sources.twins(column, gold)]
+        result = _run_select(image, query, seconds)
+        pairs = [(result, expected)]
+        pairs += [(_run_select(twin, query, seconds), _run_gold(twin, gold)) for twin in load_twins(column, gold)]
     except QueryFailed as error:
-        return {**told, "wrong": str(error)}
-    if not given.read and right.read:
-        return {**told, "ran": True, "wrong": "it looks at none of the tables"}
-    if not right.rows and not _is_alike(given, right):
-        return {**told, "ran": True, "wrong": "it is empty, as it should be, but of something else"}
-    match = all(same(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
-    iou = min(overlap(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
-    return {**told, "match": match, "iou": iou, "ran": True}
+        return {**scores, "wrong": str(error)}
+    if not result.tables and expected.tables:
+        return {**scores, "ran": True, "wrong": "it looks at none of the tables"}
+    # Two empty results must at least have the same columns and tables: `SELECT 1 WHERE 0` answers nothing.
+    is_similar = len(result.columns) == len(expected.columns) and result.tables >= expected.tables
+    if not expected.rows and not result.rows and not is_similar:
+        return {**scores, "ran": True, "wrong": "it is empty, as it should be, but of something else"}
+    match = all(equal_rows(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
+    iou = min(row_overlap(ours.rows, theirs.rows, ordered=ordered) for ours, theirs in pairs)
+    return {**scores, "match": match, "iou": iou, "ran": True}
 
 
-def _is_alike(given: Answer, right: Answer) -> bool:
-    """Whether two results without rows may be of the same thing: `SELECT 1 WHERE 0` is no answer to anything."""
-    return bool(given.rows) or (len(given.columns) == len(right.columns) and given.read >= right.read)
-
-
-@lru_cache(_KEPT)
-def _right(image: bytes, gold: str) -> Answer:
+@lru_cache(256)  # the chains of a group have the same gold query
+def _run_gold(image: bytes, gold: str) -> QueryResult:
     try:
-        return _run(image, gold, _GOLD_SECONDS)
+        return _run_select(image, gold, GOLD_SECONDS)
     except QueryFailed as error:
         raise DataError(f"the query of the column 'gold' fails: {error}: {gold:.200}") from error
 
 
-def _run(image: bytes, query: str, seconds: float) -> Answer:
-    """What a query gives on a fresh copy that it cannot write to."""
-    copy = Database(image, seconds=seconds, read_only=True)
-    try:
-        answer = copy.run(query, _MOST_COMPARED)
-    finally:
-        copy.close()
-    if not answer.columns:
+def _run_select(image: bytes, query: str, seconds: float) -> QueryResult:
+    """Run a query on a fresh read-only copy. Raises QueryFailed, also for a statement that is not a query."""
+    result = run_query(image, query, seconds=seconds, max_rows=_MAX_COMPARED_ROWS)
+    if not result.columns:
         raise QueryFailed("it is no query: it gives no rows")
-    return answer
+    return result

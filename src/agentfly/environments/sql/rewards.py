@@ -1,4 +1,4 @@
-"""Rewards for SQL: whether a query gives what the right one gives, on a database that the model never touched."""
+"""Rewards of the SQL environment: compare the result of a query with that of the gold query on fresh databases."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from agentfly.scoring import reward
 
 @reward
 async def sql_match(prediction: str, env: SQL) -> dict[str, Any]:
-    """One where the result of the submitted query is the right one, else zero."""
-    found = await env.judged(prediction)
-    return {"reward": float(found.pop("match")), **found}
+    """1 if the result of the submitted query equals that of the gold query, otherwise 0."""
+    scores = await env.evaluate(prediction)
+    return {"reward": float(scores.pop("match")), **scores}
 
 
 @reward
 async def sql_iou(prediction: str, env: SQL) -> dict[str, Any]:
-    """The part of the rows that is right, as InterCode counts it: those in both results over those in either."""
-    found = await env.judged(prediction)
-    return {"reward": found["iou"], **found}
+    """Intersection over union of the rows of both results, as in InterCode."""
+    scores = await env.evaluate(prediction)
+    return {"reward": scores["iou"], **scores}

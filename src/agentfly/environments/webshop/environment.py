@@ -14,7 +14,7 @@ from agentfly.environments.webshop.score import extract_nouns
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import find_cached_shop, open_shop
 from agentfly.errors import ConfigError, DataError
-from agentfly.extras import require_extra
+from agentfly.extras import import_bm25s, require_extra
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
@@ -104,7 +104,8 @@ class WebShop(Environment):
 
 
 def _load_packages() -> None:
+    import_bm25s("the web shop", "webshop")
     with require_extra("the web shop", "webshop"):
-        for package in ("bm25s", "rapidfuzz", "Stemmer"):
+        for package in ("rapidfuzz", "Stemmer"):
             importlib.import_module(package)
     extract_nouns("loads the lexicon")

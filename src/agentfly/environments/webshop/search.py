@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from agentfly.extras import require_extra
+from agentfly.extras import import_bm25s, require_extra
 
 K1, B = 0.9, 0.4
 """BM25 term-frequency saturation and length normalization: Anserini's defaults."""
@@ -24,8 +24,8 @@ class SearchIndex:
     """A BM25 index over texts. Thread-safe."""
 
     def __init__(self, texts: Iterable[str]) -> None:
+        bm25s = import_bm25s("the web shop", "webshop")
         with require_extra("the web shop", "webshop"):
-            import bm25s
             import Stemmer
             from bm25s.stopwords import STOPWORDS_EN
         self._stop = frozenset(STOPWORDS_EN)

@@ -1,4 +1,4 @@
-"""Engines on the web, against a server that speaks their formats."""
+"""Search engines, against a local server with their response formats."""
 
 import gzip
 from collections.abc import Callable, Iterator
@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.environments.search import opening
-from agentfly.environments.search.cache import Cache
-from agentfly.environments.search.opening import open_retriever
-from agentfly.environments.search.providers import ENGINES, Provider, SearchFailed
-from agentfly.environments.search.providers import server as retrieval_server
+from agentfly.environments.search import engines as search_engines
+from agentfly.environments.search.engines import ENGINES, Cache, Provider, SearchFailed, open_retriever
+from agentfly.environments.search.engines import server as retrieval_server
 from agentfly.errors import ConfigError
 from agentfly.tools import google_search, wikipedia_search
 from tests.environments.search.engines import Engines, engines
@@ -41,7 +39,7 @@ def server(running: Engines, monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 @pytest.fixture
 def opened(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    monkeypatch.setattr("agentfly.environments.search.providers.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("agentfly.environments.search.engines.MAX_RETRY_DELAY", 0.05)
     made: list[Provider] = []
 
     def provider(name: str, **settings: Any) -> Provider:
@@ -58,7 +56,7 @@ def found(provider: Provider, query: str, k: int = 3) -> list[tuple[str, str, st
     return [(hit.passage.title, hit.passage.text, hit.passage.id) for hit in hits]
 
 
-def test_each_engine_is_asked_and_read_as_it_speaks(server: Engines, opened: Open) -> None:
+def test_request_and_response_format_of_each_engine(server: Engines, opened: Open) -> None:
     pages = found(opened("wikipedia"), "Ed Wood", 2)
     assert pages[0] == ("Ed Wood 1", "Ed Wood 1 is a page.", "https://en.wikipedia.org/wiki/Ed%20Wood%201")
     assert [title for title, _, _ in pages] == ["Ed Wood 1", "Ed Wood 2"]
@@ -70,24 +68,24 @@ def test_each_engine_is_asked_and_read_as_it_speaks(server: Engines, opened: Ope
     assert headers["/tavily"]["Authorization"] == "Bearer secret"
 
 
-def test_a_missing_key_is_named(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_reported(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BRAVE_API_KEY")
     with pytest.raises(ConfigError, match="brave needs a key: set the environment variable BRAVE_API_KEY"):
         Provider(ENGINES["brave"])
 
 
-def test_what_may_pass_is_tried_again(server: Engines, opened: Open) -> None:
+def test_transient_failure_is_retried(server: Engines, opened: Open) -> None:
     server.failures[:] = [(429, {"retry-after": "0.3"}), (503, {}), (500, {"retry-after": "soon"})]
     assert len(found(opened("wikipedia"), "x")) == 3
     assert len(server.asked) == 4
     assert server.asked[1]["at"] - server.asked[0]["at"] < 0.25  # what an engine may make us wait is limited
 
 
-def test_what_will_not_pass_is_told(server: Engines, opened: Open) -> None:
+def test_permanent_failure_is_reported(server: Engines, opened: Open) -> None:
     server.failures[:] = [(401, {})]
-    with pytest.raises(SearchFailed, match=r"serper at .* status 401.*is SERPER_API_KEY right\?") as told:
+    with pytest.raises(SearchFailed, match=r"serper at .* status 401.*is SERPER_API_KEY right\?") as caught:
         found(opened("serper"), "x")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
     assert len(server.asked) == 1
     server.failures[:] = [(503, {})] * 9
     with pytest.raises(SearchFailed, match="status 503"):
@@ -98,9 +96,9 @@ def test_what_will_not_pass_is_told(server: Engines, opened: Open) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_refused_access_without_a_key_says_so(server: Engines, opened: Open, status: int) -> None:
     server.failures[:] = [(status, {})]
-    with pytest.raises(SearchFailed, match="refuses access, and is asked without a key") as told:
+    with pytest.raises(SearchFailed, match="refuses access, and is asked without a key") as caught:
         found(opened("wikipedia"), "x")
-    assert "None" not in str(told.value)
+    assert "None" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_passages_of_a_server_are_checked(server: Engines) -> None:
     provider.close()
 
 
-def test_wikipedia_says_what_is_wrong_and_finds_nothing_in_peace(server: Engines, opened: Open) -> None:
+def test_wikipedia_error_is_reported_and_no_result_is_empty(server: Engines, opened: Open) -> None:
     server.body = '{"error": {"code": "x", "info": "Too many."}}'
     with pytest.raises(SearchFailed, match="Too many"):
         found(opened("wikipedia"), "x")
@@ -158,9 +156,7 @@ def test_wikipedia_says_what_is_wrong_and_finds_nothing_in_peace(server: Engines
     assert found(opened("wikipedia"), "x") == []
 
 
-def test_nothing_is_asked_twice_also_not_at_once_nor_by_the_next_process(
-    server: Engines, opened: Open, tmp_path: Path
-) -> None:
+def test_query_is_cached_across_threads_and_processes(server: Engines, opened: Open, tmp_path: Path) -> None:
     server.slow, path = 0.05, tmp_path / "deep" / "cache.sqlite"
     provider = opened("wikipedia", cache=Cache(path=path))
     with ThreadPoolExecutor(8) as pool:
@@ -178,14 +174,14 @@ def test_nothing_is_asked_twice_also_not_at_once_nor_by_the_next_process(
     assert len(server.asked) == 4
 
 
-def test_a_full_cache_forgets_the_oldest(server: Engines, opened: Open) -> None:
+def test_full_cache_evicts_the_least_recently_used(server: Engines, opened: Open) -> None:
     provider = opened("wikipedia", cache=Cache(size=2))
     for query in ("a", "b", "a", "c", "a", "b"):
         found(provider, query)
     assert [each["asked"]["gsrsearch"] for each in server.asked] == ["a", "b", "c", "b"]
 
 
-def test_the_rate_holds_for_all_threads_together(server: Engines, opened: Open) -> None:
+def test_rate_limit_is_shared_by_threads(server: Engines, opened: Open) -> None:
     provider = opened("wikipedia", per_second=20.0)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda n: found(provider, str(n)), range(6)))
@@ -195,9 +191,9 @@ def test_the_rate_holds_for_all_threads_together(server: Engines, opened: Open) 
         opened("wikipedia", per_second=0)
 
 
-async def test_the_tools_show_what_the_engines_find(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_search_tools_show_results_of_engines(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     there: dict[str, Any] = {}
-    monkeypatch.setattr(opening, "_OPEN", there)
+    monkeypatch.setattr(search_engines, "_RETRIEVERS", there)
     assert (await wikipedia_search(query="Ed")).startswith("[1] Ed 1\nEd 1 is a page.\n\n[2] Ed 2\n")
     assert (await google_search(query="Ed")).startswith("[1] Box\n42\n\n[2] R0\nAbout Ed.")
     assert (await google_search(query=" ")).startswith("Error: the query is empty")
@@ -205,6 +201,6 @@ async def test_the_tools_show_what_the_engines_find(server: Engines, monkeypatch
         each.close()
 
 
-def test_what_is_no_source_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'altavista' is no folder of an index.*wikipedia, serper, brave, tavily"):
+def test_unknown_source_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"'altavista' is not an index folder.*wikipedia, serper, brave, tavily"):
         open_retriever("altavista")

@@ -1,4 +1,4 @@
-"""The generated encyclopaedia and its questions: repeatable, disjoint, and not to be answered without searching."""
+"""The generated encyclopedia and its questions: deterministic, disjoint splits, answerable only by searching."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from agentfly.environments.data import SPLITS
 from agentfly.environments.search import Encyclopaedia, Search
-from agentfly.environments.search.encyclopaedia import RELATIONS, split_of
+from agentfly.environments.search.tasks import RELATIONS, split_of
 from agentfly.errors import DataError
 from agentfly.types import Task
 
@@ -19,7 +19,7 @@ INVENTED = {
 }
 
 
-def test_the_same_seed_draws_the_same_world() -> None:
+def test_same_seed_draws_the_same_encyclopedia() -> None:
     assert Encyclopaedia.draw("train", 3, 60) == Encyclopaedia.draw("train", 3, 60)
     assert Encyclopaedia.draw("train", 3, 60).facts != Encyclopaedia.draw("train", 4, 60).facts
     assert Search.draw_tasks("test", 60, seed=1) == Search.draw_tasks("test", 60, seed=1)
@@ -30,14 +30,14 @@ def test_no_name_belongs_to_two_splits() -> None:
     for split, words in INVENTED.items():
         assert {split_of(word) for word in words - {"Works"}} == {split}
     questions = {split: Search.draw_tasks(split, 200) for split in SPLITS}
-    said = {split: {row["question"] for row in rows} for split, rows in questions.items()}
-    assert all(len(each) == 200 for each in said.values())
-    assert not said["train"] & said["test"]
-    assert not said["train"] & said["validation"]
-    assert not said["test"] & said["validation"]
+    questions_of = {split: {row["question"] for row in rows} for split, rows in questions.items()}
+    assert all(len(each) == 200 for each in questions_of.values())
+    assert not questions_of["train"] & questions_of["test"]
+    assert not questions_of["train"] & questions_of["validation"]
+    assert not questions_of["test"] & questions_of["validation"]
 
 
-def test_an_article_tells_its_own_facts_and_no_others() -> None:
+def test_article_states_only_its_own_facts() -> None:
     world = Encyclopaedia.draw("train", 0, 100)
     assert len(world.passages) == 100
     for passage in world.passages:
@@ -49,7 +49,7 @@ def test_an_article_tells_its_own_facts_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
-def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
+def test_question_needs_its_number_of_hops(hops: int) -> None:
     relations = {(each.kind, each.name): each for each in RELATIONS}
     for row in Search.draw_tasks("validation", 60, hops=[hops], articles=60):
         world = Encyclopaedia.draw(**row["encyclopaedia"])
@@ -66,19 +66,19 @@ def test_a_question_takes_as_many_articles_as_it_says(hops: int) -> None:
         assert "the the" not in row["question"]
 
 
-def test_guessing_pays_nothing() -> None:
+def test_no_answer_is_frequent() -> None:
     answers = Counter(row["answer"] for row in Search.draw_tasks("train", 1000))
     assert answers.most_common(1)[0][1] <= 10
 
 
-def test_rows_are_plain_json_and_tasks() -> None:
+def test_rows_are_json_and_valid_tasks() -> None:
     rows = Search.draw_tasks("train", 30)
     assert json.loads(json.dumps(rows)) == rows
     assert len({Task.of(row).id for row in rows}) == 30
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"split": "dev"}, "there are train, validation, test"),
         ({"articles": 3}, "20 to 100000 articles, not 3"),
@@ -88,11 +88,11 @@ def test_rows_are_plain_json_and_tasks() -> None:
         ({"count": -1}, r"0 or more, not -1"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_invalid_arguments_are_rejected(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         Search.draw_tasks(**{"split": "train", "count": 5, **wrong})
 
 
-def test_large_ones_never_run_out_of_names() -> None:
+def test_large_encyclopedia_has_unique_titles() -> None:
     world = Encyclopaedia.draw("test", 0, 3000)
     assert len(world.facts) == len(set(world.facts)) == 3000

@@ -1,0 +1,261 @@
+"""Search tasks: multi-hop questions about a generated encyclopedia, HotpotQA and 2WikiMultihopQA.
+
+All facts of an Encyclopaedia are drawn from a seed, so no model can know them. An article states the facts of its own
+subject only: of a person's birthplace it gives the name. Each name belongs to one split by its checksum, so no name of
+a test encyclopedia occurs in one for training. A row refers to its encyclopedia by split, seed and size instead of
+containing articles.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+from agentfly.environments.data import Source, checked_count, checked_split, read_rows
+from agentfly.environments.search.index import Passage, read_corpus
+from agentfly.errors import DataError
+
+MIN_ARTICLES, MAX_ARTICLES = 20, 100_000
+"""Allowed numbers of articles of an encyclopedia."""
+HOPS = (1, 2, 3, 4)
+"""Articles that it can take to answer a question."""
+QUESTIONS_PER_ENCYCLOPEDIA = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A property of one kind of article."""
+
+    kind: str
+    """Kind of the subject."""
+    name: str
+    target: str
+    """Kind of article that the value refers to; otherwise the type of value: `word`, `sea`, `year` or `number`."""
+    sentences: tuple[str, ...]
+    """Templates of the sentence in the article: {x} is the subject, {y} the value."""
+    phrase: str
+    """Template of a noun phrase for the value, for questions with several hops."""
+    question: str
+    """Template of a question for the value."""
+
+
+_RELATIONS_TABLE = """
+person   | birthplace | town    | {x} was born in {y}. / {x} first saw the light of day in {y}. | the town where {x} was born | In which town was {x} born?
+person   | mentor     | person  | As a young scholar, {x} was taught by {y}. / The mentor of {x} was {y}. | the mentor of {x} | Who was the mentor of {x}?
+person   | employer   | company | For most of a long career, {x} worked for {y}. / {y} employed {x} for decades. | the company that employed {x} | Which company employed {x}?
+person   | born       | year    | The year of birth is given as {y}. / The birth took place in the year {y}. | the year in which {x} was born | In which year was {x} born?
+town     | country    | country | {x} is a town in {y}. / The town of {x} lies in {y}. | the country in which {x} lies | In which country does {x} lie?
+town     | river      | river   | It stands on the banks of the {y}. / The {y} flows through its old centre. | the river on which {x} stands | On which river does {x} stand?
+town     | mayor      | person  | Its mayor is {y}. / {y} has been elected mayor. | the mayor of {x} | Who is the mayor of {x}?
+town     | population | number  | The population is {y}. / At the last census {y} people lived here. | the population of {x} | What is the population of {x}?
+country  | capital    | town    | The capital of {x} is {y}. / {x} is governed from its capital, {y}. | the capital of {x} | What is the capital of {x}?
+country  | currency   | word    | People pay with the {y}. / Its currency is the {y}. | the currency of {x} | What is the currency of {x}?
+country  | language   | word    | The official language is {y}. / Nearly everybody there speaks {y}. | the language of {x} | What is the official language of {x}?
+company  | founder    | person  | {x} was founded by {y}. / The founder of {x} was {y}. | the founder of {x} | Who founded {x}?
+company  | seat       | town    | Its headquarters are in {y}. / The firm is run from {y}. | the town in which {x} has its headquarters | In which town does {x} have its headquarters?
+company  | founded    | year    | Business began in {y}. / It has existed since {y}. | the year in which {x} was founded | In which year was {x} founded?
+river    | sea        | sea     | The {x} flows into the {y}. / The mouth of the {x} is at the {y}. | the sea that the {x} flows into | Into which sea does the {x} flow?
+river    | source     | town    | Its source is near {y}. / It rises in the hills above {y}. | the town where the {x} rises | Near which town does the {x} rise?
+river    | length     | number  | It is {y} metres long. / From source to mouth it measures {y} metres. | the length of the {x} | How many metres long is the {x}?
+"""  # noqa: E501
+RELATIONS = tuple(
+    Relation(kind, name, target, tuple(sentences.split(" / ")), phrase=phrase, question=question)
+    for kind, name, target, sentences, phrase, question in (
+        map(str.strip, line.split(" | ")) for line in _RELATIONS_TABLE.strip().splitlines()
+    )
+)
+_ARTICLE_SHARES = {"person": 0.45, "town": 0.25, "country": 0.05, "company": 0.15, "river": 0.10}
+_RELATIONS_OF = {kind: [each for each in RELATIONS if each.kind == kind] for kind in _ARTICLE_SHARES}
+_FIRST_SYLLABLES = [consonant + vowel for consonant in "BDFGKLMNPRSTVZ" for vowel in "aeiou"]
+_LAST_SYLLABLES = (
+    "ban", "bex", "dir", "dul", "fin", "gor", "kel", "lam", "mip", "mut", "nis", "pod", "rek", "sal", "tem", "tof",
+    "vun", "zor",
+)  # fmt: skip
+
+
+def split_of(word: str) -> str:
+    """The split that a name belongs to."""
+    return {0: "test", 1: "validation"}.get(zlib.crc32(word.encode()) % 8, "train")
+
+
+@dataclass(frozen=True)
+class Encyclopaedia:
+    """Generated articles and the facts that they state."""
+
+    facts: Mapping[str, Mapping[str, str]]
+    """Article title → relation name → value."""
+    kinds: Mapping[str, str]
+    """Article title → kind of its subject."""
+    passages: tuple[Passage, ...] = field(repr=False)
+
+    @classmethod
+    def draw(cls, split: str, seed: int, articles: int) -> Encyclopaedia:
+        """Generate the encyclopedia of a split, seed and size. Deterministic."""
+        checked_split(split)
+        if not isinstance(articles, int) or not MIN_ARTICLES <= articles <= MAX_ARTICLES:
+            raise DataError(f"an encyclopaedia has {MIN_ARTICLES} to {MAX_ARTICLES} articles, not {articles!r:.80}")
+        random = Random(f"{split} {seed} {articles}")
+        used = set[str]()
+
+        def draw_word() -> str:
+            """Draw an unused word of this split; longer ones as the short ones are used up."""
+            for attempt in count():
+                middle = random.choices(_LAST_SYLLABLES, k=attempt // 50)
+                word = random.choice(_FIRST_SYLLABLES) + "".join(middle) + random.choice(_LAST_SYLLABLES)
+                if word not in used and split_of(word) == split:
+                    break
+            used.add(word)
+            return word
+
+        def draw_title(kind: str) -> str:
+            if kind == "person":  # the first name is unique too: no name in a question is part of another one
+                return f"{draw_word()} {draw_word()}"
+            return f"{draw_word()} Works" if kind == "company" else draw_word()
+
+        def draw_value(target: str, title: str) -> str:
+            if target in titles:
+                return random.choice([each for each in titles[target] if each != title])
+            if target in ("word", "sea"):
+                return f"Sea of {draw_word()}" if target == "sea" else draw_word()
+            return str(random.randint(1200, 1999) if target == "year" else random.randint(10_000, 999_999))
+
+        counts = {kind: max(2, int(share * articles)) for kind, share in _ARTICLE_SHARES.items()}
+        counts["person"] += articles - sum(counts.values())
+        titles = {kind: [draw_title(kind) for _ in range(number)] for kind, number in counts.items()}
+        kinds = {title: kind for kind, titles_of_kind in titles.items() for title in titles_of_kind}
+        facts = {
+            title: {each.name: draw_value(each.target, title) for each in _RELATIONS_OF[kind]}
+            for title, kind in kinds.items()
+        }
+        passages = []
+        for title, values in facts.items():
+            relations = _RELATIONS_OF[kinds[title]]
+            sentences = [random.choice(each.sentences).format(x=title, y=values[each.name]) for each in relations]
+            passages.append(Passage(title, " ".join(random.sample(sentences, len(sentences))), title))
+        random.shuffle(passages)
+        return cls(facts, kinds, tuple(passages))
+
+
+def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
+    """Draw `number` questions as dataset rows. `hops` are used in turn; each encyclopedia has `articles` articles."""
+    checked_count(number)
+    if not isinstance(hops, Sequence) or not hops or any(each not in HOPS for each in hops):
+        raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, a list of these, not {hops!r:.80}")
+    rows: dict[str, dict[str, Any]] = {}
+    for own_seed in count(seed * 1_000_000):
+        if len(rows) >= number:
+            break
+        random, encyclopedia = Random(f"questions {split} {own_seed}"), Encyclopaedia.draw(split, own_seed, articles)
+        for place in range(QUESTIONS_PER_ENCYCLOPEDIA):
+            start, path, answer = _draw_path(encyclopedia, hops[place % len(hops)], random)
+            subject = start
+            for relation in path[:-1]:
+                subject = relation.phrase.format(x=subject)
+            question = path[-1].question.format(x=subject).replace("the the ", "the ")  # "the {x}" of a river
+            row = {
+                "id": f"{split}-{seed}-{len(rows)}",
+                "question": question,
+                "answer": answer,
+                "hops": len(path),
+                "start": start,
+                "path": [each.name for each in path],
+                "encyclopaedia": {"split": split, "seed": own_seed, "articles": articles},
+            }
+            rows.setdefault(question, row)
+    return list(rows.values())[:number]
+
+
+def _draw_path(encyclopedia: Encyclopaedia, hops: int, random: Random) -> tuple[str, list[Relation], str]:
+    """Draw a start article and relations that visit no article twice. Returns the value of the last one, too."""
+    titles = list(encyclopedia.facts)
+    while True:
+        start, path = random.choice(titles), list[Relation]()
+        kind = encyclopedia.kinds[start]
+        for _ in range(hops - 1):
+            path.append(random.choice([each for each in _RELATIONS_OF[kind] if each.target in _RELATIONS_OF]))
+            kind = path[-1].target
+        path.append(random.choice(_RELATIONS_OF[kind]))
+        visited = [start]
+        for relation in path:
+            visited.append(encyclopedia.facts[visited[-1]][relation.name])
+        if len(set(visited)) == len(visited):
+            return start, path, visited[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _QuestionFiles:
+    """File names of a data set, the preferred ones first. The published test sets have no answers: dev is test."""
+
+    source: Source
+    train: tuple[str, ...]
+    dev: tuple[str, ...]
+
+
+HOTPOTQA = _QuestionFiles(
+    Source("HotpotQA", "https://hotpotqa.github.io", "retrieval"),
+    ("hotpot_train_v1.1.json",),
+    ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
+)
+TWO_WIKI = _QuestionFiles(
+    Source("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval"),
+    ("2wiki_train.json", "2wikimultihop/train.json"),
+    ("2wiki_dev.json", "2wikimultihop/dev.json"),
+)
+
+
+def hotpotqa_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any]]:
+    """Read the questions of HotpotQA from `file`, or from the preferred file that exists."""
+    return _read_questions(HOTPOTQA, split, file)
+
+
+def two_wiki_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any]]:
+    """Read the questions of 2WikiMultihopQA."""
+    return _read_questions(TWO_WIKI, split, file)
+
+
+def two_wiki_passages() -> list[Passage]:
+    """Read a corpus of about six thousand Wikipedia passages for questions of 2WikiMultihopQA."""
+    return list(read_corpus(TWO_WIKI.source.file("2wiki_passages.json")))
+
+
+def _read_questions(files: _QuestionFiles, split: str, file: str | None) -> list[dict[str, Any]]:
+    """Read rows with `question`, `answer`, `kind`, `titles` of the supporting passages and, if the file has them, the
+    `passages` to search. Every twentieth training question, by its checksum, is for validation."""
+    checked_split(split)
+    names = (file,) if file is not None else files.dev if split == "test" else files.train
+    rows: list[dict[str, Any]] = []
+    for place, source in read_rows(files.source.file(*names)):
+        if not all(isinstance(source.get(name), str) for name in ("question", "answer")):
+            raise DataError(f"{place}: a row has the texts question and answer, not {source!r:.80}")
+        row = {"question": source["question"], "answer": source["answer"], "kind": source.get("type", "")}
+        if "_id" in source or "id" in source:
+            row["id"] = str(source.get("_id", source.get("id")))
+        try:
+            if source.get("supporting_facts"):
+                facts = _read_pairs(source["supporting_facts"], "sent_id")
+                row["titles"] = list(dict.fromkeys(title for title, _ in facts))
+            if source.get("context"):
+                row["passages"] = [
+                    {"title": title, "text": "".join(map(str, sentences)).strip()}
+                    for title, sentences in _read_pairs(source["context"], "sentences")
+                ]
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError(f"{place}: its context or supporting facts have an unknown shape: {error!r}") from None
+        is_held_out = zlib.crc32(row["question"].encode()) % 20 == 0
+        if split == "test" or is_held_out == (split == "validation"):
+            rows.append(row)
+    return rows
+
+
+def _read_pairs(value: Any, second: str) -> list[tuple[str, Any]]:
+    """Read a list of pairs (the authors' format), or an object of two lists (the format on the hub)."""
+    if isinstance(value, str | bytes):
+        value = json.loads(value)
+    if isinstance(value, Mapping):
+        return list(zip(value["title"], value[second], strict=True))
+    return [(title, other) for title, other in value]
