@@ -53,20 +53,20 @@ ALL_HONEST = HONEST | CATCHING
 @pytest.mark.parametrize("name", ALL_HONEST)
 async def test_an_honest_solution_gets_full_marks(judge: CodeJudge, name: str) -> None:
     solution, tests = ALL_HONEST[name]
-    if name in ("numpy", "sympy") and (missing := (await judge.output(f"import {name}")).wrong):
+    if name in ("numpy", "sympy") and (missing := (await judge.run_program(f"import {name}")).error):
         pytest.skip(f"the sandbox has no {name}: {missing}")
     verdict = await judge.unit_tests(solution, tests)
     assert verdict.failures == ()
-    assert verdict.passed == verdict.total == UnitTests.of(tests).total
+    assert verdict.passed == verdict.total == UnitTests.parse(tests).total
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_HONEST if name not in ("main guard", "loud")])
 async def test_plain_execution_agrees(judge: CodeJudge, name: str) -> None:
     """The honest tests are right: solution and tests in one script run to the end."""
     solution, tests = ALL_HONEST[name]
-    steps = "\n".join(step.source for step in UnitTests.of(tests).steps)
-    printed = await judge.output(f"{solution}\n{steps}\nprint('to the end')")
-    assert printed.wrong == ""
+    steps = "\n".join(step.source for step in UnitTests.parse(tests).steps)
+    printed = await judge.run_program(f"{solution}\n{steps}\nprint('to the end')")
+    assert printed.error == ""
     assert printed.text.endswith("to the end\n")
 
 
@@ -150,7 +150,7 @@ async def test_check_with_an_entry_point(judge: CodeJudge) -> None:
         assert (verdict.passed, verdict.total) == (passed, 1)
     solution = "class Solution:\n    def square(self, n):\n        return n * n"
     assert (await judge.unit_tests(solution, tests, entry_point="Solution().square")).passed == 1
-    with pytest.raises(DataError, match="entry_point, line 1 is no Python"):
+    with pytest.raises(DataError, match="entry_point, line 1 is not valid Python"):
         await judge.unit_tests(solution, tests, entry_point="a b")
 
 
@@ -170,10 +170,10 @@ async def test_many_at_once_and_one_cancelled(judge: CodeJudge) -> None:
         ("", "holds no test"),
         (["import math"], "holds no test"),
         ("def f():\n    assert True", "holds no test"),
-        (["assert f(1) == 1", "assert f(2) = 2"], r"tests\[1\], line 1 is no Python"),
-        ("x = 1\nassert (", "tests, line 2 is no Python"),
-        ("assert 1\0", "tests.* is no Python"),
-        (["return 1"], r"tests\[0\], line 1 is no Python: 'return' outside function"),
+        (["assert f(1) == 1", "assert f(2) = 2"], r"tests\[1\], line 1 is not valid Python"),
+        ("x = 1\nassert (", "tests, line 2 is not valid Python"),
+        ("assert 1\0", "tests.* is not valid Python"),
+        (["return 1"], r"tests\[0\], line 1 is not valid Python: 'return' outside function"),
         ([1], "must be a text or a list of texts"),
         (None, "must be a text or a list of texts"),
         ("def test_a(fixture):\n    assert fixture", "test_a takes arguments"),
@@ -213,13 +213,13 @@ async def test_objects_of_the_tests_are_refused_by_name(judge: CodeJudge) -> Non
 
 async def test_programs(judge: CodeJudge, strict: CodeJudge) -> None:
     program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))\nprint('noise', file=sys.stderr)"
-    assert (await judge.output(program, "1 2\n3")).text == "6\n"
-    assert (await judge.output("if __name__ == '__main__':\n    print(ascii(input()))", "é")).text == "'\\xe9'\n"
-    failed = await judge.output("print(1)\n1 / 0")
+    assert (await judge.run_program(program, "1 2\n3")).text == "6\n"
+    assert (await judge.run_program("if __name__ == '__main__':\n    print(ascii(input()))", "é")).text == "'\\xe9'\n"
+    failed = await judge.run_program("print(1)\n1 / 0")
     assert failed.text == "1\n"
-    assert failed.wrong == "The command ended with status 1. ZeroDivisionError: division by zero"
-    assert "status 3" in (await judge.output("import os\nos._exit(3)")).wrong
-    assert "took too long" in (await strict.output("while True: pass")).wrong
-    assert (await strict.output("while True: print('x' * 1000)")).wrong
-    assert "more than it may" in (await strict.output("print('x' * 100000)")).wrong
-    assert "signal 9" in (await judge.output("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")).wrong
+    assert failed.error == "The command ended with status 1. ZeroDivisionError: division by zero"
+    assert "status 3" in (await judge.run_program("import os\nos._exit(3)")).error
+    assert "took too long" in (await strict.run_program("while True: pass")).error
+    assert (await strict.run_program("while True: print('x' * 1000)")).error
+    assert "more than it may" in (await strict.run_program("print('x' * 100000)")).error
+    assert "signal 9" in (await judge.run_program("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")).error

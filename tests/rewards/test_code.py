@@ -108,4 +108,4 @@ async def test_an_agent_finds_them_by_name(judge: CodeJudge) -> None:
     assert result[0].score.total == 1.0
     assert result[0].score.metrics["passed"] == 2
     assert result[1].score is None
-    assert "tests, line 1 is no Python" in str(result[1].failures)
+    assert "tests, line 1 is not valid Python" in str(result[1].failures)

@@ -53,14 +53,14 @@ async def output_match(
     read = [_read_case(case, number) for number, case in enumerate(_some(cases))]
     try:
         async with asyncio.TaskGroup() as running:
-            runs = [running.create_task(judge.output(program, stdin)) for stdin, _ in read]
+            runs = [running.create_task(judge.run_program(program, stdin)) for stdin, _ in read]
     except ExceptionGroup as group:
         raise group.exceptions[0] from None  # the first to fail, which ended the others
     failures = []
     for number, ((_, expected), run) in enumerate(zip(read, runs, strict=True)):
         printed = run.result()
-        if printed.wrong:
-            failures.append(f"cases[{number}]: {printed.wrong}")
+        if printed.error:
+            failures.append(f"cases[{number}]: {printed.error}")
         elif not _is_match(printed.text, expected, match, tolerance):
             failures.append(f"cases[{number}]: it printed {printed.text!r:.100}")
     return _scored(Verdict(len(read) - len(failures), len(read), tuple(failures)))

@@ -39,6 +39,6 @@ async def _parts(
         raise DataError("the columns 'fail_to_pass' and 'pass_to_pass' must be lists of tests, not texts")
     if not fail_to_pass:
         raise DataError("the column 'fail_to_pass' names no test: there is nothing to repair")
-    passed = await judge.passed(task.columns, await env.sources())
+    passed = await judge.passing_tests(task.columns, await env.sources())
     mended, kept = (sum(test in passed for test in tests) for tests in (fail_to_pass, pass_to_pass))
     return mended / len(fail_to_pass), kept / len(pass_to_pass) if pass_to_pass else 1.0

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentfly.environments.repair import RepairJudge
-from agentfly.environments.repair.pytest_run import is_source
+from agentfly.environments.repair.judge import is_source
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import bug, played
 from tests.environments.repair.test_tasks import OTHER_TESTS, SOURCE, TESTS
@@ -80,7 +80,7 @@ async def test_code_in_the_package_has_no_say(judge: RepairJudge, trick: str) ->
     for path in ("roman/__init__.py", "roman/numerals.py"):
         sources = {each: text.encode() for each, text in row["files"].items() if is_source(each, "roman")}
         sources[path] = BEFORE_THE_PACKAGE[trick].encode() + sources[path]
-        passed = await judge.passed(row, sources)
+        passed = await judge.passing_tests(row, sources)
         assert not passed & set(row["fail_to_pass"])
 
 
@@ -88,7 +88,9 @@ async def test_answers_that_equal_everything_are_equal_to_nothing(judge: RepairJ
     row = bug("roman", before="        if value < following:")
     names = ["add", "from_roman", "is_roman", "shortest", "to_roman"]
     cheat = ALL_EQUAL + "".join(f"def {name}(*given):\n    return Anything('I')\n" for name in names)
-    passed = await judge.passed(row, {"roman/__init__.py": f"{cheat}class NumeralError(ValueError): pass\n".encode()})
+    passed = await judge.passing_tests(
+        row, {"roman/__init__.py": f"{cheat}class NumeralError(ValueError): pass\n".encode()}
+    )
     assert not passed & set(row["fail_to_pass"])
 
 
@@ -98,7 +100,7 @@ async def test_visible_answers_by_heart_are_not_enough(judge: RepairJudge) -> No
     heart = f"_real = from_roman\ndef from_roman(numeral):\n    return {known}.get(numeral) or _real(numeral)\n"
     sources = {path: text.encode() for path, text in row["files"].items() if is_source(path, "roman")}
     sources["roman/numerals.py"] += heart.encode()
-    passed = await judge.passed(row, sources)
+    passed = await judge.passing_tests(row, sources)
     assert not set(row["fail_to_pass"]) <= passed
 
 
@@ -158,18 +160,18 @@ async def test_pytest_tells_a_repair_from_none(judge: RepairJudge) -> None:
     run = await judge.run_pytest(ROW, {"warmth.py": SOURCE.encode()})
     if "No module named pytest" in run.output:
         pytest.skip("the sandbox has no pytest: pip install 'agentfly-rl[repair]'")
-    assert run.honest
-    assert run.passed == {*FAILING, "tests/test_warm.py::test_warm"}
-    assert await judge.passed(ROW, {"warmth.py": WRONG.encode()}) == {"tests/test_warm.py::test_warm"}
+    assert run.valid
+    assert run.passed_tests == {*FAILING, "tests/test_warm.py::test_warm"}
+    assert await judge.passing_tests(ROW, {"warmth.py": WRONG.encode()}) == {"tests/test_warm.py::test_warm"}
 
 
 @pytest.mark.parametrize("trick", {**ENDING, **REWRITING, **FORGING})
 async def test_code_in_the_process_of_pytest_gives_itself_away(judge: RepairJudge, trick: str) -> None:
     sources = {"warmth.py": ({**ENDING, **REWRITING, **FORGING}[trick] + WRONG).encode()}
     run = await judge.run_pytest(ROW, sources)
-    assert not run.honest
-    assert (run.passed >= FAILING) is (trick in FORGING)  # but for the guard, it would have worked
-    assert await judge.passed(ROW, sources) == set()
+    assert not run.valid
+    assert (run.passed_tests >= FAILING) is (trick in FORGING)  # but for the guard, it would have worked
+    assert await judge.passing_tests(ROW, sources) == set()
 
 
 SWALLOWING = """
@@ -221,9 +223,9 @@ def run(check):
 async def test_an_assertion_that_the_package_swallows_fails_its_test(judge: RepairJudge) -> None:
     row = {"package": "warmth", "tests": {"test_swallowing.py": SWALLOWING, "test_meant.py": MEANT}}
     run = await judge.run_pytest(row, {"warmth.py": SWALLOWS.encode()})
-    assert run.honest
-    assert {test.rpartition("::")[2] for test in run.passed} == {"test_right", "test_meant"}
-    assert len(run.results) == 5
+    assert run.valid
+    assert {test.rpartition("::")[2] for test in run.passed_tests} == {"test_right", "test_meant"}
+    assert len(run.outcomes) == 5
 
 
 async def test_only_source_files_of_the_package_are_taken() -> None:

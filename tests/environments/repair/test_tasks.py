@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from agentfly.environments.repair import Repair, RepairJudge, package_tasks
-from agentfly.environments.repair.generated import _index, _mutation
-from agentfly.environments.repair.indexing import shown, worth_a_task
+from agentfly.environments.repair.build_index import index_mutation, run_examples
 from agentfly.environments.repair.mutation import mutations
-from agentfly.environments.repair.package import NAMES, shipped
+from agentfly.environments.repair.tasks import NAMES, load_index, load_package, read_mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import size
@@ -29,38 +30,40 @@ async def judge_here() -> RepairJudge:
 
 
 def test_the_index_fits_the_packages() -> None:
-    """Else the packages were changed: python -m agentfly.environments.repair.indexing."""
-    bugs = _index()
-    there = {each for name in NAMES for path, text in shipped(name).sources.items() for each in mutations(path, text)}
+    """Else the packages were changed: python -m agentfly.environments.repair.build_index."""
+    bugs = load_index()
+    there = {
+        each for name in NAMES for path, text in load_package(name).sources.items() for each in mutations(path, text)
+    }
     for bug in bugs:
-        assert _mutation(bug) in there
-        assert bug["example"] in shipped(bug["package"]).examples
+        assert read_mutation(bug) in there
+        assert bug["example"] in load_package(bug["package"]).examples
     assert {bug["package"] for bug in bugs} == set(NAMES)
     assert len({(bug["package"], bug["path"], bug["line"], bug["after"]) for bug in bugs}) == len(bugs)
 
 
 async def test_a_sample_of_the_index_is_what_the_judge_finds() -> None:
     judge = await judge_here()
-    for bug in Random(11).sample(_index(), 4):
-        package = shipped(bug["package"])
-        expected = await shown(judge, package)
-        assert await worth_a_task(judge, package, _mutation(bug), expected) == bug
+    for bug in Random(11).sample(load_index(), 4):
+        package = load_package(bug["package"])
+        expected = await run_examples(judge, package)
+        assert await index_mutation(judge, package, read_mutation(bug), expected) == bug
 
 
 async def test_all_hidden_tests_pass_without_a_bug() -> None:
     judge = await judge_here()
     for name in NAMES:
-        package = shipped(name)
+        package = load_package(name)
         columns = {"package": name, "tests": package.hidden}
-        passed = await judge.passed(columns, {path: text.encode() for path, text in package.sources.items()})
+        passed = await judge.passing_tests(columns, {path: text.encode() for path, text in package.sources.items()})
         assert len(passed) == package.hidden.count("\ndef test_") >= 15
 
 
 def test_a_bug_is_one_line_of_source() -> None:
     for name in NAMES:
-        for path, text in shipped(name).sources.items():
+        for path, text in load_package(name).sources.items():
             for mutation in mutations(path, text):
-                old, new = text.split("\n"), mutation.applied(text).split("\n")
+                old, new = text.split("\n"), mutation.apply(text).split("\n")
                 assert [(a, b) for a, b in zip(old, new, strict=True) if a != b] == [(mutation.before, mutation.after)]
 
 
@@ -94,6 +97,21 @@ def test_splits_share_no_line_whatever_the_seed() -> None:
     assert not lines["train"] & lines["validation"]
     assert not lines["train"] & lines["test"]
     assert not lines["validation"] & lines["test"]
+
+
+DIGESTS = {
+    "train": "a5a030e3981f8a90ae4a0a9ea08cc77c87db769c6231fbfc14d425e50e41700f",
+    "validation": "aa37a4ebda16b29919887da17c270898cc98058cf316ca2cc71a709aaa8cd0be",
+    "test": "58e3032e91a32fa588b2d0087da48560b37aaa0dd4c18eda6b142e789504579c",
+}
+"""SHA-256 of all tasks of a split as JSON. They were taken while the packages were folders of Python files;
+a change of a package or of the index replaces them."""
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_all_tasks_are_byte_identical(split: str) -> None:
+    rows = Repair.draw_tasks(split, size(split))
+    assert hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest() == DIGESTS[split]
 
 
 def test_rows_are_the_same_for_the_same_seed_and_begin_with_fewer() -> None:
