@@ -18,7 +18,7 @@ class Hasty(MathJudge):
     """Enough for any answer, and the hostile ones are over soon."""
 
     seconds = 0.5
-    at_once = 2
+    max_concurrent = 2
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.math import gsm8k_tasks, math_tasks
-from agentfly.environments.math.official import boxed_in
+from agentfly.environments.math.tasks import extract_boxed
 from agentfly.errors import DataError
 
 HAS_DATA = (Path(os.environ.get("AGENTFLY_DATA", "/nowhere")) / "math").is_dir()
@@ -54,7 +54,7 @@ def test_math_takes_answers_and_solutions(folder: Path) -> None:
     [(r"\boxed{a}", "a"), (r"\boxed{\{1\}} .", r"\{1\}"), (r"\boxed{a", None), ("a", None), (r"\boxed{}", "")],
 )
 def test_what_is_boxed(text: str, found: str | None) -> None:
-    assert boxed_in(text) == found
+    assert extract_boxed(text) == found
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import CodeJudge, task_sampling
 from agentfly.environments.programs import ProgramSynthesis, mbpp_tasks
-from agentfly.environments.programs.official import SPLITS
+from agentfly.environments.programs.tasks import MBPP_SPLITS
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import unit_tests
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
@@ -75,7 +75,7 @@ def test_the_hidden_tests_are_not_in_the_question_and_the_solution_passes_them()
 
 
 def test_when_there_are_no_more_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_sampling, "_PATIENCE", 300)
+    monkeypatch.setattr(task_sampling, "_MAX_REJECTED", 300)
     with pytest.raises(DataError, match="validation tasks of programs or little more"):
         ProgramSynthesis.draw_tasks("validation", 10**6, kinds=["strings"])
 
@@ -205,7 +205,7 @@ def test_what_is_missing_is_named_with_its_source(file: Path) -> None:
 
 @needs_data
 def test_the_official_splits() -> None:
-    ids = {split: [row["id"] for row in mbpp_tasks(split)] for split in SPLITS}
+    ids = {split: [row["id"] for row in mbpp_tasks(split)] for split in MBPP_SPLITS}
     assert {split: len(each) for split, each in ids.items()} == {
         "prompt": 10, "test": 500, "validation": 90, "train": 374,
     }  # fmt: skip

@@ -85,7 +85,7 @@ def test_the_files_of_the_authors_are_read(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(train) + len(validation) == 40
     assert 0 < len(validation) < 10
     assert (train[0]["question"], train[0]["gold"]) == ("How many in db_0?", "SELECT 1")
-    for wrong, told in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "no row of columns")):
+    for wrong, told in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "not an object with columns")):
         write(file, wrong)
         with pytest.raises(DataError, match=told):
             spider_tasks("train")

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import validate_split
 from agentfly.environments.repair.judge import PytestRun, RepairJudge, is_source, is_test_file, list_test_names
 from agentfly.environments.repair.mutation import Mutation, mutations
 from agentfly.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def read_mutation(bug: Mapping[str, Any]) -> Mutation:
 
 def draw_tasks(split: str, count: int, seed: int, packages: Sequence[str] | None) -> list[dict[str, Any]]:
     """Draw `count` tasks of a split without replacement; the seed decides the order."""
-    checked_split(split)
+    validate_split(split)
     selected = tuple(packages) if packages is not None else NAMES
     if unknown := [name for name in selected if name not in NAMES]:
         raise DataError(f"there is no package {unknown[0]!r:.80}; there are {', '.join(NAMES)}")
@@ -132,7 +132,7 @@ def package_tasks(
         most_failing: Largest fraction of the tests that may fail with a bug; at least one must fail.
         judge: Runs the tests. None: a new `RepairJudge`.
     """
-    checked_split(split)
+    validate_split(split)
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; unpack a source distribution (pip download --no-binary :all: …)")

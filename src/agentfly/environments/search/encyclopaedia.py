@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import validate_split
 from agentfly.environments.search.passages import Passage
 from agentfly.errors import DataError
 
@@ -88,7 +88,7 @@ class Encyclopaedia:
     @classmethod
     def draw(cls, split: str, seed: int, articles: int) -> Encyclopaedia:
         """The encyclopaedia of this split, seed and size; always the same one."""
-        checked_split(split)
+        validate_split(split)
         if not isinstance(articles, int) or not SMALLEST <= articles <= LARGEST:
             raise DataError(f"an encyclopaedia has {SMALLEST} to {LARGEST} articles, not {articles!r:.80}")
         random = Random(f"{split} {seed} {articles}")

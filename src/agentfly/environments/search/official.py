@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, read_rows
+from agentfly.environments.data import Source, read_rows, validate_split
 from agentfly.environments.search.passages import Passage, read_corpus
 from agentfly.errors import DataError
 
@@ -57,7 +57,7 @@ def two_wiki_passages() -> list[Passage]:
 
 
 def _tasks(asked: _Questions, split: str, file: str | None) -> list[dict[str, Any]]:
-    checked_split(split)
+    validate_split(split)
     names = (file,) if file is not None else asked.dev if split == "test" else asked.train
     rows = [_row(row, place) for place, row in read_rows(asked.source.file(*names))]
     if split == "test":

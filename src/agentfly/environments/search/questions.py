@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_count
+from agentfly.environments.data import validate_count
 from agentfly.environments.search.encyclopaedia import OF_KIND, Encyclopaedia, Relation
 from agentfly.errors import DataError
 
@@ -22,7 +22,7 @@ PER_WORLD = 25
 
 def draw_tasks(split: str, number: int, seed: int, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
     """So many questions of a split, as rows of a data set."""
-    checked_count(number)
+    validate_count(number)
     if not isinstance(hops, Sequence) or not hops or any(each not in HOPS for each in hops):
         raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, a list of these, not {hops!r:.80}")
     rows: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, read_rows
+from agentfly.environments.data import Source, read_rows, validate_split
 from agentfly.errors import DataError
 
 NL2BASH = Source(
@@ -23,7 +23,7 @@ _ROOT = re.compile(r"(?<![\w./-])/(testbed|system|workspace|backup)\b")
 
 def nl2bash_tasks(split: str, *, systems: Sequence[int] = SYSTEMS) -> list[dict[str, Any]]:
     """The questions about these file systems: rows with `id`, `question`, `gold`, `kind` and `setup`."""
-    if checked_split(split) != "test":
+    if validate_split(split) != "test":
         raise DataError(f"InterCode-Bash has questions for test only, none for {split}; Shell.draw_tasks draws some")
     if not systems or any(number not in SYSTEMS for number in systems):
         raise DataError(f"there are the file systems 1 to 4, not {systems!r:.80}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import DataError
 
 FOLDERS = ("data", "docs", "logs", "notes", "src", "tests", "web", "mail", "plans", "photos")
@@ -150,7 +150,7 @@ def draw_tasks(split: str, number: int, seed: int, kinds: Sequence[str] | None) 
         question, gold = KINDS[kind](tree)
         return essence(question, tree.files), {"question": question, "gold": gold, "kind": kind, "files": tree.files}
 
-    return drawn("shell", split, number, seed, draw)
+    return sample_tasks("shell", split, number, seed, draw)
 
 
 def essence(question: str, files: Files) -> str:

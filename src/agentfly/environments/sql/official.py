@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, read_rows
+from agentfly.environments.data import Source, read_rows, validate_split
 from agentfly.errors import DataError
 
 SPIDER = Source("Spider", "https://yale-lily.github.io/spider", "spider")
@@ -22,7 +22,7 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
 
     Questions about databases whose file is not there are an error that names it.
     """
-    path = SPIDER.file(*_FILES[checked_split(split)])
+    path = SPIDER.file(*_FILES[validate_split(split)])
     rows = [_row(row, place, f"spider/{split}/{number}") for number, (place, row) in enumerate(read_rows(path))]
     if split != "test":
         rows = [row for row in rows if _is_held_out(row["database"]["spider"]) == (split == "validation")]

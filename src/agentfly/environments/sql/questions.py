@@ -11,7 +11,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_count, checked_split
+from agentfly.environments.data import validate_count, validate_split
 from agentfly.environments.sql.database import Database, Row
 from agentfly.environments.sql.domains import Number, Text
 from agentfly.environments.sql.drawn import LEVELS, TWINS, Shape, Table, image_of, shape_of
@@ -210,8 +210,8 @@ FAMILIES: dict[int, tuple[Family, ...]] = {
 
 def draw_tasks(split: str, number: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
     """So many questions of a split, as rows of a data set."""
-    checked_split(split)
-    checked_count(number)
+    validate_split(split)
+    validate_count(number)
     if not isinstance(levels, Sequence) or not levels or any(level not in LEVELS for level in levels):
         raise DataError(f"levels are a list of {', '.join(map(str, LEVELS))}, not {levels!r:.80}")
     rows: list[dict[str, Any]] = []
