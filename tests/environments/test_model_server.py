@@ -74,7 +74,7 @@ async def test_no_more_requests_at_once_than_allowed(judge: ModelServer, server:
         return JSONResponse(chat({"content": "7"}))
 
     server.answers("/chat/completions", slow)
-    type(judge).at_once = 3
+    type(judge).max_concurrent = 3
     await judge.start()
     assert await asyncio.gather(*(judge.chat("?") for _ in range(12))) == ["7"] * 12
     assert most == 3
@@ -158,7 +158,7 @@ async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
     [
         ({"model": "large"}, "does not serve 'large'; it serves tiny"),
         ({"api_key_variable": "NO_SUCH_KEY"}, "from NO_SUCH_KEY, which is not set"),
-        ({"at_once": 0}, "at_once must be a whole number of at least 1, not 0"),
+        ({"max_concurrent": 0}, "max_concurrent must be a whole number of at least 1, not 0"),
         ({"base_url": "localhost:8000"}, "must start with http"),
     ],
 )

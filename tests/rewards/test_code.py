@@ -11,7 +11,7 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeJudge
 from agentfly.errors import DataError
 from agentfly.rewards import output_match, unit_tests
-from agentfly.rewards.code import code_in
+from agentfly.rewards.code import extract_code
 from agentfly.sandbox import SandboxUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,8 +42,8 @@ async def judge() -> AsyncIterator[CodeJudge]:
         ("", ""),
     ],
 )
-async def test_the_code_in_an_answer(said: str, code: str) -> None:
-    assert code_in(said) == code
+async def test_the_extract_code_an_answer(said: str, code: str) -> None:
+    assert extract_code(said) == code
 
 
 async def test_unit_tests_reward_the_part_that_passes(judge: CodeJudge) -> None:

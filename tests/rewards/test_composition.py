@@ -92,5 +92,5 @@ def test_what_is_no_product_is_refused() -> None:
         product("lti", half)
     with pytest.raises(ConfigError, match="at least two rewards"):
         product(shining, lambda: 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="with a chain"):
+    with pytest.raises(ConfigError, match="needs a chain"):
         product(shining, half)()

@@ -129,7 +129,7 @@ def _load_tasks(
         if not isinstance(question, str) or not answer:
             raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
         if split == "test" or (zlib.crc32(question.encode()) % 20 == 0) == (split == "validation"):
-            extra = {key: row[key] for key in ("level", "subject") if key in row}
+            extra: dict[str, Any] = {key: row[key] for key in ("level", "subject") if key in row}
             question = _INSTRUCTION.sub("", question)
             tasks.append({"id": f"{name}/{number}", "question": question, "answer": answer, **extra})
     return tasks
