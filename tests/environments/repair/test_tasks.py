@@ -29,7 +29,7 @@ async def judge_here() -> RepairJudge:
     return judge
 
 
-def test_the_index_fits_the_packages() -> None:
+def test_index_fits_the_packages() -> None:
     """Else the packages were changed: python -m agentfly.environments.repair.build_index."""
     bugs = load_index()
     there = {
@@ -42,7 +42,7 @@ def test_the_index_fits_the_packages() -> None:
     assert len({(bug["package"], bug["path"], bug["line"], bug["after"]) for bug in bugs}) == len(bugs)
 
 
-async def test_a_sample_of_the_index_is_what_the_judge_finds() -> None:
+async def test_sample_of_the_index_is_reproduced() -> None:
     judge = await judge_here()
     for bug in Random(11).sample(load_index(), 4):
         package = load_package(bug["package"])
@@ -59,7 +59,7 @@ async def test_all_hidden_tests_pass_without_a_bug() -> None:
         assert len(passed) == package.hidden.count("\ndef test_") >= 15
 
 
-def test_a_bug_is_one_line_of_source() -> None:
+def test_mutation_changes_one_line() -> None:
     for name in NAMES:
         for path, text in load_package(name).sources.items():
             for mutation in mutations(path, text):
@@ -87,7 +87,7 @@ def test_kinds_of_bugs(line: str, kind: str, wanted: list[str]) -> None:
     assert sorted(each.after for each in mutations("m.py", line) if each.kind == kind) == sorted(wanted)
 
 
-def test_splits_share_no_line_whatever_the_seed() -> None:
+def test_splits_share_no_line() -> None:
     lines: dict[str, set[tuple[str, str]]] = {}
     for split in SPLITS:
         rows = Repair.draw_tasks(split, size(split), seed=4)
@@ -114,20 +114,20 @@ def test_all_tasks_are_byte_identical(split: str) -> None:
     assert hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest() == DIGESTS[split]
 
 
-def test_rows_are_the_same_for_the_same_seed_and_begin_with_fewer() -> None:
+def test_rows_are_deterministic_and_larger_counts_extend_smaller() -> None:
     rows = Repair.draw_tasks("train", 20, seed=5)
     assert rows == Repair.draw_tasks("train", 40, seed=5)[:20]
     assert rows != Repair.draw_tasks("train", 20, seed=6)
 
 
-def test_the_question_tells_what_goes_wrong_and_not_where() -> None:
+def test_question_shows_the_error_but_not_the_line() -> None:
     for row in Repair.draw_tasks("train", 60):
         assert row["mutation"]["before"].strip() not in row["question"]
         assert ">>> " in row["question"]
         assert "hidden" not in "".join(row["files"])
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_unknown_names_and_counts_are_rejected() -> None:
     with pytest.raises(DataError, match="calc, intervals"):
         Repair.draw_tasks("train", 1, packages=["numpy"])
     with pytest.raises(DataError, match="train, validation, test"):
@@ -170,7 +170,7 @@ def unpacked(folder: Path) -> Path:
     return folder
 
 
-def test_tasks_of_a_package_with_its_own_tests(tmp_path: Path) -> None:
+def test_package_tasks(tmp_path: Path) -> None:
     try:
         rows = package_tasks(unpacked(tmp_path), split="train", count=2, most_failing=0.7)
     except (SandboxUnavailable, ConfigError) as error:
@@ -185,7 +185,7 @@ def test_tasks_of_a_package_with_its_own_tests(tmp_path: Path) -> None:
         assert row["fail_to_pass"][0] in row["question"]
 
 
-def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
+def test_invalid_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="pip download"):
         package_tasks(tmp_path / "nowhere")
     with pytest.raises(DataError, match="none; say package="):

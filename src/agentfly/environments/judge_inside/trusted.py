@@ -76,12 +76,6 @@ class Handle(RemoteObject):
             return getattr(_require_plain(self), name)
         return _peer.ask("getattr", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _peer.ask("setattr", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        _peer.ask("delattr", self, name)
-
     def __eq__(self, other: object) -> Any:
         if isinstance(other, Handle):
             return _peer.ask("eq", self, other)
@@ -90,10 +84,6 @@ class Handle(RemoteObject):
 
     def __ne__(self, other: object) -> Any:
         return _peer.ask("ne", self, other) if isinstance(other, Handle) else not self == other
-
-    def __hash__(self) -> int:
-        number: int = _peer.ask("hash", self)
-        return number
 
     def __contains__(self, item: object) -> bool:
         if self._made_by_tests:
@@ -160,8 +150,8 @@ def _binary(name: str, reflected: bool) -> Callable[[Any, Any], Any]:
 
 
 _UNARY = (
-    "len iter next bool str repr int float complex round reversed format dir neg pos abs invert index "
-    "getitem setitem delitem trunc floor ceil copy"
+    "len iter next bool str repr hash setattr delattr int float complex round reversed format dir neg pos abs invert "
+    "index getitem setitem delitem trunc floor ceil copy"
 )
 _COMPARISONS = "lt le gt ge"
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"

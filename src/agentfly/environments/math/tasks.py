@@ -107,7 +107,7 @@ def math_tasks(split: str) -> list[dict[str, Any]]:
     def read_answer(row: dict[str, Any]) -> str | None:
         if isinstance(row.get("answer"), str):
             return str(row["answer"])
-        return extract_boxed(str(row.get("solution", "")))
+        return extract_box(str(row.get("solution", "")))
 
     files = ("math500.jsonl", "math_test.jsonl") if split == "test" else ("math_train.jsonl",)
     return _load_tasks(MATH, "math", split, files=files, read_answer=read_answer)
@@ -135,7 +135,7 @@ def _load_tasks(
     return tasks
 
 
-def extract_boxed(text: str) -> str | None:
+def extract_box(text: str) -> str | None:
     r"""Return the content of the last \boxed{…} of a text, braces included; None if none is closed."""
     start = text.rfind(r"\boxed{")
     depth = 0

@@ -132,7 +132,7 @@ class RepairJudge(CodeJudge):
         files = {path: data for path, data in (columns.get("files") or {}).items() if not is_source(path, package)}
         files |= columns["tests"]
         names = [*(columns.get("fail_to_pass") or ()), *(columns.get("pass_to_pass") or ())]
-        tests = sorted({name.partition("::")[0] for name in names} | {path for path in files if _is_collected(path)})
+        tests = sorted({name.partition("::")[0] for name in names} | {path for path in files if _is_pytest_file(path)})
         if not tests:
             raise DataError("the task has no test file: none is named test_….py or …_test.py")
 
@@ -213,7 +213,7 @@ def is_source(path: str, package: str) -> bool:
     return is_inside and path.endswith(".py") and not is_test_file(path)
 
 
-def _is_collected(path: str) -> bool:
+def _is_pytest_file(path: str) -> bool:
     name = path.rpartition("/")[2]
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
