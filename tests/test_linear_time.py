@@ -123,7 +123,7 @@ def environment_for(kind: type) -> Any:
         return env
     stand_in = MagicMock(spec=kind)
     if issubclass(kind, Judge):
-        stand_in.judged.side_effect = lambda asked, schema: (
+        stand_in.evaluate.side_effect = lambda messages, schema: (
             Marks(reason="", points=1) if schema is Marks else Ruling(reason="", correct=True)
         )
     if issubclass(kind, Shell):

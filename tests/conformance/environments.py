@@ -14,7 +14,7 @@ from typing import Any
 
 from agentfly import Environment, Task, reward, tool
 from agentfly.environment import Pool
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import validate_split
 from agentfly.types import ToolCall
 
 LOG: list[str] = []
@@ -28,7 +28,7 @@ class Corridor(Environment):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Doors to be found."""
-        checked_split(split)
+        validate_split(split)
         random, rows = Random(f"{split} {seed}"), list[dict[str, Any]]()
         while len(rows) < count:
             at, door = random.randrange(10_000), random.randrange(1, 9)
@@ -108,7 +108,7 @@ class Hashed(Corridor):
 class Overlapping(Corridor):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
-        checked_split(split)
+        validate_split(split)
         return super().draw_tasks("train", count, seed=seed)
 
 

@@ -41,7 +41,7 @@ def judge(server: OpenAIServer) -> ModelServer:
     return type("Judge", (ModelServer,), {"base_url": server.url})()
 
 
-async def test_a_question_and_a_conversation_are_answered(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_question_and_conversation_are_answered(judge: ModelServer, server: OpenAIServer) -> None:
     await judge.start()
     assert await judge.chat("How good is it?") == "7"
     assert await judge.chat([{"role": "system", "content": "Be fair."}, Message("user", "Well?")], max_tokens=5) == "7"
@@ -54,7 +54,7 @@ async def test_a_question_and_a_conversation_are_answered(judge: ModelServer, se
     assert server.left_alone()
 
 
-async def test_it_is_lent_by_the_manager_and_one_is_everybodys(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_all_leases_share_one_instance(judge: ModelServer, server: OpenAIServer) -> None:
     manager, kind = ResourceManager(), type(judge)
     async with manager.leases(TASK, [kind]) as one, manager.leases(TASK, [kind]) as other:
         assert await one.get(kind) is await other.get(kind)
@@ -62,7 +62,7 @@ async def test_it_is_lent_by_the_manager_and_one_is_everybodys(judge: ModelServe
     assert len([each for each in server.seen if each.path == "/models"]) == 1
 
 
-async def test_no_more_requests_at_once_than_allowed(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_concurrent_requests_are_limited(judge: ModelServer, server: OpenAIServer) -> None:
     under_way, most = 0, 0
 
     async def slow(request: Request) -> Response:
@@ -74,14 +74,14 @@ async def test_no_more_requests_at_once_than_allowed(judge: ModelServer, server:
         return JSONResponse(chat({"content": "7"}))
 
     server.answers("/chat/completions", slow)
-    type(judge).at_once = 3
+    type(judge).max_concurrent = 3
     await judge.start()
     assert await asyncio.gather(*(judge.chat("?") for _ in range(12))) == ["7"] * 12
     assert most == 3
     await judge.close()
 
 
-async def test_a_schema_is_sent_and_the_answer_is_of_that_type(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_schema_is_sent_and_answer_has_its_type(judge: ModelServer, server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": '{"points": 7, "why": "short"}'})))
     await judge.start()
     assert await judge.chat("How good?", schema=Mark) == Mark(7, "short")
@@ -91,7 +91,7 @@ async def test_a_schema_is_sent_and_the_answer_is_of_that_type(judge: ModelServe
     await judge.close()
 
 
-async def test_what_does_not_fit_is_asked_for_once_more(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_invalid_answer_is_requested_once_more(judge: ModelServer, server: OpenAIServer) -> None:
     fitting, wrong = chat({"content": '{"points": 7, "why": ""}'}), chat({"content": "Seven!"})
     server.answers("/chat/completions", says(wrong), says(fitting))
     await judge.start()
@@ -105,7 +105,7 @@ async def test_what_does_not_fit_is_asked_for_once_more(judge: ModelServer, serv
     await judge.close()
 
 
-async def test_trouble_that_passes_is_waited_out(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_transient_errors_are_retried(judge: ModelServer, server: OpenAIServer) -> None:
     busy, down = refuses("slow down", 429, HURRY), refuses("restarting", 503, HURRY)
     server.answers("/chat/completions", busy, down, says(chat({"content": "7"})))
     await judge.start()
@@ -114,7 +114,7 @@ async def test_trouble_that_passes_is_waited_out(judge: ModelServer, server: Ope
     await judge.close()
 
 
-async def test_a_server_that_fails_again_and_again_is_a_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_server_that_keeps_failing_is_an_environment_fault(judge: ModelServer, server: OpenAIServer) -> None:
     server.answers("/chat/completions", refuses("restarting", 503, HURRY))
     type(judge).retries = 1
     await judge.start()
@@ -123,7 +123,7 @@ async def test_a_server_that_fails_again_and_again_is_a_dead_world(judge: ModelS
     await judge.close()
 
 
-async def test_a_request_that_is_refused_is_no_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_rejected_request_is_no_environment_fault(judge: ModelServer, server: OpenAIServer) -> None:
     await judge.start()
     for said in ("maximum context length is 5", "no such field"):
         server.answers("/chat/completions", refuses(said))
@@ -132,7 +132,7 @@ async def test_a_request_that_is_refused_is_no_dead_world(judge: ModelServer, se
     await judge.close()
 
 
-async def test_a_server_that_went_away(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_check_notices_a_missing_server_or_model(judge: ModelServer, server: OpenAIServer) -> None:
     await judge.start()
     server.answers("/models", refuses("going down", 503, HURRY))
     with pytest.raises(EnvironmentFault, match="going down"):
@@ -143,7 +143,7 @@ async def test_a_server_that_went_away(judge: ModelServer, server: OpenAIServer)
     await judge.close()
 
 
-async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
+async def test_unreachable_server_error_names_its_address() -> None:
     with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else takes the port
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -158,13 +158,11 @@ async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
     [
         ({"model": "large"}, "does not serve 'large'; it serves tiny"),
         ({"api_key_variable": "NO_SUCH_KEY"}, "from NO_SUCH_KEY, which is not set"),
-        ({"at_once": 0}, "at_once must be a whole number of at least 1, not 0"),
+        ({"max_concurrent": 0}, "max_concurrent must be a whole number of at least 1, not 0"),
         ({"base_url": "localhost:8000"}, "must start with http"),
     ],
 )
-async def test_what_cannot_work_is_told_at_the_start(
-    judge: ModelServer, settings: dict[str, object], message: str
-) -> None:
+async def test_invalid_settings_fail_at_start(judge: ModelServer, settings: dict[str, object], message: str) -> None:
     kind = type("Wrong", (type(judge),), settings)
     manager = ResourceManager()
     async with manager.leases(TASK, [kind]) as leases:
@@ -173,14 +171,14 @@ async def test_what_cannot_work_is_told_at_the_start(
     await manager.close()
 
 
-async def test_which_of_several_models_must_be_said(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_several_models_need_a_name(judge: ModelServer, server: OpenAIServer) -> None:
     server.answers("/models", says({"data": [{"id": "tiny"}, {"id": "large"}]}))
     with pytest.raises(ConfigError, match="serves tiny, large; say which in Judge"):
         await judge.start()
     await judge.close()
 
 
-async def test_the_key_of_the_variable_is_sent(
+async def test_api_key_of_the_variable_is_sent(
     judge: ModelServer, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
@@ -190,14 +188,14 @@ async def test_the_key_of_the_variable_is_sent(
     await judge.close()
 
 
-async def test_sampling_that_is_not_known_is_refused(judge: ModelServer) -> None:
+async def test_unknown_sampling_field_is_rejected(judge: ModelServer) -> None:
     await judge.start()
     with pytest.raises(ConfigError, match=r"takes temperature, .* and schema, not temprature"):
         await judge.chat("How good?", temprature=1)
     await judge.close()
 
 
-async def test_a_reward_asks_the_judge(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_reward_uses_the_judge(judge: ModelServer, server: OpenAIServer) -> None:
     kind = type(judge)
 
     @reward

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentfly.agents import HFAgent
 from agentfly.errors import DataError
 from agentfly.rewards import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format
-from agentfly.rewards.answers import answer_in, keeps_format, match, normalised
+from agentfly.rewards.answers import extract_answer, has_answer_format, match, normalize_answer
 from agentfly.tooling import tool
 from agentfly.tools import answer
 
@@ -33,8 +33,8 @@ from agentfly.tools import answer
         ("the", "the"),
     ],
 )
-def test_what_does_not_count(text: str, plain: str) -> None:
-    assert normalised(text) == plain
+def test_normalize_answer(text: str, plain: str) -> None:
+    assert normalize_answer(text) == plain
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_match(given: str, right: str, em: float, f1: float) -> None:
 
 @pytest.mark.parametrize("letter", "ABCDEI")
 @pytest.mark.parametrize("written", ["{}", "{}.", "({})", "{})", "**{}**", "[{}]", "{}:"])
-def test_a_letter_is_matched_however_it_is_written(letter: str, written: str) -> None:
+def test_choice_letter_matches_in_any_notation(letter: str, written: str) -> None:
     given = written.format(letter)
     assert qa_em(given, letter)["reward"] == qa_em(letter, given)["reward"] == qa_f1(given, letter)["reward"] == 1.0
     assert qa_em(given, "F")["reward"] == 0.0
@@ -75,18 +75,18 @@ def reference_normalize(text: str) -> str:
 @given(st.text(alphabet="aAnthe .,()!-bB12é\n", max_size=30))
 def test_normalization_is_the_reference_unless_that_is_empty(text: str) -> None:
     expected = reference_normalize(text)
-    assert normalised(text) == expected or not expected
+    assert normalize_answer(text) == expected or not expected
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_matches_are_bounded_and_exact_ones_are_whole(given: str, right: str) -> None:
+def test_matches_are_bounded_and_symmetric(given: str, right: str) -> None:
     found = match(given, right)
     assert 0.0 <= found.em <= found.f1 <= 1.0 + 1e-9
     assert found.f1 == pytest.approx(match(right, given).f1)
     assert match(right, right).em == float(bool(right.split()))
 
 
-def test_the_best_right_answer_counts() -> None:
+def test_best_right_answer_counts() -> None:
     assert qa_em("NYC", golden_answers=["New York", "NYC"])["reward"] == 1.0
     assert qa_em("NYC", answers=("NYC",))["em"] == 1.0
     assert qa_f1("York", answer="New York", golden_answers=["nothing"])["reward"] == pytest.approx(2 / 3)
@@ -96,9 +96,9 @@ def test_the_best_right_answer_counts() -> None:
         qa_em("5", golden_answers=[5])
 
 
-def test_the_last_marked_answer_counts() -> None:
-    assert answer_in("So <answer>Rome</answer>, no: <answer> Paris\n</answer> it is") == "Paris"
-    assert answer_in("Paris <answer>") == "Paris <answer>"
+def test_last_marked_answer_counts() -> None:
+    assert extract_answer("So <answer>Rome</answer>, no: <answer> Paris\n</answer> it is") == "Paris"
+    assert extract_answer("Paris <answer>") == "Paris <answer>"
     assert qa_em("Rome? <answer>Paris</answer>", "Paris")["reward"] == 1.0
 
 
@@ -115,10 +115,10 @@ def test_the_last_marked_answer_counts() -> None:
     ],
 )
 def test_format(said: str, kept: bool) -> None:
-    assert keeps_format(said) is kept
+    assert has_answer_format(said) is kept
 
 
-def test_format_is_worth_a_tenth() -> None:
+def test_format_weight() -> None:
     def rewards(said: str) -> list[float]:
         return [pytest.approx(r(said, "New York")["reward"]) for r in (qa_em_format, qa_f1_format)]
 
@@ -149,7 +149,7 @@ def said(name: str, **arguments: str) -> str:
         ([said("look", at="x"), said("answer", answer="Rome")], 0.0),
     ],
 )
-async def test_an_answer_tool_counts_after_another_call_that_went_well(script: list[str], reward: float) -> None:
+async def test_answer_tool_counts_after_another_successful_call(script: list[str], reward: float) -> None:
     settings: Any = {"template": "chatml", "backend": "scripted", "backend_config": {"script": script}}
     agent = HFAgent(tools=[look, answer], reward=qa_em_tool, **settings)
     result = await agent.run([{"question": "Q", "answer": "Paris"}], max_turns=3)

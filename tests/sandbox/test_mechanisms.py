@@ -230,6 +230,6 @@ async def test_sessions_see_nothing_of_agentfly_where_it_is_installed(mechanism:
         pytest.skip(f"{mechanism} does not work here: {error}")
     async with sandbox:
         session = await sandbox.open_session()
-        seen = await session.shell("ls /opt/site/*/agentfly; find / -name hidden.py -o -name code_judge 2>&1")
+        seen = await session.shell("ls /opt/site/*/agentfly; find / -name roman.toml -o -name code_judge 2>&1")
         assert "launch.py" in seen.output
         assert "environments" not in seen.output

@@ -125,7 +125,7 @@ def splits_disjoint(subject: Subject) -> str:
     except (ConfigError, ValueError):
         return f"{len(split_of)} different tasks of {', '.join(SPLITS)}"
     raise PropertyFailed(
-        "an unknown split is not rejected; raise a DataError (agentfly.environments.data.checked_split)"
+        "an unknown split is not rejected; raise a DataError (agentfly.environments.data.validate_split)"
     )
 
 

@@ -1,7 +1,7 @@
-"""A model behind an OpenAI-compatible server, as a resource: a judge for rewards, a helper for tools.
+"""ModelServer: a model behind an OpenAI-compatible server as a shared resource, for example a judge for rewards.
 
-One instance is everybody's. It counts as started when the server answers and serves the model, is asked whether it is
-well after it has been idle, and lets so many requests through at once and no more.
+All chains share one instance. It has started when the server lists the model, is checked again after it has been idle,
+and limits the number of concurrent requests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -26,212 +27,199 @@ from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.types import Message, Sampling, Task
 
 T = TypeVar("T")
-_OPENING = re.compile(r"[{\[]")
-_READ, _TRIES = 20_000, 2000
-"""Characters at the end of an answer that JSON is looked for in, and places where it may begin."""
-_FORM_REFUSED = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
-"""What a server says that does not take a schema."""
-Asked = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+_JSON_START = re.compile(r"[{\[]")
+_MAX_CHARACTERS = 20_000
+"""Characters at the end of an answer that are searched for JSON."""
+_MAX_STARTS = 2000
+"""Positions in them that are tried as the beginning of JSON."""
+_SCHEMA_REJECTED = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
+"""Error messages of servers that do not support a schema."""
+Conversation = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 
 
-class _Client(ClientBackend):
-    """The client that backends use, which can also say what is served."""
+class _ModelServerClient(ClientBackend):
+    """The client of the backends; it can also list the models and add fields to requests."""
 
-    async def served(self) -> list[str]:
-        """The models that the server lists."""
+    async def list_models(self) -> list[str]:
         return [card.id for card in await self._send("/models", None, answers.read_models) if card.id]
 
-    def asking_for(self, extra: Mapping[str, Any]) -> _Client:
-        """The same client, over the same connections, with these fields in every request."""
+    def with_fields(self, extra: Mapping[str, Any]) -> _ModelServerClient:
+        """Return a client with the same connections that adds these fields to every request."""
         variant = copy.copy(self)
         variant.extra_body = {**self.extra_body, **extra}
         return variant
 
 
 class ModelServer(Environment):
-    """A model to ask, such as a judge. Name the server, the model and the limits on a subclass."""
+    """A model to send requests to. Subclasses set the server, the model and the limits."""
 
     pool: ClassVar[Pool] = Pool(scope="global", concurrent=True)  # type: ignore[arg-type]
     base_url: ClassVar[str] = "http://localhost:8000/v1"
     model: ClassVar[str | None] = None
-    """The name that the server knows; None takes the one model it serves."""
+    """Name of the model on the server. None: the only model that it serves."""
     api_key_variable: ClassVar[str | None] = None
-    """The environment variable that holds the key; None: OPENAI_API_KEY where it is set, else no key is sent."""
-    at_once: ClassVar[int] = 32
-    """Requests under way at a time; further ones wait."""
+    """Environment variable with the API key. None: OPENAI_API_KEY if it is set, otherwise no key is sent."""
+    max_concurrent: ClassVar[int] = 32
+    """Largest number of concurrent requests; further ones wait."""
     timeout: ClassVar[float] = 120.0
-    """Seconds without a byte of an answer."""
+    """Seconds without a byte of the response after which a request fails."""
     retries: ClassVar[int] = 4
-    """How often a request is sent again after a 429, a 5xx or a broken connection."""
+    """Number of retries after a 429, a 5xx or a broken connection."""
     sampling: ClassVar[Sampling] = Sampling(temperature=0.0)
-    """What `chat` samples with where it is not told otherwise."""
+    """Default sampling of `chat`."""
 
     async def start(self) -> None:
-        if not isinstance(self.at_once, int) or self.at_once < 1:
+        name = type(self).__name__
+        if not isinstance(self.max_concurrent, int) or self.max_concurrent < 1:
             raise ConfigError(
-                f"{type(self).__name__}.at_once must be a whole number of at least 1, not {self.at_once!r}"
+                f"{name}.max_concurrent must be a whole number of at least 1, not {self.max_concurrent!r}"
             )
-        self._structured = True
-        """Whether the server takes a schema; some refuse it, and are asked in words."""
-        self._client = _Client(
-            self.wanted() or "",
-            self.address(),
-            api_key=self._key(),
+        api_key = None
+        if self.api_key_variable is not None:
+            api_key = os.environ.get(self.api_key_variable)
+            if not api_key:
+                raise ConfigError(f"{name} takes its key from {self.api_key_variable}, which is not set")
+        self._accepts_schema = True
+        """Whether the server supports a JSON schema; otherwise the schema is part of the prompt."""
+        self._client = _ModelServerClient(
+            self.model_name() or "",
+            self.server_url(),
+            api_key=api_key,
             exact=False,
             timeout=self.timeout,
-            max_connections=self.at_once,
+            max_connections=self.max_concurrent,
             retries=self.retries,
         )
-        self._room = asyncio.Semaphore(self.at_once)
-        self._client.model = await self._served()
+        self._semaphore = asyncio.Semaphore(self.max_concurrent)
+        self._client.model = await self._find_model()
 
     async def check(self) -> None:
-        """Ask the server whether it still serves the model."""
-        await self._served()
+        """Raise if the server does not serve the model any more."""
+        await self._find_model()
 
     async def close(self) -> None:
         if hasattr(self, "_client"):
             await self._client.close()
 
-    def address(self) -> str:
-        """Where the server is."""
+    def server_url(self) -> str:
+        """Return the base URL of the server."""
         return self.base_url
 
-    def wanted(self) -> str | None:
-        """The model to ask; None: the one that the server has."""
+    def model_name(self) -> str | None:
+        """Return the name of the model. None: the only model that the server serves."""
         return self.model
 
-    def _key(self) -> str | None:
-        if self.api_key_variable is None:
-            return None
-        if not os.environ.get(self.api_key_variable):
-            raise ConfigError(f"{type(self).__name__} takes its key from {self.api_key_variable}, which is not set")
-        return os.environ[self.api_key_variable]
-
-    async def _served(self) -> str:
-        """The model that is asked, which the server must list."""
-        try:
-            served = await self._client.served()
-        except BackendFault as fault:
-            if _gone(fault):
-                raise EnvironmentFault(str(fault)) from fault
-            raise
-        wanted, there, at = self._client.model, ", ".join(served[:20]) or "nothing", self._client.base_url
-        if wanted in served:
-            return wanted
-        if wanted:
-            raise ConfigError(f"{at} does not serve {wanted!r}; it serves {there}")
-        if len(served) != 1:
-            raise ConfigError(f"{at} serves {there}; say which in {type(self).__name__}.model")
-        return served[0]
+    async def _find_model(self) -> str:
+        """Return the name of the model, which the server must list."""
+        with _raise_dead_server():
+            models = await self._client.list_models()
+        model, url = self._client.model, self._client.base_url
+        listed = ", ".join(models[:20]) or "nothing"
+        if model in models:
+            return model
+        if model:
+            raise ConfigError(f"{url} does not serve {model!r}; it serves {listed}")
+        if len(models) != 1:
+            raise ConfigError(f"{url} serves {listed}; say which in {type(self).__name__}.model")
+        return models[0]
 
     @overload
-    async def chat(self, messages: Asked, *, schema: type[T], **sampling: Any) -> T: ...
+    async def chat(self, messages: Conversation, *, schema: type[T], **sampling: Any) -> T: ...
     @overload
-    async def chat(self, messages: Asked, *, schema: None = None, **sampling: Any) -> str: ...
-    async def chat(self, messages: Asked, *, schema: type[Any] | None = None, **sampling: Any) -> Any:
-        """What the model answers.
+    async def chat(self, messages: Conversation, *, schema: None = None, **sampling: Any) -> str: ...
+    async def chat(self, messages: Conversation, *, schema: type[Any] | None = None, **sampling: Any) -> Any:
+        """Return the model's answer.
 
         Args:
             messages: A question, or a conversation.
-            schema: A type that pydantic knows (a model, a dataclass, a TypedDict, `list[int]`): the answer is asked for
-                as JSON of its schema, checked, asked for once more where it does not fit, and returned as that type.
-            sampling: Fields of `Sampling`, over the class's own.
+            schema: A type that pydantic supports (a model, a dataclass, a TypedDict, `list[int]`). The answer is
+                requested as JSON with its schema and validated, requested once more if it is not valid, and returned
+                as that type.
+            sampling: Fields of `Sampling` that replace the class's own.
 
         Raises:
-            EnvironmentFault: The server is gone, or failed again and again.
-            BackendFault: It refused the request, or twice gave an answer that does not fit the schema.
+            EnvironmentFault: The server is gone, or all retries failed.
+            BackendFault: It rejected the request, or twice gave an answer that does not fit the schema.
         """
-        request = Request((), self._sampling(sampling), messages=_conversation(messages))
+        known = [field.name for field in fields(Sampling)]
+        if unknown := [name for name in sampling if name not in known]:
+            raise ConfigError(f"chat() takes {', '.join(known)} and schema, not {', '.join(unknown)}")
+        conversation = [messages] if isinstance(messages, Message | Mapping) else messages
+        request = Request((), replace(self.sampling, **sampling), messages=Task.of(conversation).messages)
         if schema is None:
-            return await self._ask(self._client, request)
+            return await self._send(self._client, request)
+
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(schema)
-        answer = await self._asked_for(adapter, request)
-        try:
-            return _read(adapter, answer)
-        except pydantic.ValidationError as error:
-            wrong = f"That does not fit: {_told(error)}. {_asking_for(adapter)}"
-        again = (*request.messages, Message("assistant", answer), Message("user", wrong))
-        answer = await self._asked_for(adapter, replace(request, messages=again))
-        try:
-            return _read(adapter, answer)
-        except pydantic.ValidationError as error:
-            raise BackendFault(
-                f"{self._client.model} was asked twice and gave no fitting JSON: {_told(error)}"
-            ) from error
-
-    async def _asked_for(self, adapter: pydantic.TypeAdapter[Any], request: Request) -> str:
-        """An answer by a schema: as the server's own feature, or, where it refuses that, in words."""
-        if self._structured:
-            form = {"name": "answer", "schema": adapter.json_schema()}
-            client = self._client.asking_for({"response_format": {"type": "json_schema", "json_schema": form}})
+        json_schema = adapter.json_schema()
+        instruction = f"Answer with JSON of this schema only: {json.dumps(json_schema)}"
+        for attempt in range(2):
+            answer = await self._send_with_schema(request, json_schema, instruction)
             try:
-                return await self._ask(client, request)
-            except BackendFault as fault:
-                if not _FORM_REFUSED.search(str(fault)):
-                    raise
-                self._structured = False
-        *before, last = request.messages
-        told = replace(last, content=f"{last.text}\n\n{_asking_for(adapter)}")
-        return await self._ask(self._client, replace(request, messages=(*before, told)))
+                return _parse_answer(adapter, answer)
+            except pydantic.ValidationError as error:
+                details = error.errors(include_url=False)[:5]
+                reason = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in details)
+                if attempt:
+                    raise BackendFault(
+                        f"{self._client.model} was asked twice and gave no fitting JSON: {reason}"
+                    ) from error
+            correction = Message("user", f"That does not fit: {reason}. {instruction}")
+            request = replace(request, messages=(*request.messages, Message("assistant", answer), correction))
+        raise AssertionError("the second attempt returns or raises")
 
-    async def _ask(self, client: _Client, request: Request) -> str:
-        try:
-            async with self._room:
+    async def _send_with_schema(self, request: Request, json_schema: dict[str, Any], instruction: str) -> str:
+        """Send a request for JSON: with the server's support for schemas, or without it by an instruction."""
+        if self._accepts_schema:
+            response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": json_schema}}
+            try:
+                return await self._send(self._client.with_fields({"response_format": response_format}), request)
+            except BackendFault as fault:
+                if not _SCHEMA_REJECTED.search(str(fault)):
+                    raise
+                self._accepts_schema = False
+        *before, last = request.messages
+        extended = replace(last, content=f"{last.text}\n\n{instruction}")
+        return await self._send(self._client, replace(request, messages=(*before, extended)))
+
+    async def _send(self, client: _ModelServerClient, request: Request) -> str:
+        with _raise_dead_server():
+            async with self._semaphore:
                 completion = await client.generate(request)
-        except BackendFault as fault:
-            if _gone(fault):
-                raise EnvironmentFault(str(fault)) from fault
-            raise
         return completion.message.text if completion.message is not None else ""
 
-    def _sampling(self, given: Mapping[str, Any]) -> Sampling:
-        known = [field.name for field in fields(Sampling)]
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigError(f"chat() takes {', '.join(known)} and schema, not {', '.join(unknown)}")
-        return replace(self.sampling, **given)
+
+@contextmanager
+def _raise_dead_server() -> Iterator[None]:
+    """Raise EnvironmentFault if a request failed because the server is gone; a server that rejects it is not."""
+    try:
+        yield
+    except BackendFault as fault:
+        if isinstance(fault.__cause__, openai_api.Retryable | httpx.TransportError):
+            raise EnvironmentFault(str(fault)) from fault
+        raise
 
 
-def _gone(fault: BackendFault) -> bool:
-    """Whether the server is a world that died. One that answers, and refuses, is not."""
-    return isinstance(fault.__cause__, openai_api.Retryable | httpx.TransportError)
-
-
-def _conversation(asked: Asked) -> tuple[Message, ...]:
-    if isinstance(asked, Message | Mapping):
-        asked = [asked]
-    return Task.of(asked).messages
-
-
-def _asking_for(adapter: pydantic.TypeAdapter[Any]) -> str:
-    return f"Answer with JSON of this schema only: {json.dumps(adapter.json_schema())}"
-
-
-def _read(adapter: pydantic.TypeAdapter[T], answer: str) -> T:
-    """The answer, or the last piece of JSON in it that fits: some models say something around it."""
+def _parse_answer(adapter: pydantic.TypeAdapter[T], answer: str) -> T:
+    """Parse an answer, or the last JSON object or list in it that is valid: some models add text around it."""
     try:
         return adapter.validate_json(answer)
     except pydantic.ValidationError:
-        for piece in reversed(list(_pieces(answer[-_READ:]))):
+        decoder = json.JSONDecoder()
+        text = answer[-_MAX_CHARACTERS:]
+        pieces = list[str]()  # none of them is inside another
+        position = 0
+        for _ in range(_MAX_STARTS):
+            found = _JSON_START.search(text, position)
+            if found is None:
+                break
+            try:
+                _, position = decoder.raw_decode(text, found.start())
+                pieces.append(text[found.start() : position])
+            except (ValueError, RecursionError):
+                position = found.start() + 1
+        for piece in reversed(pieces):
             try:
                 return adapter.validate_json(piece)
             except pydantic.ValidationError:
                 continue
         raise
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """The JSON objects and lists in a text, of which none is inside another."""
-    decoder, at, tries = json.JSONDecoder(), 0, 0
-    while tries < _TRIES and (found := _OPENING.search(text, at)):
-        tries += 1
-        try:
-            _, end = decoder.raw_decode(text, found.start())
-            yield text[found.start() : end]
-        except (ValueError, RecursionError):
-            end = found.start() + 1
-        at = end
-
-
-def _told(error: pydantic.ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors(include_url=False)[:5])

@@ -1,6 +1,6 @@
-"""Tasks drawn from a seed, each in one split only.
+"""Tasks sampled from a seed, each in one split only.
 
-What a task is about decides its split, by a checksum; so no two splits share a task, whatever the seeds.
+The content of a task decides its split, by a hash. No two splits share a task, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -10,44 +10,51 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_count, checked_split
+from agentfly.environments.data import validate_count, validate_split
 from agentfly.errors import DataError
 
 TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Which tenths of all tasks are in each split."""
-_PATIENCE = 2000
-"""Draws without a task that was not there already, after which there are hardly more."""
+"""Tenths of all tasks in each split."""
+_MAX_REJECTED = 2000
+"""Consecutive draws without a new task after which sampling gives up."""
 
 
 def belongs_to(content: str, split: str) -> bool:
-    """Whether a task that is about this is in the split."""
+    """Whether a task with this content is in the split."""
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big") % 10 in TENTHS[split]
 
 
-def drawn(
+def sample_tasks(
     name: str,
     split: str,
     count: int,
     seed: int,
     draw: Callable[[Random, int], tuple[str, dict[str, Any]] | None],
     *,
-    again: bool = False,
+    allow_repeats: bool = False,
 ) -> list[dict[str, Any]]:
-    """So many rows of a split, no two about the same unless `again`; more begin with fewer.
+    """Sample rows of a split. A larger `count` begins with the same rows.
 
-    `draw` makes the row of a number: what it is about, in words that only the same task has, and its columns. It may
-    be asked for a number again, since None, and what is not of the split, is a draw in vain.
+    Args:
+        name: The environment's name, part of the ids.
+        split: `train`, `validation` or `test`.
+        count: Number of rows.
+        seed: Seed of the random numbers.
+        draw: Draws the row of a number: its content, a text that no other task has, and its columns. It is called
+            again if it returns None, or content of another split or of an earlier row.
+        allow_repeats: Whether rows may have the same content.
     """
-    checked_split(split)
-    checked_count(count)
-    random, in_vain = Random(f"{name} {split} {seed}"), 0
+    validate_split(split)
+    validate_count(count)
+    random = Random(f"{name} {split} {seed}")
     rows, known = list[dict[str, Any]](), set[str]()
+    rejected = 0
     while len(rows) < count:
         content, columns = draw(random, len(rows)) or ("", {})
-        if columns and belongs_to(content, split) and (again or content not in known):
+        if columns and belongs_to(content, split) and (allow_repeats or content not in known):
             known.add(content)
             rows.append({"id": f"{name}/{split}/{seed}/{len(rows)}", **columns})
-            in_vain = 0
-        elif (in_vain := in_vain + 1) >= _PATIENCE:
+            rejected = 0
+        elif (rejected := rejected + 1) >= _MAX_REJECTED:
             raise DataError(f"there are {len(rows)} {split} tasks of {name} or little more, not {count}")
     return rows

@@ -1,8 +1,8 @@
-"""Rewards for short answers: exact match and F1, after the usual normalisation.
+"""Rewards for short answers: exact match and F1 as in SQuAD.
 
-Case, punctuation, the articles a, an and the, and white space do not count. The right answers are the row's column
-`answer`, `answers` or `golden_answers`, each a text or a list of them; the best one counts. What is judged is the last
-`<answer>…</answer>` of the final reply, or all of it where it has none.
+Answers are compared without case, punctuation, the articles a, an and the, and extra white space. The right answers are
+the column `answer`, `answers` or `golden_answers`, each a text or a list of texts; the best match counts. The answer is
+the last `<answer>…</answer>` of the final reply, or the whole reply without one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from agentfly.errors import DataError
 from agentfly.scoring import reward
 from agentfly.trajectory import CallStatus, StopReason, Trajectory
 
-FORMAT = 0.1
-"""What keeping the format is worth, where it is worth something."""
+FORMAT_WEIGHT = 0.1
+"""Weight of the format in the rewards `…_format`."""
 Answers = str | Sequence[str] | None
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _OPEN, _CLOSE = "<answer>", "</answer>"
-_CLOSED = frozenset({"yes", "no", "noanswer"})
-"""Answers of which a part is worth nothing."""
+_CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+"""Answers without partial credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How near a given answer is to the right one."""
+    """Agreement of an answer with a right one."""
 
     em: float = 0.0
     f1: float = 0.0
@@ -38,68 +38,74 @@ class Match:
     recall: float = 0.0
 
 
-def normalised(text: str) -> str:
-    """Text as answers are compared: lower case, without punctuation, articles and needless space."""
+def normalize_answer(text: str) -> str:
+    """Return a text in lower case without punctuation, articles and extra white space."""
     bare = text.lower().translate(_PUNCTUATION)
-    # An answer of articles or punctuation alone, such as the choice "(A)" or "+", is more than nothing.
+    # An answer of articles or punctuation alone, such as the choice "(A)" or "+", must not become empty.
     candidates = (_ARTICLES.sub(" ", bare), bare, text.lower())
     return next((plain for each in candidates if (plain := " ".join(each.split()))), "")
 
 
 def match(given: str, right: str) -> Match:
-    """Exact match, and the F1 of the words that both have."""
-    ours, theirs = normalised(given), normalised(right)
+    """Compute exact match, and F1 over the words of both answers."""
+    ours, theirs = normalize_answer(given), normalize_answer(right)
     if not ours or not theirs:
         return Match()
     exact = float(ours == theirs)
-    if not exact and {ours, theirs} & _CLOSED:
+    if not exact and {ours, theirs} & _CLOSED_ANSWERS:
         return Match()
     common = (Counter(ours.split()) & Counter(theirs.split())).total()
     if not common:
         return Match()
-    precision, recall = common / len(ours.split()), common / len(theirs.split())
+    precision = common / len(ours.split())
+    recall = common / len(theirs.split())
     return Match(exact, 2 * precision * recall / (precision + recall), precision, recall)
 
 
-def marked_answers(prediction: str) -> list[str]:
-    """The texts from each `<answer>` to the next `</answer>`."""
+def find_marked_answers(prediction: str) -> list[str]:
+    """Return the texts from each `<answer>` to the next `</answer>`."""
     closed = prediction.split(_CLOSE)[:-1]
     return [text.partition(_OPEN)[2] for text in closed if _OPEN in text]
 
 
-def answer_in(prediction: str) -> str:
-    """The last marked answer, or all that was said where none is marked."""
-    return (marked_answers(prediction) or [prediction])[-1].strip()
+def extract_answer(prediction: str) -> str:
+    """Return the last marked answer, or the whole reply if none is marked."""
+    return (find_marked_answers(prediction) or [prediction])[-1].strip()
 
 
-def keeps_format(prediction: str) -> bool:
-    """Whether there is one marked answer that says something, and nothing behind it."""
-    marked = marked_answers(prediction)
-    tags, ends = prediction.count(_OPEN) + prediction.count(_CLOSE), prediction.rstrip().endswith(_CLOSE)
-    return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and ends
+def has_answer_format(prediction: str) -> bool:
+    """Whether the reply ends with its only marked answer, which is not empty."""
+    marked = find_marked_answers(prediction)
+    tags = prediction.count(_OPEN) + prediction.count(_CLOSE)
+    return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and prediction.rstrip().endswith(_CLOSE)
 
 
-def best_match(given: str, *columns: Answers) -> Match:
-    """The match with that right answer to which the given one is nearest."""
-    right = [each for column in columns for each in _texts(column)]
+def best_match(prediction: str, *columns: Answers) -> Match:
+    """Match the answer of a reply with each right answer and return the best match."""
+    right = list[str]()
+    for column in columns:
+        texts = [column] if isinstance(column, str) else list(column or ())
+        if not all(isinstance(each, str) for each in texts):
+            raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
+        right += texts
     if not right:
         raise DataError("the row needs a right answer in the column answer, answers or golden_answers")
-    return max((match(given, each) for each in right), key=lambda found: (found.em, found.f1))
+    answer = extract_answer(prediction)
+    return max((match(answer, each) for each in right), key=lambda found: (found.em, found.f1))
 
 
-def _texts(column: Answers) -> list[str]:
-    texts = [column] if isinstance(column, str) else list(column or ())
-    if not all(isinstance(each, str) for each in texts):
-        raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
-    return texts
+def answered_after_tool_call(trajectory: Trajectory) -> bool:
+    """Whether the chain ended with an answer tool, after a turn with a successful call of another tool."""
+    earlier = (call.status for turn in trajectory.turns[:-1] for call in turn.calls)
+    return trajectory.stop is StopReason.TOOL_END and CallStatus.OK in earlier
 
 
 @reward
 def qa_em(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """One if the answer is a right one, else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """1 if the answer is a right one, else 0."""
+    found = best_match(prediction, answer, answers, golden_answers)
     return {"reward": found.em, **asdict(found)}
 
 
@@ -107,8 +113,8 @@ def qa_em(
 def qa_f1(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """The F1 of the words of the answer and of the nearest right one."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """F1 of the words of the answer and of the best right answer."""
+    found = best_match(prediction, answer, answers, golden_answers)
     return {"reward": found.f1, **asdict(found)}
 
 
@@ -116,16 +122,23 @@ def qa_f1(
 def qa_em_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """Exact match, of which a tenth is paid for one marked answer at the end, right or wrong."""
-    return _with_format(prediction, "em", answer, answers, golden_answers)
+    """0.9 for an exact match, and 0.1 for one marked answer at the end of the reply, right or wrong."""
+    return _add_format(prediction, "em", best_match(prediction, answer, answers, golden_answers))
 
 
 @reward
 def qa_f1_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """F1, of which a tenth is paid for one marked answer at the end, right or wrong."""
-    return _with_format(prediction, "f1", answer, answers, golden_answers)
+    """0.9 times F1, and 0.1 for one marked answer at the end of the reply, right or wrong."""
+    return _add_format(prediction, "f1", best_match(prediction, answer, answers, golden_answers))
+
+
+def _add_format(prediction: str, metric: str, found: Match) -> dict[str, float]:
+    metrics = asdict(found)
+    formatted = float(has_answer_format(prediction))
+    score = (1 - FORMAT_WEIGHT) * metrics[metric] + FORMAT_WEIGHT * formatted
+    return {"reward": score, "format": formatted, **metrics}
 
 
 @reward
@@ -136,9 +149,9 @@ def qa_em_tool(
     answers: Answers = None,
     golden_answers: Answers = None,
 ) -> dict[str, float]:
-    """Exact match of what an answer tool was given, after at least one other call that went well; else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
-    return {"reward": found.em * used_tools(trajectory), **asdict(found)}
+    """Exact match of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
+    found = best_match(prediction, answer, answers, golden_answers)
+    return {"reward": found.em * answered_after_tool_call(trajectory), **asdict(found)}
 
 
 @reward
@@ -149,17 +162,6 @@ def qa_f1_tool(
     answers: Answers = None,
     golden_answers: Answers = None,
 ) -> dict[str, float]:
-    """F1 of what an answer tool was given, after at least one other call that went well; else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
-    return {"reward": found.f1 * used_tools(trajectory), **asdict(found)}
-
-
-def used_tools(trajectory: Trajectory) -> bool:
-    """Whether the chain ended with an answer tool, in a turn after one in which another call went well."""
-    earlier = (call.status for turn in trajectory.turns[:-1] for call in turn.calls)
-    return trajectory.stop is StopReason.TOOL_END and CallStatus.OK in earlier
-
-
-def _with_format(prediction: str, by: str, *columns: Answers) -> dict[str, float]:
-    found, kept = asdict(best_match(answer_in(prediction), *columns)), float(keeps_format(prediction))
-    return {"reward": (1 - FORMAT) * found[by] + FORMAT * kept, "format": kept, **found}
+    """F1 of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
+    found = best_match(prediction, answer, answers, golden_answers)
+    return {"reward": found.f1 * answered_after_tool_call(trajectory), **asdict(found)}

@@ -1,4 +1,4 @@
-"""Rewards made of rewards. A weighted sum is what an agent makes of several; here are the product and the gate."""
+"""Rewards composed of rewards: product and gate. A weighted sum is what an agent makes of several rewards."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agentfly.types import Task
 
 
 class Product(Reward):
-    """Several rewards multiplied, in their order. After a zero the others are not asked."""
+    """The product of several rewards, computed in order; after a zero the remaining ones are skipped."""
 
     def __init__(self, parts: Iterable[RewardLike], name: str | None, least: float | None = None) -> None:
-        """`least`: what all parts but the last are asked for; each that has it counts as 1, any other as 0."""
+        """`least`: threshold for all parts but the last; such a part counts as 1 if it reaches it, else as 0."""
         self.parts = [REWARDS.find(each) if isinstance(each, str) else each for each in parts]
         if len(self.parts) < 2 or not all(isinstance(each, Reward) for each in self.parts):
             raise ConfigError(f"a product takes at least two rewards, or their names, not {self.parts!r:.120}")
         self.least = least
-        super().__init__(_scored_by_its_parts, name=name or "_".join(each.name for each in self.parts), timeout=None)
+        super().__init__(_raise_not_callable, name=name or "_".join(each.name for each in self.parts), timeout=None)
 
     @property
     def reference(self) -> str:
@@ -34,34 +34,34 @@ class Product(Reward):
             each.check(task, used)
 
     def env_parameters(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
-        kinds = (kind for each in self.parts for kind in each.env_parameters(task, used).values())
-        return {f"{number}": kind for number, kind in enumerate(dict.fromkeys(kinds))}
+        classes = (cls for each in self.parts for cls in each.env_parameters(task, used).values())
+        return {f"{number}": cls for number, cls in enumerate(dict.fromkeys(classes))}
 
     async def score(
         self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]] = ()
     ) -> Score:
-        """What the parts give, multiplied; what each one gave is a metric under its name."""
+        """Multiply the scores of the parts; each score is also a metric under the part's name."""
         total, metrics = 1.0, dict[str, Any]()
         for each in self.parts:
-            one = await each.score(trajectory, context, leases, used)
-            metrics[each.name] = one.total
-            metrics |= {f"{each.name}/{name}": value for name, value in one.metrics.items()}
-            gates = self.least is not None and each is not self.parts[-1]
-            total *= float(one.total >= (self.least or 0.0)) if gates else one.total
+            score = await each.score(trajectory, context, leases, used)
+            metrics[each.name] = score.total
+            metrics |= {f"{each.name}/{name}": value for name, value in score.metrics.items()}
+            is_gate = self.least is not None and each is not self.parts[-1]
+            total *= float(score.total >= (self.least or 0.0)) if is_gate else score.total
             if not total:
                 break
         return Score(total, None, metrics)
 
 
-def _scored_by_its_parts() -> float:
-    raise ConfigError("a product of rewards is scored with a chain; call its parts to try them")
+def _raise_not_callable() -> float:
+    raise ConfigError("a product of rewards needs a chain; call its parts to try them")
 
 
 def product(*rewards: RewardLike, name: str | None = None) -> Reward:
-    """What the rewards give, multiplied: all of them have to be good. Asked in order, until one gives 0."""
+    """Multiply rewards. They are computed in order until one is 0."""
     return Product(rewards, name)
 
 
 def gate(condition: RewardLike, reward: RewardLike, *, least: float = 1.0, name: str | None = None) -> Reward:
-    """The reward, where the condition gives at least `least`; else 0, and the reward is not even asked."""
+    """Return the reward if the condition reaches `least`; otherwise 0, without computing the reward."""
     return Product((condition, reward), name, least)

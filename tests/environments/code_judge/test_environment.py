@@ -51,22 +51,22 @@ ALL_HONEST = HONEST | CATCHING
 
 
 @pytest.mark.parametrize("name", ALL_HONEST)
-async def test_an_honest_solution_gets_full_marks(judge: CodeJudge, name: str) -> None:
+async def test_honest_solution_passes_all_tests(judge: CodeJudge, name: str) -> None:
     solution, tests = ALL_HONEST[name]
-    if name in ("numpy", "sympy") and (missing := (await judge.output(f"import {name}")).wrong):
+    if name in ("numpy", "sympy") and (missing := (await judge.run_program(f"import {name}")).error):
         pytest.skip(f"the sandbox has no {name}: {missing}")
     verdict = await judge.unit_tests(solution, tests)
     assert verdict.failures == ()
-    assert verdict.passed == verdict.total == UnitTests.of(tests).total
+    assert verdict.passed == verdict.total == UnitTests.parse(tests).total
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_HONEST if name not in ("main guard", "loud")])
 async def test_plain_execution_agrees(judge: CodeJudge, name: str) -> None:
     """The honest tests are right: solution and tests in one script run to the end."""
     solution, tests = ALL_HONEST[name]
-    steps = "\n".join(step.source for step in UnitTests.of(tests).steps)
-    printed = await judge.output(f"{solution}\n{steps}\nprint('to the end')")
-    assert printed.wrong == ""
+    steps = "\n".join(step.source for step in UnitTests.parse(tests).steps)
+    printed = await judge.run_program(f"{solution}\n{steps}\nprint('to the end')")
+    assert printed.error == ""
     assert printed.text.endswith("to the end\n")
 
 
@@ -75,29 +75,27 @@ TESTS = ["import statistics, heapq, bisect, fractions", *ADD]
 
 
 @pytest.mark.parametrize("name", DISHONEST)
-async def test_a_dishonest_solution_earns_nothing(judge: CodeJudge, strict: CodeJudge, name: str) -> None:
+async def test_dishonest_solution_earns_nothing(judge: CodeJudge, strict: CodeJudge, name: str) -> None:
     verdict = await (strict if name in HANGING else judge).unit_tests(DISHONEST[name], TESTS)
     assert verdict.passed == 0
     assert verdict.total == len(verdict.failures) == 3
 
 
 @pytest.mark.parametrize("name", TELLING)
-async def test_the_solution_never_decides_what_the_test_compares(
-    judge: CodeJudge, strict: CodeJudge, name: str
-) -> None:
+async def test_solution_never_decides_a_comparison(judge: CodeJudge, strict: CodeJudge, name: str) -> None:
     solution, test = TELLING[name]
     verdict = await (strict if "hang" in name else judge).unit_tests(ANYTHING + solution, test)
     assert verdict.passed == 0
 
 
 @pytest.mark.parametrize("name", SWALLOWING)
-async def test_a_check_that_the_solution_swallows_fails(judge: CodeJudge, name: str) -> None:
+async def test_swallowed_check_fails_the_test(judge: CodeJudge, name: str) -> None:
     verdict = await judge.unit_tests(*SWALLOWING[name])
     assert (verdict.passed, verdict.total) == (0, 1)
 
 
 @pytest.mark.parametrize("mechanism", ["namespaces", "landlock"])
-async def test_every_mechanism_keeps_the_tests_apart(mechanism: str) -> None:
+async def test_every_mechanism_separates_tests_and_solution(mechanism: str) -> None:
     judge = await started(Patient, mechanism=mechanism)
     for name in ("function", "class", "in place", "exceptions", "closures and callbacks"):
         verdict = await judge.unit_tests(*HONEST[name])
@@ -106,7 +104,7 @@ async def test_every_mechanism_keeps_the_tests_apart(mechanism: str) -> None:
         assert (await judge.unit_tests(DISHONEST[name], TESTS)).passed == 0, name
 
 
-async def test_the_attacks_would_find_the_tests_were_they_there(judge: CodeJudge) -> None:
+async def test_attacks_find_tests_that_are_there(judge: CodeJudge) -> None:
     """Else the attacks that look for them would prove nothing."""
     known = f"known = {ADD!r}\n"
     for name in ("the tests in its own memory", "the tests in its own pages"):
@@ -115,7 +113,7 @@ async def test_the_attacks_would_find_the_tests_were_they_there(judge: CodeJudge
     assert (await judge.unit_tests(written + DISHONEST["the tests in files"], TESTS)).passed == 3
 
 
-async def test_a_broken_session_costs_only_the_test_that_broke_it(judge: CodeJudge) -> None:
+async def test_broken_session_fails_only_the_test_that_broke_it(judge: CodeJudge) -> None:
     solution = "import os\ndef f(n):\n    return n if n != 2 else os._exit(0)"
     tests = "one = 1\nassert f(1) == one\nassert f(2) == 2\nassert f(3) == one + 2"
     verdict = await judge.unit_tests(solution, tests)
@@ -123,20 +121,20 @@ async def test_a_broken_session_costs_only_the_test_that_broke_it(judge: CodeJud
     assert verdict.failures == ("assert f(2) == 2: the solution's process has ended",)
 
 
-async def test_nothing_stays_for_the_next_judgement(judge: CodeJudge) -> None:
+async def test_sessions_share_no_files(judge: CodeJudge) -> None:
     look = "import os\ndef f():\n    return os.path.exists('left') or os.path.exists('/tmp/left')\n"
     leave = "open('left', 'w').close()\nopen('/tmp/left', 'w').close()"
     assert (await judge.unit_tests(look + leave, ["assert f()"])).passed == 1
     assert (await judge.unit_tests(look, ["assert not f()"])).passed == 1
 
 
-async def test_what_prepares_the_tests_may_fail_through_the_solution(judge: CodeJudge) -> None:
+async def test_setup_may_fail_because_of_the_solution(judge: CodeJudge) -> None:
     verdict = await judge.unit_tests("x = 1", ["assert node.v == 1", "assert True"], setup="node = Node(1)")
     assert verdict.passed == 0
     assert verdict.failures[0] == "assert node.v == 1: NameError: name 'Node' is not defined"
 
 
-async def test_the_time_for_all_tests_is_limited(strict: CodeJudge) -> None:
+async def test_total_time_is_limited(strict: CodeJudge) -> None:
     verdict = await strict.unit_tests("def f(n):\n    while n:\n        pass", ["assert f(1) is None"] * 4 + ["f(0)"])
     assert verdict.passed == 0
     assert verdict.failures[0].endswith("it took too long")
@@ -150,11 +148,11 @@ async def test_check_with_an_entry_point(judge: CodeJudge) -> None:
         assert (verdict.passed, verdict.total) == (passed, 1)
     solution = "class Solution:\n    def square(self, n):\n        return n * n"
     assert (await judge.unit_tests(solution, tests, entry_point="Solution().square")).passed == 1
-    with pytest.raises(DataError, match="entry_point, line 1 is no Python"):
+    with pytest.raises(DataError, match="entry_point, line 1 is not valid Python"):
         await judge.unit_tests(solution, tests, entry_point="a b")
 
 
-async def test_many_at_once_and_one_cancelled(judge: CodeJudge) -> None:
+async def test_concurrent_runs_and_a_cancelled_one(judge: CodeJudge) -> None:
     hung = asyncio.create_task(judge.unit_tests("def add(a, b):\n    while True: pass", ADD))
     await asyncio.sleep(0.2)
     hung.cancel()
@@ -170,21 +168,21 @@ async def test_many_at_once_and_one_cancelled(judge: CodeJudge) -> None:
         ("", "holds no test"),
         (["import math"], "holds no test"),
         ("def f():\n    assert True", "holds no test"),
-        (["assert f(1) == 1", "assert f(2) = 2"], r"tests\[1\], line 1 is no Python"),
-        ("x = 1\nassert (", "tests, line 2 is no Python"),
-        ("assert 1\0", "tests.* is no Python"),
-        (["return 1"], r"tests\[0\], line 1 is no Python: 'return' outside function"),
+        (["assert f(1) == 1", "assert f(2) = 2"], r"tests\[1\], line 1 is not valid Python"),
+        ("x = 1\nassert (", "tests, line 2 is not valid Python"),
+        ("assert 1\0", "tests.* is not valid Python"),
+        (["return 1"], r"tests\[0\], line 1 is not valid Python: 'return' outside function"),
         ([1], "must be a text or a list of texts"),
         (None, "must be a text or a list of texts"),
         ("def test_a(fixture):\n    assert fixture", "test_a takes arguments"),
     ],
 )
-async def test_bad_tests_are_our_mistake(judge: CodeJudge, tests: Any, said: str) -> None:
+async def test_invalid_tests_are_a_data_error(judge: CodeJudge, tests: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
         await judge.unit_tests("def f(n):\n    return n", tests)
 
 
-async def test_tests_that_need_what_the_sandbox_lacks_are_our_mistake(judge: CodeJudge) -> None:
+async def test_missing_module_of_the_tests_is_a_data_error(judge: CodeJudge) -> None:
     with pytest.raises(DataError, match=r"No module named 'nowhere'.*import nowhere"):
         await judge.unit_tests("def f():\n    import nowhere", ["import nowhere\nassert f() == 1"])
     verdict = await judge.unit_tests("def f():\n    import nowhere", ["assert f() == 1"])
@@ -201,25 +199,25 @@ async def test_tests_that_need_what_the_sandbox_lacks_are_our_mistake(judge: Cod
         ),
     ],
 )
-async def test_a_solution_cannot_make_its_failure_our_mistake(judge: CodeJudge, solution: str, test: str) -> None:
+async def test_solution_cannot_cause_a_data_error(judge: CodeJudge, solution: str, test: str) -> None:
     verdict = await judge.unit_tests(solution, [test])
     assert (verdict.passed, verdict.total) == (0, 1)
 
 
-async def test_objects_of_the_tests_are_refused_by_name(judge: CodeJudge) -> None:
+async def test_objects_of_the_tests_are_rejected(judge: CodeJudge) -> None:
     verdict = await judge.unit_tests("def f(x):\n    return x", ["class Own: pass\nassert f(Own())"])
     assert "a Own cannot be given to the solution" in verdict.failures[0]
 
 
 async def test_programs(judge: CodeJudge, strict: CodeJudge) -> None:
     program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))\nprint('noise', file=sys.stderr)"
-    assert (await judge.output(program, "1 2\n3")).text == "6\n"
-    assert (await judge.output("if __name__ == '__main__':\n    print(ascii(input()))", "é")).text == "'\\xe9'\n"
-    failed = await judge.output("print(1)\n1 / 0")
+    assert (await judge.run_program(program, "1 2\n3")).text == "6\n"
+    assert (await judge.run_program("if __name__ == '__main__':\n    print(ascii(input()))", "é")).text == "'\\xe9'\n"
+    failed = await judge.run_program("print(1)\n1 / 0")
     assert failed.text == "1\n"
-    assert failed.wrong == "The command ended with status 1. ZeroDivisionError: division by zero"
-    assert "status 3" in (await judge.output("import os\nos._exit(3)")).wrong
-    assert "took too long" in (await strict.output("while True: pass")).wrong
-    assert (await strict.output("while True: print('x' * 1000)")).wrong
-    assert "more than it may" in (await strict.output("print('x' * 100000)")).wrong
-    assert "signal 9" in (await judge.output("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")).wrong
+    assert failed.error == "The command ended with status 1. ZeroDivisionError: division by zero"
+    assert "status 3" in (await judge.run_program("import os\nos._exit(3)")).error
+    assert "took too long" in (await strict.run_program("while True: pass")).error
+    assert (await strict.run_program("while True: print('x' * 1000)")).error
+    assert "more than it may" in (await strict.run_program("print('x' * 100000)")).error
+    assert "signal 9" in (await judge.run_program("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")).error

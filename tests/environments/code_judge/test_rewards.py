@@ -9,7 +9,7 @@ import pytest_asyncio
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeJudge
-from agentfly.environments.code_judge.rewards import code_in
+from agentfly.environments.code_judge.rewards import extract_code
 from agentfly.errors import DataError
 from agentfly.rewards import output_match, unit_tests
 from agentfly.sandbox import SandboxUnavailable
@@ -42,11 +42,11 @@ async def judge() -> AsyncIterator[CodeJudge]:
         ("", ""),
     ],
 )
-async def test_the_code_in_an_answer(said: str, code: str) -> None:
-    assert code_in(said) == code
+async def test_extract_code(said: str, code: str) -> None:
+    assert extract_code(said) == code
 
 
-async def test_unit_tests_reward_the_part_that_passes(judge: CodeJudge) -> None:
+async def test_unit_tests_is_the_fraction_that_passes(judge: CodeJudge) -> None:
     answer = "Sure!\n```python\ndef double(x):\n    return x * 2\n```"
     assert await unit_tests(answer, TESTS, judge) == {
         "reward": pytest.approx(2 / 3),
@@ -83,7 +83,7 @@ async def test_output_is_matched_as_declared(
     assert (await output_match(program, [{"expected": expected}], judge, match))["reward"] == earned
 
 
-async def test_output_match_rewards_the_part_of_the_cases(judge: CodeJudge) -> None:
+async def test_output_match_is_the_fraction_of_cases(judge: CodeJudge) -> None:
     cases = [{"stdin": "a", "expected": "a"}, {"stdin": "b", "expected": "c"}, {"stdin": "", "expected": ""}]
     scored = await output_match(ECHO, cases, judge)
     assert scored["reward"] == pytest.approx(1 / 3)
@@ -92,14 +92,14 @@ async def test_output_match_rewards_the_part_of_the_cases(judge: CodeJudge) -> N
 
 
 @pytest.mark.parametrize("cases", [[], "a", None, [{"stdin": "a"}], [{"expected": 3}], ["a"]])
-async def test_bad_cases_are_our_mistake(judge: CodeJudge, cases: Any) -> None:
+async def test_invalid_cases_are_a_data_error(judge: CodeJudge, cases: Any) -> None:
     with pytest.raises(DataError, match="cases"):
         await output_match(ECHO, cases, judge)
     with pytest.raises(DataError, match="match is one of exact, words, numbers, not 'fuzzy'"):
         await output_match(ECHO, [{"expected": ""}], judge, "fuzzy")
 
 
-async def test_an_agent_finds_them_by_name(judge: CodeJudge) -> None:
+async def test_agent_finds_rewards_by_name(judge: CodeJudge) -> None:
     """`judge` is asked for, so that the test is skipped where no sandbox works."""
     script = ScriptedBackend(["```python\ndef double(x):\n    return x * 2\n```"])
     agent = HFAgent(reward="unit_tests", template="chatml", backend=script)
@@ -108,4 +108,4 @@ async def test_an_agent_finds_them_by_name(judge: CodeJudge) -> None:
     assert result[0].score.total == 1.0
     assert result[0].score.metrics["passed"] == 2
     assert result[1].score is None
-    assert "tests, line 1 is no Python" in str(result[1].failures)
+    assert "tests, line 1 is not valid Python" in str(result[1].failures)

@@ -9,8 +9,7 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.math import MathWithPython
-from agentfly.environments.math.generated import computed
-from agentfly.environments.math.problems import kinds_of
+from agentfly.environments.math.tasks import load_kinds, run_program
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
 from agentfly.scoring import reward
@@ -42,7 +41,7 @@ def agent_of(script: Any = "-") -> HFAgent:
 # ── tasks ──
 
 
-def test_rows_are_the_same_for_the_same_arguments_and_more_begin_with_fewer() -> None:
+def test_rows_are_deterministic_and_larger_counts_extend_smaller() -> None:
     rows = MathWithPython.draw_tasks("train", 30, seed=3)
     assert rows == MathWithPython.draw_tasks("train", 60, seed=3)[:30]
     assert rows != MathWithPython.draw_tasks("train", 30, seed=4)
@@ -61,17 +60,17 @@ def test_no_problem_is_in_two_splits() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_every_kind_can_be_drawn_and_says_all_its_numbers(level: int) -> None:
-    for kind in kinds_of(level):
+def test_every_problem_kind_states_all_its_numbers(level: int) -> None:
+    for kind in load_kinds(level):
         for seed in range(20):
             question, program = kind.draw(Random(seed))
             told = set(re.findall(r"\d+", question))
             assert told <= set(re.findall(r"\d+", program)) | {"1"}, question  # "from 1 to", "is it 1"
-            assert int(computed(program)) != 0
+            assert int(run_program(program)) != 0
             assert "{" not in question + program
 
 
-def test_nobody_guesses_an_answer() -> None:
+def test_answers_cannot_be_guessed() -> None:
     rows = MathWithPython.draw_tasks("test", 900)
     answers = [row["answer"] for row in rows]
     assert max(map(answers.count, answers)) <= 9  # one in a hundred
@@ -83,7 +82,7 @@ def test_nobody_guesses_an_answer() -> None:
     ("arguments", "words"),
     [({"split": "dev"}, "train, validation, test"), ({"levels": [4]}, "1, 2, 3"), ({"levels": []}, "1, 2, 3")],
 )
-def test_what_there_is_not_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_unknown_arguments_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         MathWithPython.draw_tasks(**arguments)
 
@@ -92,7 +91,7 @@ def test_what_there_is_not_is_refused(arguments: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_experts_of_many_problems_at_once_are_right() -> None:
+async def test_concurrent_experts_are_right() -> None:
     agent = agent_of()
     shown = await demonstrate(agent, MathWithPython.draw_tasks("train", 66))
     await agent.close()
@@ -100,7 +99,7 @@ async def test_experts_of_many_problems_at_once_are_right() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_the_expert_knows_only_what_it_was_shown() -> None:
+async def test_expert_does_not_use_the_answer() -> None:
     (row,) = MathWithPython.draw_tasks("train", 1)
     world = MathWithPython()
     await world.start()
@@ -118,7 +117,7 @@ async def test_the_expert_knows_only_what_it_was_shown() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_chains_side_by_side_share_nothing() -> None:
+async def test_concurrent_chains_share_nothing() -> None:
     (row,) = MathWithPython.draw_tasks("train", 1)
     script = [call("code_interpreter", code="try:\n    x += 1\nexcept NameError:\n    x = 1\nprint(x)"), "Done."]
     agent = agent_of(script)
@@ -128,7 +127,7 @@ async def test_chains_side_by_side_share_nothing() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_strange_code_is_answered() -> None:
+async def test_malformed_code_is_answered() -> None:
     (row,) = MathWithPython.draw_tasks("train", 1)
     script = [call("code_interpreter", code=["1"]), call("code_interpreter", code="#" * 1_000_000), "Done."]
     agent = agent_of(script)
@@ -141,7 +140,7 @@ async def test_strange_code_is_answered() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_a_problem_without_a_program_has_no_expert() -> None:
+async def test_problem_without_program_has_no_expert() -> None:
     world = MathWithPython()
     await world.start()
     try:

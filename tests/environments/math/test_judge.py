@@ -18,7 +18,7 @@ class Hasty(MathJudge):
     """Enough for any answer, and the hostile ones are over soon."""
 
     seconds = 0.5
-    at_once = 2
+    max_concurrent = 2
 
 
 @pytest.fixture
@@ -103,26 +103,26 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-async def test_the_same_in_another_form_is_right_and_nothing_else(the_judge: MathJudge) -> None:
+async def test_equal_answers_are_right_and_others_wrong(the_judge: MathJudge) -> None:
     assert [pair for pair in RIGHT if not await the_judge.equal(*pair)] == []
     assert [pair for pair in WRONG if await the_judge.equal(*pair)] == []
 
 
-async def test_a_number_has_to_be_worked_out(the_judge: MathJudge) -> None:
+async def test_number_must_be_fully_computed(the_judge: MathJudge) -> None:
     assert [pair for pair in DONE if not await the_judge.equal(*pair)] == []
     assert [pair for pair in UNDONE if await the_judge.equal(*pair)] == []
 
 
-async def test_common_notations_are_read_and_stay_exact(the_judge: MathJudge) -> None:
+async def test_common_notations_are_parsed_exactly(the_judge: MathJudge) -> None:
     assert [pair for pair in NOTATION if not await the_judge.equal(*pair)] == []
     assert [pair for pair in NEAR if await the_judge.equal(*pair)] == []
 
 
-async def test_several_answers_at_once_are_none(the_judge: MathJudge) -> None:
+async def test_several_answers_are_wrong(the_judge: MathJudge) -> None:
     assert [given for given in SEVERAL if await the_judge.equal(given, "42")] == []
 
 
-async def test_hostile_answers_are_wrong_and_nobody_is_held_up(the_judge: MathJudge) -> None:
+async def test_hostile_answers_are_wrong_and_block_no_others(the_judge: MathJudge) -> None:
     judged = await asyncio.gather(*(the_judge.equal(given, "42") for given in HOSTILE))
     assert not any(judged)
     assert await the_judge.equal("42", 42)
@@ -136,7 +136,7 @@ async def test_code_in_an_answer_is_not_run(the_judge: MathJudge, tmp_path: Path
 
 
 @pytest.mark.parametrize("right", ["", "  ", None, True, ["42"], "hello world", "1/0"])
-async def test_a_right_answer_that_is_none_is_our_mistake(the_judge: MathJudge, right: object) -> None:
+async def test_invalid_right_answer_is_a_data_error(the_judge: MathJudge, right: object) -> None:
     with pytest.raises(DataError, match="right answer"):
         await the_judge.equal("42", right)  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
     assert all(process.poll() is not None for process in processes)
 
 
-async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "find_spec", lambda name: None)
     made = MathJudge()
     with pytest.raises(ConfigError, match=r"math_verify.*agentfly-rl\[math\]"):
@@ -157,7 +157,7 @@ async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     await made.close()
 
 
-async def test_a_judge_that_does_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_worker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise ImportError")
     monkeypatch.setattr(judge, "_INSIDE", broken)
@@ -170,7 +170,7 @@ async def test_a_judge_that_does_not_start_is_no_verdict(monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not HAS_DATA, reason="AGENTFLY_DATA names no folder with the folder math")
-async def test_every_answer_of_math_equals_itself_however_it_is_said(the_judge: MathJudge) -> None:
+async def test_every_answer_of_math_equals_itself(the_judge: MathJudge) -> None:
     answers = [row["answer"] for row in math_tasks("test")]
     for said in (r"So we get $\boxed{%s}$.", "The answer is $%s$."):
         equal = [await the_judge.equal(said % answer, answer) for answer in answers[::4]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.math import gsm8k_tasks, math_tasks
-from agentfly.environments.math.official import boxed_in
+from agentfly.environments.math.tasks import extract_box
 from agentfly.errors import DataError
 
 HAS_DATA = (Path(os.environ.get("AGENTFLY_DATA", "/nowhere")) / "math").is_dir()
@@ -25,7 +25,7 @@ def write(path: Path, *rows: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_answer_is_what_stands_behind_the_mark(folder: Path) -> None:
+def test_gsm8k_answer_follows_its_mark(folder: Path) -> None:
     rows = [
         {"question": f"How many {number}?", "answer": f"It is 1 #### no\n#### 1,0{number:02}"} for number in range(60)
     ]
@@ -53,20 +53,20 @@ def test_math_takes_answers_and_solutions(folder: Path) -> None:
     ("text", "found"),
     [(r"\boxed{a}", "a"), (r"\boxed{\{1\}} .", r"\{1\}"), (r"\boxed{a", None), ("a", None), (r"\boxed{}", "")],
 )
-def test_what_is_boxed(text: str, found: str | None) -> None:
-    assert boxed_in(text) == found
+def test_extract_box(text: str, found: str | None) -> None:
+    assert extract_box(text) == found
 
 
 @pytest.mark.parametrize(
     "row", [{"question": "Q"}, {"question": "Q", "answer": "72"}, {"question": 1, "answer": "#### 1"}, [1]]
 )
-def test_a_corrupt_row_is_named_with_its_place(folder: Path, row: object) -> None:
+def test_corrupt_row_error_names_its_place(folder: Path, row: object) -> None:
     write(folder / "gsm8k_train.jsonl", {"question": "Q", "answer": "#### 1"}, row)
     with pytest.raises(DataError, match=r"gsm8k_train\.jsonl, line 2"):
         gsm8k_tasks("train")
 
 
-def test_what_is_missing_is_named_with_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_error_names_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"gsm8k_test\.jsonl.*grade-school-math"):
         gsm8k_tasks("test")
     with pytest.raises(DataError, match=r"math500\.jsonl.*hendrycks"):
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named_with_its_source(folder: Path, monkeypatch: pyt
 
 
 @needs_data
-def test_the_official_files() -> None:
+def test_official_files() -> None:
     train, validation = gsm8k_tasks("train"), gsm8k_tasks("validation")
     assert len(train) + len(validation) == 7473
     assert 300 < len(validation) < 450

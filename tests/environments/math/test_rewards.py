@@ -48,7 +48,7 @@ async def scored(cases: list[tuple[Reward, tuple[str, ...], float]], answer: Any
         await agent.close()
 
 
-async def test_the_answer_counts_whatever_form_it_has() -> None:
+async def test_answer_counts_in_any_notation() -> None:
     await scored([
         (math_equal, (r"\boxed{42}",), 1.0),
         (math_equal, ("The answer is 42",), 1.0),  # the original pays only what is boxed
@@ -64,11 +64,11 @@ async def test_the_answer_counts_whatever_form_it_has() -> None:
     ])  # fmt: skip
 
 
-async def test_a_number_may_be_the_right_answer() -> None:
+async def test_right_answer_may_be_a_number() -> None:
     await scored([(math_equal, ("42",), 1.0), (math_equal, ("43",), 0.0)], answer=42)
 
 
-async def test_a_tool_must_really_have_been_called() -> None:
+async def test_tool_call_must_have_succeeded() -> None:
     await scored([
         (math_equal_tool, (COMPUTED, "42"), 1.0),
         (math_equal_tool, (COMPUTED, call("answer", answer="42")), 1.0),
@@ -97,7 +97,7 @@ async def test_every_reply_must_have_a_thought() -> None:
     ])  # fmt: skip
 
 
-async def test_a_right_answer_that_cannot_be_one_leaves_the_chain_without_a_score() -> None:
+async def test_invalid_right_answer_leaves_the_chain_without_a_score() -> None:
     agent = HFAgent(reward=math_equal, template="chatml", backend="scripted", backend_config={"script": "42"})
     (chain,) = await agent.run({"question": "What is 6 * 7?", "answer": ["42"]})
     await agent.close()

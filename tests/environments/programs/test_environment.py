@@ -11,7 +11,7 @@ from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import CodeJudge, task_sampling
 from agentfly.environments.programs import ProgramSynthesis, mbpp_tasks
-from agentfly.environments.programs.official import SPLITS
+from agentfly.environments.programs.tasks import MBPP_SPLITS
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import unit_tests
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
@@ -47,7 +47,7 @@ async def rewards_of(rows: list[dict[str, Any]], *script: str) -> list[float | N
 # ── tasks ──
 
 
-def test_rows_are_the_same_for_the_same_arguments_and_more_begin_with_fewer() -> None:
+def test_rows_are_deterministic_and_larger_counts_extend_smaller() -> None:
     rows = ProgramSynthesis.draw_tasks("train", 30, seed=3)
     assert rows == ProgramSynthesis.draw_tasks("train", 60, seed=3)[:30]
     assert json.loads(json.dumps(rows)) == rows
@@ -65,7 +65,7 @@ def test_no_function_is_in_two_splits() -> None:
     assert not validation & test
 
 
-def test_the_hidden_tests_are_not_in_the_question_and_the_solution_passes_them() -> None:
+def test_hidden_tests_are_not_in_the_question_and_the_solution_passes() -> None:
     for row in ProgramSynthesis.draw_tasks("test", 300):
         assert row["example"] in row["question"]
         assert len(set(row["tests"])) == 5
@@ -74,8 +74,8 @@ def test_the_hidden_tests_are_not_in_the_question_and_the_solution_passes_them()
         exec("\n".join([row["solution"], row["example"], *row["tests"]]), names)
 
 
-def test_when_there_are_no_more_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_sampling, "_PATIENCE", 300)
+def test_too_large_count_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_sampling, "_MAX_REJECTED", 300)
     with pytest.raises(DataError, match="validation tasks of programs or little more"):
         ProgramSynthesis.draw_tasks("validation", 10**6, kinds=["strings"])
 
@@ -85,7 +85,7 @@ def test_when_there_are_no_more_it_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     [({"split": "dev"}, "train, validation, test"), ({"kinds": ["sets"]}, "numbers, strings, lists"),
      ({"kinds": "lists"}, "give a list"), ({"kinds": []}, "numbers, strings, lists")],
 )  # fmt: skip
-def test_what_there_is_not_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_unknown_arguments_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         ProgramSynthesis.draw_tasks(**arguments)
 
@@ -94,7 +94,7 @@ def test_what_there_is_not_is_refused(arguments: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_experts_of_many_tasks_at_once_pass_every_test() -> None:
+async def test_concurrent_experts_pass_every_test() -> None:
     agent = agent_of()
     shown = await demonstrate(agent, ProgramSynthesis.draw_tasks("train", 24))
     await agent.close()
@@ -103,7 +103,7 @@ async def test_experts_of_many_tasks_at_once_pass_every_test() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_who_knows_only_the_example_earns_nothing() -> None:
+async def test_trivial_functions_earn_nothing() -> None:
     judge = CodeJudge()
     await judge.start()
     for row in ProgramSynthesis.draw_tasks("train", 6, seed=5):
@@ -115,13 +115,13 @@ async def test_who_knows_only_the_example_earns_nothing() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_an_answer_without_code_earns_nothing() -> None:
+async def test_answer_without_code_earns_nothing() -> None:
     rows = ProgramSynthesis.draw_tasks("train", 2)
     assert await rewards_of(rows, "I cannot.") == [0.0, 0.0]
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_the_session_holds_neither_tests_nor_solution() -> None:
+async def test_session_has_neither_tests_nor_solution() -> None:
     (row,) = ProgramSynthesis.draw_tasks("train", 1)
     agent = agent_of([
         call("run_shell", command="find . -type f; env"), call("code_interpreter", code="sorted(globals())"),
@@ -135,7 +135,7 @@ async def test_the_session_holds_neither_tests_nor_solution() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_what_was_done_in_the_session_does_not_help_the_answer() -> None:
+async def test_files_of_the_session_do_not_help_the_answer() -> None:
     (row,) = ProgramSynthesis.draw_tasks("train", 1)
     (earned,) = await rewards_of(
         [row],
@@ -147,7 +147,7 @@ async def test_what_was_done_in_the_session_does_not_help_the_answer() -> None:
 
 
 @pytest.mark.usefixtures("_sandbox")
-async def test_a_task_without_a_solution_has_no_expert() -> None:
+async def test_task_without_solution_has_no_expert() -> None:
     world = ProgramSynthesis()
     await world.start()
     try:
@@ -174,7 +174,7 @@ OFFICIAL = {
 }  # fmt: skip
 
 
-def test_a_question_shows_one_test_and_the_others_decide(file: Path) -> None:
+def test_question_shows_one_test_and_the_others_decide(file: Path) -> None:
     file.write_text(json.dumps(OFFICIAL))
     (row,) = mbpp_tasks("test")
     assert row["question"] == "Double it.\nIt must pass tests such as:\nassert f(1) == 2"
@@ -190,13 +190,13 @@ def test_a_question_shows_one_test_and_the_others_decide(file: Path) -> None:
 @pytest.mark.parametrize(
     "broken", [{"test_list": []}, {"test_list": "assert"}, {"test_list": [1]}, {"code": None}, {"text": 7}]
 )
-def test_a_corrupt_row_is_named_with_its_place(file: Path, broken: dict[str, Any]) -> None:
+def test_corrupt_row_error_names_its_place(file: Path, broken: dict[str, Any]) -> None:
     file.write_text(json.dumps({**OFFICIAL, **broken}))
     with pytest.raises(DataError, match=r"mbpp\.jsonl, line 1"):
         mbpp_tasks("test")
 
 
-def test_what_is_missing_is_named_with_its_source(file: Path) -> None:
+def test_missing_file_error_names_its_source(file: Path) -> None:
     with pytest.raises(DataError, match=r"mbpp\.json.*google-research"):
         mbpp_tasks("test")
     with pytest.raises(DataError, match=r"'dev'.*prompt, test, validation, train"):
@@ -204,8 +204,8 @@ def test_what_is_missing_is_named_with_its_source(file: Path) -> None:
 
 
 @needs_data
-def test_the_official_splits() -> None:
-    ids = {split: [row["id"] for row in mbpp_tasks(split)] for split in SPLITS}
+def test_official_splits() -> None:
+    ids = {split: [row["id"] for row in mbpp_tasks(split)] for split in MBPP_SPLITS}
     assert {split: len(each) for split, each in ids.items()} == {
         "prompt": 10, "test": 500, "validation": 90, "train": 374,
     }  # fmt: skip
@@ -214,7 +214,7 @@ def test_the_official_splits() -> None:
 
 @needs_data
 @pytest.mark.usefixtures("_sandbox")
-async def test_the_authors_solutions_pass() -> None:
+async def test_solutions_of_mbpp_pass() -> None:
     judge = CodeJudge()
     await judge.start()
     for row in mbpp_tasks("prompt"):

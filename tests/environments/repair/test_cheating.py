@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentfly.environments.repair import RepairJudge
-from agentfly.environments.repair.pytest_run import is_source
+from agentfly.environments.repair.judge import is_source
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import bug, played
 from tests.environments.repair.test_tasks import OTHER_TESTS, SOURCE, TESTS
@@ -68,41 +68,43 @@ async def judge() -> RepairJudge:
 
 
 @pytest.mark.parametrize("trick", FILES)
-async def test_other_files_have_no_say(judge: RepairJudge, trick: str) -> None:
+async def test_other_files_have_no_effect(judge: RepairJudge, trick: str) -> None:
     chain = await played(bug("roman"), *(call("write_file", path=p, content=t) for p, t in FILES[trick].items()))
     assert chain.reward == 0.0
     assert chain.score.metrics["pass_to_pass"] == 1.0
 
 
 @pytest.mark.parametrize("trick", BEFORE_THE_PACKAGE)
-async def test_code_in_the_package_has_no_say(judge: RepairJudge, trick: str) -> None:
+async def test_tampering_in_the_package_earns_nothing(judge: RepairJudge, trick: str) -> None:
     row = bug("roman")
     for path in ("roman/__init__.py", "roman/numerals.py"):
         sources = {each: text.encode() for each, text in row["files"].items() if is_source(each, "roman")}
         sources[path] = BEFORE_THE_PACKAGE[trick].encode() + sources[path]
-        passed = await judge.passed(row, sources)
+        passed = await judge.passing_tests(row, sources)
         assert not passed & set(row["fail_to_pass"])
 
 
-async def test_answers_that_equal_everything_are_equal_to_nothing(judge: RepairJudge) -> None:
+async def test_objects_that_equal_everything_earn_nothing(judge: RepairJudge) -> None:
     row = bug("roman", before="        if value < following:")
     names = ["add", "from_roman", "is_roman", "shortest", "to_roman"]
     cheat = ALL_EQUAL + "".join(f"def {name}(*given):\n    return Anything('I')\n" for name in names)
-    passed = await judge.passed(row, {"roman/__init__.py": f"{cheat}class NumeralError(ValueError): pass\n".encode()})
+    passed = await judge.passing_tests(
+        row, {"roman/__init__.py": f"{cheat}class NumeralError(ValueError): pass\n".encode()}
+    )
     assert not passed & set(row["fail_to_pass"])
 
 
-async def test_visible_answers_by_heart_are_not_enough(judge: RepairJudge) -> None:
+async def test_hard_coded_visible_answers_are_not_enough(judge: RepairJudge) -> None:
     row = bug("roman", before="        if value < following:")
     known = {"XIV": 14, "mdcclxxvi": 1776, "MDCCLXXVI": 1776, "IX": 9, "IV": 4}
     heart = f"_real = from_roman\ndef from_roman(numeral):\n    return {known}.get(numeral) or _real(numeral)\n"
     sources = {path: text.encode() for path, text in row["files"].items() if is_source(path, "roman")}
     sources["roman/numerals.py"] += heart.encode()
-    passed = await judge.passed(row, sources)
+    passed = await judge.passing_tests(row, sources)
     assert not set(row["fail_to_pass"]) <= passed
 
 
-async def test_a_link_a_flood_and_a_package_that_is_gone_earn_nothing() -> None:
+async def test_links_large_files_and_missing_packages_earn_nothing() -> None:
     for command in ("rm -rf roman; ln -s /etc roman", "rm -rf roman", "yes '#' | head -c 3000000 >> roman/numerals.py"):
         chain = await played(bug("roman"), call("run_shell", command=command))
         assert chain.reward == 0.0
@@ -154,22 +156,22 @@ FORGING = {
 }
 
 
-async def test_pytest_tells_a_repair_from_none(judge: RepairJudge) -> None:
+async def test_pytest_distinguishes_a_repair(judge: RepairJudge) -> None:
     run = await judge.run_pytest(ROW, {"warmth.py": SOURCE.encode()})
     if "No module named pytest" in run.output:
         pytest.skip("the sandbox has no pytest: pip install 'agentfly-rl[repair]'")
-    assert run.honest
-    assert run.passed == {*FAILING, "tests/test_warm.py::test_warm"}
-    assert await judge.passed(ROW, {"warmth.py": WRONG.encode()}) == {"tests/test_warm.py::test_warm"}
+    assert run.valid
+    assert run.passed_tests == {*FAILING, "tests/test_warm.py::test_warm"}
+    assert await judge.passing_tests(ROW, {"warmth.py": WRONG.encode()}) == {"tests/test_warm.py::test_warm"}
 
 
 @pytest.mark.parametrize("trick", {**ENDING, **REWRITING, **FORGING})
-async def test_code_in_the_process_of_pytest_gives_itself_away(judge: RepairJudge, trick: str) -> None:
+async def test_tampering_in_the_process_of_pytest_is_detected(judge: RepairJudge, trick: str) -> None:
     sources = {"warmth.py": ({**ENDING, **REWRITING, **FORGING}[trick] + WRONG).encode()}
     run = await judge.run_pytest(ROW, sources)
-    assert not run.honest
-    assert (run.passed >= FAILING) is (trick in FORGING)  # but for the guard, it would have worked
-    assert await judge.passed(ROW, sources) == set()
+    assert not run.valid
+    assert (run.passed_tests >= FAILING) is (trick in FORGING)  # but for the guard, it would have worked
+    assert await judge.passing_tests(ROW, sources) == set()
 
 
 SWALLOWING = """
@@ -218,15 +220,15 @@ def run(check):
 """
 
 
-async def test_an_assertion_that_the_package_swallows_fails_its_test(judge: RepairJudge) -> None:
+async def test_assertion_swallowed_by_the_package_fails_its_test(judge: RepairJudge) -> None:
     row = {"package": "warmth", "tests": {"test_swallowing.py": SWALLOWING, "test_meant.py": MEANT}}
     run = await judge.run_pytest(row, {"warmth.py": SWALLOWS.encode()})
-    assert run.honest
-    assert {test.rpartition("::")[2] for test in run.passed} == {"test_right", "test_meant"}
-    assert len(run.results) == 5
+    assert run.valid
+    assert {test.rpartition("::")[2] for test in run.passed_tests} == {"test_right", "test_meant"}
+    assert len(run.outcomes) == 5
 
 
-async def test_only_source_files_of_the_package_are_taken() -> None:
+async def test_only_source_files_of_the_package_count() -> None:
     good = ["toolz/core.py", "toolz/sub/deep.py"]
     bad = ["conftest.py", "toolz/conftest.py", "toolz/tests/test_core.py", "toolz/test_x.py", "other/core.py"]
     bad += ["toolz/data.txt", "sitecustomize.py", "toolzx/core.py", "pytest.py", "toolz/x_test.py"]

@@ -69,7 +69,7 @@ def size(split: str, *packages: str) -> int:
     return int(str(error.value).split()[2])
 
 
-async def test_the_expert_repairs_all_packages() -> None:
+async def test_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
     rows += Repair.draw_tasks("test", 4, seed=3)
     async with repairer("-", reward=repaired) as agent:
@@ -93,14 +93,14 @@ async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
     assert chain.score.metrics["pass_to_pass"] < 1.0
 
 
-async def test_a_part_of_the_failing_tests_is_told() -> None:
+async def test_correct_edit_earns_full_reward() -> None:
     row = bug("roman", before="    if not 1 <= number <= LARGEST:")
     fixed = row["mutation"]["before"]
     chain = await played(row, call("edit_file", path="roman/numerals.py", old=row["mutation"]["after"], new=fixed))
     assert chain.reward == 1.0
 
 
-async def test_undo_takes_changes_back_one_by_one() -> None:
+async def test_undo_edit_reverts_changes_one_by_one() -> None:
     row = bug("roman")
     original = row["files"]["roman/__init__.py"]
     chain = await played(
@@ -124,7 +124,7 @@ async def test_undo_takes_changes_back_one_by_one() -> None:
     assert told[9] == "(empty)"
 
 
-async def test_lines_are_read() -> None:
+async def test_read_file_selects_lines() -> None:
     row = bug("roman")
     asked = [{"first": 3, "last": 4}, {"first": 900}, {"last": 1}, {"first": 0, "last": 0}, {"first": -3}]
     chain = await played(row, *(call("read_file", path="test_roman.py", **each) for each in asked))
@@ -137,7 +137,7 @@ async def test_lines_are_read() -> None:
     assert told[4] == "".join(lines)
 
 
-async def test_chains_at_once_and_after_one_another_share_nothing() -> None:
+async def test_concurrent_and_successive_chains_share_nothing() -> None:
     row = bug("roman")
     async with repairer(
         call("run_shell", command="ls; echo spoiled > roman/numerals.py; touch left"), "Done."
@@ -148,7 +148,7 @@ async def test_chains_at_once_and_after_one_another_share_nothing() -> None:
         assert answers(chain)[0].split() == ["roman", "test_roman.py"]
 
 
-async def test_an_instance_that_is_reset_has_nothing_of_the_last_chain() -> None:
+async def test_reset_instance_has_nothing_of_the_last_chain() -> None:
     first, second = bug("roman"), bug("trie")
     world = Repair()
     await world.start()
@@ -163,7 +163,7 @@ async def test_an_instance_that_is_reset_has_nothing_of_the_last_chain() -> None
         await world.close()
 
 
-async def test_the_expert_copes_with_what_was_done_before() -> None:
+async def test_expert_continues_after_other_actions() -> None:
     row = bug("roman")
     world = Repair()
     await world.start()
@@ -181,7 +181,7 @@ async def test_the_expert_copes_with_what_was_done_before() -> None:
         await world.close()
 
 
-async def test_strange_calls_are_answered() -> None:
+async def test_malformed_calls_are_answered() -> None:
     row = bug("roman")
     chain = await played(
         row,
@@ -212,7 +212,7 @@ async def test_strange_calls_are_answered() -> None:
         ({"question": "?", "package": "x", "files": {"x.py": 3}}, "must map paths"),
     ],
 )
-async def test_tasks_that_lack_something_are_refused(row: dict[str, Any], said: str) -> None:
+async def test_incomplete_tasks_are_rejected(row: dict[str, Any], said: str) -> None:
     world = Repair()
     await world.start()
     try:
@@ -222,7 +222,7 @@ async def test_tasks_that_lack_something_are_refused(row: dict[str, Any], said: 
         await world.close()
 
 
-async def test_rewards_refuse_what_they_cannot_judge() -> None:
+async def test_invalid_columns_are_rejected() -> None:
     row = bug("roman")
     chain = await played({**row, "tests": 3})
     assert chain.reward is None

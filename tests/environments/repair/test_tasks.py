@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from agentfly.environments.repair import Repair, RepairJudge, package_tasks
-from agentfly.environments.repair.generated import _index, _mutation
-from agentfly.environments.repair.indexing import shown, worth_a_task
+from agentfly.environments.repair.build_index import index_mutation, run_examples
 from agentfly.environments.repair.mutation import mutations
-from agentfly.environments.repair.package import NAMES, shipped
+from agentfly.environments.repair.tasks import NAMES, load_index, load_package, read_mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import size
@@ -28,39 +29,41 @@ async def judge_here() -> RepairJudge:
     return judge
 
 
-def test_the_index_fits_the_packages() -> None:
-    """Else the packages were changed: python -m agentfly.environments.repair.indexing."""
-    bugs = _index()
-    there = {each for name in NAMES for path, text in shipped(name).sources.items() for each in mutations(path, text)}
+def test_index_fits_the_packages() -> None:
+    """Else the packages were changed: python -m agentfly.environments.repair.build_index."""
+    bugs = load_index()
+    there = {
+        each for name in NAMES for path, text in load_package(name).sources.items() for each in mutations(path, text)
+    }
     for bug in bugs:
-        assert _mutation(bug) in there
-        assert bug["example"] in shipped(bug["package"]).examples
+        assert read_mutation(bug) in there
+        assert bug["example"] in load_package(bug["package"]).examples
     assert {bug["package"] for bug in bugs} == set(NAMES)
     assert len({(bug["package"], bug["path"], bug["line"], bug["after"]) for bug in bugs}) == len(bugs)
 
 
-async def test_a_sample_of_the_index_is_what_the_judge_finds() -> None:
+async def test_sample_of_the_index_is_reproduced() -> None:
     judge = await judge_here()
-    for bug in Random(11).sample(_index(), 4):
-        package = shipped(bug["package"])
-        expected = await shown(judge, package)
-        assert await worth_a_task(judge, package, _mutation(bug), expected) == bug
+    for bug in Random(11).sample(load_index(), 4):
+        package = load_package(bug["package"])
+        expected = await run_examples(judge, package)
+        assert await index_mutation(judge, package, read_mutation(bug), expected) == bug
 
 
 async def test_all_hidden_tests_pass_without_a_bug() -> None:
     judge = await judge_here()
     for name in NAMES:
-        package = shipped(name)
+        package = load_package(name)
         columns = {"package": name, "tests": package.hidden}
-        passed = await judge.passed(columns, {path: text.encode() for path, text in package.sources.items()})
+        passed = await judge.passing_tests(columns, {path: text.encode() for path, text in package.sources.items()})
         assert len(passed) == package.hidden.count("\ndef test_") >= 15
 
 
-def test_a_bug_is_one_line_of_source() -> None:
+def test_mutation_changes_one_line() -> None:
     for name in NAMES:
-        for path, text in shipped(name).sources.items():
+        for path, text in load_package(name).sources.items():
             for mutation in mutations(path, text):
-                old, new = text.split("\n"), mutation.applied(text).split("\n")
+                old, new = text.split("\n"), mutation.apply(text).split("\n")
                 assert [(a, b) for a, b in zip(old, new, strict=True) if a != b] == [(mutation.before, mutation.after)]
 
 
@@ -84,7 +87,7 @@ def test_kinds_of_bugs(line: str, kind: str, wanted: list[str]) -> None:
     assert sorted(each.after for each in mutations("m.py", line) if each.kind == kind) == sorted(wanted)
 
 
-def test_splits_share_no_line_whatever_the_seed() -> None:
+def test_splits_share_no_line() -> None:
     lines: dict[str, set[tuple[str, str]]] = {}
     for split in SPLITS:
         rows = Repair.draw_tasks(split, size(split), seed=4)
@@ -96,20 +99,35 @@ def test_splits_share_no_line_whatever_the_seed() -> None:
     assert not lines["validation"] & lines["test"]
 
 
-def test_rows_are_the_same_for_the_same_seed_and_begin_with_fewer() -> None:
+DIGESTS = {
+    "train": "a5a030e3981f8a90ae4a0a9ea08cc77c87db769c6231fbfc14d425e50e41700f",
+    "validation": "aa37a4ebda16b29919887da17c270898cc98058cf316ca2cc71a709aaa8cd0be",
+    "test": "58e3032e91a32fa588b2d0087da48560b37aaa0dd4c18eda6b142e789504579c",
+}
+"""SHA-256 of all tasks of a split as JSON. They were taken while the packages were folders of Python files;
+a change of a package or of the index replaces them."""
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_all_tasks_are_byte_identical(split: str) -> None:
+    rows = Repair.draw_tasks(split, size(split))
+    assert hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).hexdigest() == DIGESTS[split]
+
+
+def test_rows_are_deterministic_and_larger_counts_extend_smaller() -> None:
     rows = Repair.draw_tasks("train", 20, seed=5)
     assert rows == Repair.draw_tasks("train", 40, seed=5)[:20]
     assert rows != Repair.draw_tasks("train", 20, seed=6)
 
 
-def test_the_question_tells_what_goes_wrong_and_not_where() -> None:
+def test_question_shows_the_error_but_not_the_line() -> None:
     for row in Repair.draw_tasks("train", 60):
         assert row["mutation"]["before"].strip() not in row["question"]
         assert ">>> " in row["question"]
         assert "hidden" not in "".join(row["files"])
 
 
-def test_what_there_is_not_is_named() -> None:
+def test_unknown_names_and_counts_are_rejected() -> None:
     with pytest.raises(DataError, match="calc, intervals"):
         Repair.draw_tasks("train", 1, packages=["numpy"])
     with pytest.raises(DataError, match="train, validation, test"):
@@ -152,7 +170,7 @@ def unpacked(folder: Path) -> Path:
     return folder
 
 
-def test_tasks_of_a_package_with_its_own_tests(tmp_path: Path) -> None:
+def test_package_tasks(tmp_path: Path) -> None:
     try:
         rows = package_tasks(unpacked(tmp_path), split="train", count=2, most_failing=0.7)
     except (SandboxUnavailable, ConfigError) as error:
@@ -167,7 +185,7 @@ def test_tasks_of_a_package_with_its_own_tests(tmp_path: Path) -> None:
         assert row["fail_to_pass"][0] in row["question"]
 
 
-def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
+def test_invalid_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="pip download"):
         package_tasks(tmp_path / "nowhere")
     with pytest.raises(DataError, match="none; say package="):

@@ -144,7 +144,7 @@ def test_corpus_formats_are_read(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.json", "a.jsonl.gz"):
         assert list(read_corpus(tmp_path / name)) == wanted
     (tmp_path / "b.jsonl").write_text(lines + "{oops\n")
-    with pytest.raises(DataError, match=r"b.jsonl, line 5 is no JSON"):
+    with pytest.raises(DataError, match=r"b.jsonl, line 5 is not JSON"):
         list(read_corpus(tmp_path / "b.jsonl"))
     (tmp_path / "c.jsonl").write_text('{"name": 1}\n')
     with pytest.raises(DataError, match=r"passage 0 must have.*it has 'name'"):

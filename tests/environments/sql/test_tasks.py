@@ -85,7 +85,11 @@ def test_published_files_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert len(train) + len(validation) == 40
     assert 0 < len(validation) < 10
     assert (train[0]["question"], train[0]["gold"]) == ("How many in db_0?", "SELECT 1")
-    for wrong, observations in (([{"db_id": "x"}], "row 0"), ("[", "cannot be read"), ([7], "no row of columns")):
+    for wrong, error in (
+        ([{"db_id": "x"}], "row 0"),
+        ("[", "cannot be read"),
+        ([7], "not an object with columns"),
+    ):
         write(file, wrong)
         with pytest.raises(DataError, match=observations):
             spider_tasks("train")

@@ -25,7 +25,7 @@ from agentfly.environments.alfworld.game import (
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import make_row
 from agentfly.environments.alfworld.pddl import make_identifier
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError
 
 MAX_STEPS = 40
@@ -155,7 +155,7 @@ def draw_tasks(
         game = draw_game(random, chosen[number % len(chosen)], room_types)
         return content_key(game), make_row(game)
 
-    return drawn("alfworld", split, count, seed, draw)
+    return sample_tasks("alfworld", split, count, seed, draw)
 
 
 def content_key(game: ALFWorldGame) -> str:

@@ -1,8 +1,8 @@
-"""A judge of code: runs what a model wrote in a fresh session of the sandbox, and says what it earned.
+"""CodeJudge: runs generated code against unit tests or on given input, in a new session of the sandbox.
 
-A solution and its tests are two processes there. The tests' process gets its tests only after the solution's process
-has left it, talks to it in plain data, and reports over a channel the solution has no copy of. What a program should
-have printed never enters the sandbox at all.
+A solution and its tests run in two processes (see `judge_inside`). The tests' process receives the tests only after it
+has forked the solution's process, exchanges plain data with it, and reports over a channel of which the solution has no
+copy. The expected output of a program never enters the sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import ClassVar
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.code_judge.unit_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
-from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session, SessionClosed
+from agentfly.sandbox import EndReason, FileAccessError, Limits, Session, SessionClosed
 from agentfly.sandbox.shared import shared_sandbox
 
 _INSIDE = Path(__file__).parent / "judge_inside"
@@ -34,56 +34,55 @@ def load(files):
         module.__package__, module.__path__ = {package!r}, []
         exec(compile(source, name, "exec", 0, True), module.__dict__)
 load({files!r})
-sys.modules["{package}.trusted"].close_to_others()
+sys.modules["{package}.trusted"].protect_process()
 """
-_RUN = "sys.modules[{module!r}].{call}"
-_MOST_COMPLAINT = 2000
-_COMPLAINT = "complaint"
+_MAX_STDERR_BYTES = 2000
+_STDERR = "stderr"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a solution earned."""
+    """The result of unit tests."""
 
     passed: int
     total: int
     failures: tuple[str, ...] = ()
-    """Each test that failed, with what went wrong in words."""
+    """Each failed test with the reason."""
 
     @property
     def rate(self) -> float:
-        """The part of the tests that passed."""
+        """The fraction of the tests that passed."""
         return self.passed / self.total
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What a program wrote to its standard output."""
+class ProgramOutput:
+    """The standard output of a program."""
 
     text: str
-    wrong: str = ""
-    """What went wrong, in words; empty when it ended by itself and with status 0."""
+    error: str = ""
+    """Why the program failed; empty if it ended with status 0."""
 
 
 class CodeJudge(Environment):
-    """Judges any number of solutions, some at once. Set other limits, or another mechanism, on a subclass."""
+    """Scores any number of solutions concurrently. Subclasses set other limits or another mechanism."""
 
     pool: ClassVar[Pool] = Pool(scope=Scope.GLOBAL, concurrent=True)
     limits: ClassVar[Limits] = Limits(seconds=5, memory=1 << 30, output=1 << 20)
-    """Of one judgement; `seconds` are those of one test, or of one run of a program."""
+    """Limits of one session; `seconds` is the limit of one test, or of one run of a program."""
     total_seconds: ClassVar[float] = 60.0
-    """Seconds for all tests of a solution together; those not reached have failed."""
-    at_once: ClassVar[int | None] = None
-    """Judgements that run at once; None: one for each processor."""
+    """Seconds for all tests of a solution. Tests that are not reached in time have failed."""
+    max_concurrent: ClassVar[int | None] = None
+    """Largest number of sessions at a time. None: one per CPU."""
     mechanism: ClassVar[str | None] = None
-    """None takes the strongest that works here, and refuses to run where none does."""
+    """Name of a sandbox mechanism. None: the strongest safe one that works here; without one, `start` fails."""
 
     async def start(self) -> None:
         self._sandbox = await shared_sandbox(self.mechanism)
-        self._turns = asyncio.Semaphore(self.at_once or len(os.sched_getaffinity(0)))
+        self._semaphore = asyncio.Semaphore(self.max_concurrent or len(os.sched_getaffinity(0)))
 
     @asynccontextmanager
-    async def _fresh(self) -> AsyncIterator[Session]:
+    async def _open_session(self) -> AsyncIterator[Session]:
         session = await self._sandbox.open_session(self.limits)
         try:
             yield session
@@ -93,100 +92,107 @@ class CodeJudge(Environment):
     async def unit_tests(
         self, solution: str, tests: str | Sequence[str], *, setup: str = "", entry_point: str | None = None
     ) -> Verdict:
-        """Run tests against a solution. `setup` runs before them, on their side; UnitTests says what tests may be."""
-        told = UnitTests.of(tests, setup, entry_point)
-        async with self._turns:
-            judgement = _Judgement(solution, told, time.monotonic() + self.total_seconds)
-            while judgement.left:
-                async with self._fresh() as session:
-                    await judgement.go_on(session)
-        failures = tuple(judgement.failures)
-        return Verdict(told.total - len(failures), told.total, failures)
+        """Run tests against a solution.
 
-    async def output(self, program: str, stdin: str = "") -> Printed:
-        """Run a program as a script, with this on its standard input."""
-        async with self._turns, self._fresh() as session:
+        Args:
+            solution: Python code.
+            tests: One text, or a list of texts that are a test each; see `UnitTests.parse`.
+            setup: Code that runs before the tests, in their process.
+            entry_point: The expression that is passed to the tests' function `check`.
+
+        Raises:
+            DataError: The tests are not valid, or cannot run in the sandbox.
+        """
+        parsed = UnitTests.parse(tests, setup, entry_point)
+        async with self._semaphore:
+            run = _TestRun(solution, parsed, time.monotonic() + self.total_seconds)
+            while run.remaining:
+                async with self._open_session() as session:
+                    await run.run_session(session)
+        return Verdict(parsed.total - len(run.failures), parsed.total, tuple(run.failures))
+
+    async def run_program(self, program: str, stdin: str = "") -> ProgramOutput:
+        """Run a program as a script with the given standard input."""
+        async with self._semaphore, self._open_session() as session:
             await session.put("input", stdin.encode("utf-8", "surrogatepass"))
             try:
                 await session.put("program.py", program.encode("utf-8", "surrogatepass"))
             except FileAccessError as error:
-                return Printed("", str(error))
-            outcome = await session.shell(f"exec python3 -B program.py < input 2> {_COMPLAINT}")
-            if outcome.ok and not outcome.dropped:
-                return Printed(outcome.output)
-            return Printed(outcome.output, await _complaint(session, outcome))
+                return ProgramOutput("", str(error))
+            outcome = await session.shell(f"exec python3 -B program.py < input 2> {_STDERR}")
+            if outcome.dropped:
+                return ProgramOutput(outcome.output, f"it printed {outcome.dropped} characters more than it may")
+            if outcome.ok:
+                return ProgramOutput(outcome.output)
+            if outcome.end is EndReason.TIMEOUT:
+                return ProgramOutput(outcome.output, "it took too long")
+            if outcome.end is not EndReason.ERROR:
+                return ProgramOutput(outcome.output, outcome.error or outcome.end.value)
+            try:
+                stderr = (await session.shell(f"tail -c {_MAX_STDERR_BYTES} {_STDERR}", 5)).output
+            except SessionClosed:  # the program can end its own session
+                stderr = ""
+            return ProgramOutput(outcome.output, " ".join([outcome.message, *stderr.strip().splitlines()[-1:]]))
 
 
-async def _complaint(session: Session, outcome: Outcome) -> str:
-    if outcome.dropped:
-        return f"it printed {outcome.dropped} characters more than it may"
-    if outcome.end is not EndReason.ERROR:
-        return "it took too long" if outcome.end is EndReason.TIMEOUT else outcome.error or outcome.end.value
-    try:
-        said = (await session.shell(f"tail -c {_MOST_COMPLAINT} {_COMPLAINT}", 5)).output
-    except SessionClosed:  # the program's doing: it had the session to itself
-        said = ""
-    return " ".join([outcome.message, *said.strip().splitlines()[-1:]])
+class _TestRun:
+    """A run of all tests of one solution, in as many sessions as it takes: a session that broke is not used again."""
 
-
-class _Judgement:
-    """The tests of one solution, run in as many sessions as it takes: one that broke is not used again."""
-
-    def __init__(self, solution: str, tests: UnitTests, until: float) -> None:
-        self._solution, self._tests, self._until = solution, tests, until
-        self._prepared: list[Step] = []
-        self.left = list(tests.steps)
+    def __init__(self, solution: str, tests: UnitTests, deadline: float) -> None:
+        self._solution = solution
+        self._tests = tests
+        self._deadline = deadline
+        self._setup: list[Step] = []
+        """Steps that ran and do not count: they are repeated in every session."""
+        self.remaining = list(tests.steps)
         self.failures: list[str] = []
 
-    async def go_on(self, session: Session) -> None:
-        """Run the tests that are left, as far as this session goes."""
-        wrong = await self._begin(session)
-        for step in self._prepared:
-            wrong = wrong or await self._run(session, step)
-        while self.left and not wrong:
-            step = self.left.pop(0)
-            wrong = await self._run(session, step)
-            if not step.counts:
-                self._prepared.append(step)
-            elif wrong:
-                self._fail(step, wrong)
-                if wrong.startswith("broken: "):
-                    return  # the tests after it get a fresh session
-                wrong = ""
-        for step in self.left:
-            self._fail(step, wrong)
-        self.left.clear()
-
-    def _fail(self, step: Step, wrong: str) -> None:
-        if step.counts:
-            self.failures.append(f"{step.label}: {wrong.partition(': ')[2]}")
-
-    async def _begin(self, session: Session) -> str:
+    async def run_session(self, session: Session) -> None:
+        """Run the remaining tests as far as this session goes."""
         files = {_PACKAGE: "", **{f"{_PACKAGE}.{name}": source for name, source in _inside().items()}}
         loading = await session.run(_LOAD.format(package=_PACKAGE, files=files))
         if not loading.ok:
             raise EnvironmentFault(f"the judge does not start: {loading.message or loading.error}")
         names, modules = list(self._tests.names), dict(self._tests.modules)
-        wrong = await self._ask(session, f"begin({self._solution!r})", "the solution")
-        return wrong or await self._ask(session, f"take_names({names!r}, {modules!r})", "modules they use")
+        error = await self._call(session, f"start_solution({self._solution!r})", "the solution")
+        error = error or await self._call(session, f"import_names({names!r}, {modules!r})", "modules they use")
+        for step in self._setup:
+            error = error or await self._call(session, f"run({step.source!r})", step.label)
+        while self.remaining and not error:
+            step = self.remaining.pop(0)
+            error = await self._call(session, f"run({step.source!r})", step.label)
+            if not step.counts:
+                self._setup.append(step)
+            elif error:
+                self._fail(step, error)
+                if error.startswith("broken: "):
+                    return  # the remaining tests get a new session
+                error = ""
+        for step in self.remaining:
+            self._fail(step, error)
+        self.remaining.clear()
 
-    async def _run(self, session: Session, step: Step) -> str:
-        return await self._ask(session, f"run({step.source!r})", step.label)
+    def _fail(self, step: Step, error: str) -> None:
+        if step.counts:
+            self.failures.append(f"{step.label}: {error.partition(': ')[2]}")
 
-    async def _ask(self, session: Session, call: str, what: str) -> str:
-        """What went wrong in the tests' process: `failed: …`, or `broken: …` where no more can be asked; empty when all
-        went well."""
-        seconds = self._until - time.monotonic()
+    async def _call(self, session: Session, call: str, label: str) -> str:
+        """Call a function of the tests' process and return its error.
+
+        The error is empty, `failed: …`, or `broken: …` if the session cannot be used any more.
+        """
+        seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             return "failed: there was no time left for it"
-        outcome = await session.run(_RUN.format(module=f"{_PACKAGE}.trusted", call=call), seconds)
+        outcome = await session.run(f"sys.modules['{_PACKAGE}.trusted'].{call}", seconds)
+        if outcome.end is EndReason.TIMEOUT:
+            return "broken: it took too long"
         if not outcome.ok or outcome.value is None:
-            late = outcome.end is EndReason.TIMEOUT
-            return f"broken: {'it took too long' if late else outcome.error or outcome.end.value}"
-        said = str(ast.literal_eval(outcome.value))
-        if said.startswith("fault: "):
-            raise DataError(f"the tests cannot run in the sandbox: {said[7:]}, in {what}")
-        return "" if said == "passed" else said
+            return f"broken: {outcome.error or outcome.end.value}"
+        result = str(ast.literal_eval(outcome.value))
+        if result.startswith("fault: "):
+            raise DataError(f"the tests cannot run in the sandbox: {result[7:]}, in {label}")
+        return "" if result == "passed" else result
 
 
 @cache

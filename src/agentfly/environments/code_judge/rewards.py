@@ -1,6 +1,7 @@
-"""Rewards for code: the part of the unit tests it passes, or of the cases in which it prints what it should.
+"""Rewards for code: the fraction of unit tests that pass, or of inputs for which a program prints the expected output.
 
-They have no time limit of their own: the judge keeps one for each solution, and waiting for a turn is nobody's fault.
+They have no time limit of their own: the judge limits the time of each solution, and waiting for the judge is not
+counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentfly.scoring import reward
 _FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MATCHES = ("exact", "words", "numbers")
-_TOLD = 5
+_MAX_FAILURES = 5
 
 
 @reward(timeout=None)
@@ -29,9 +30,9 @@ async def unit_tests(
     setup: str | None = None,
     entry_point: str | None = None,
 ) -> dict[str, Any]:
-    """The part of the column `tests` that the code in the answer passes."""
-    verdict = await judge.unit_tests(code_in(prediction), tests, setup=setup or "", entry_point=entry_point)
-    return _scored(verdict)
+    """The fraction of the column `tests` that the code in the reply passes."""
+    verdict = await judge.unit_tests(extract_code(prediction), tests, setup=setup or "", entry_point=entry_point)
+    return _build_score(verdict)
 
 
 @reward(timeout=None)
@@ -42,58 +43,50 @@ async def output_match(
     match: str = "words",
     tolerance: float = 1e-6,
 ) -> dict[str, Any]:
-    """The part of the column `cases` (each with `stdin` and `expected`) in which the program prints what is expected.
+    """The fraction of the column `cases`, each with `stdin` and `expected`, whose expected output the program prints.
 
-    `match`: `exact`; `words`, white space does not count; `numbers`, a word that is a number may be off by the
-    `tolerance`, absolute or relative.
+    `match`: `exact`; `words`, white space is ignored; `numbers`, words that are numbers may differ by the `tolerance`,
+    absolute or relative.
     """
     if match not in _MATCHES:
         raise DataError(f"match is one of {', '.join(_MATCHES)}, not {match!r}")
-    program = code_in(prediction)
-    read = [_read_case(case, number) for number, case in enumerate(_some(cases))]
+    if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
+        raise DataError(f"cases must be a list of at least one case with stdin and expected, not {cases!r:.80}")
+    for number, case in enumerate(cases):
+        texts = [case.get("stdin", ""), case.get("expected")] if isinstance(case, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"cases[{number}] must have the texts stdin and expected, not {case!r:.80}")
+    program = extract_code(prediction)
     try:
-        async with asyncio.TaskGroup() as running:
-            runs = [running.create_task(judge.output(program, stdin)) for stdin, _ in read]
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None  # the first to fail, which ended the others
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(judge.run_program(program, case.get("stdin", ""))) for case in cases]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first one, which cancelled the others
     failures = []
-    for number, ((_, expected), run) in enumerate(zip(read, runs, strict=True)):
-        printed = run.result()
-        if printed.wrong:
-            failures.append(f"cases[{number}]: {printed.wrong}")
-        elif not _is_match(printed.text, expected, match, tolerance):
-            failures.append(f"cases[{number}]: it printed {printed.text!r:.100}")
-    return _scored(Verdict(len(read) - len(failures), len(read), tuple(failures)))
+    for number, (case, run) in enumerate(zip(cases, runs, strict=True)):
+        output = run.result()
+        if output.error:
+            failures.append(f"cases[{number}]: {output.error}")
+        elif not _is_match(output.text, case["expected"], match, tolerance):
+            failures.append(f"cases[{number}]: it printed {output.text!r:.100}")
+    return _build_score(Verdict(len(cases) - len(failures), len(cases), tuple(failures)))
 
 
-def code_in(prediction: str) -> str:
-    """The last block of Python in an answer, else the last block of anything, else all of it."""
+def extract_code(prediction: str) -> str:
+    """Return the last block of Python in a reply, else the last block of any language, else the whole reply."""
     blocks = _FENCE.findall(prediction)
     python = [code for language, code in blocks if language.lower() in _PYTHON]
     return str((python or [code for _, code in blocks] or [prediction])[-1])
 
 
-def _scored(verdict: Verdict) -> dict[str, Any]:
+def _build_score(verdict: Verdict) -> dict[str, Any]:
     return {
         "reward": verdict.rate,
         "passed": verdict.passed,
         "total": verdict.total,
         "all_passed": float(verdict.passed == verdict.total),
-        "wrong": list(verdict.failures[:_TOLD]),
+        "wrong": list(verdict.failures[:_MAX_FAILURES]),
     }
-
-
-def _some(cases: Any) -> Sequence[Any]:
-    if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
-        raise DataError(f"cases must be a list of at least one case with stdin and expected, not {cases!r:.80}")
-    return cases
-
-
-def _read_case(case: Any, number: int) -> tuple[str, str]:
-    stdin, expected = (case.get("stdin", ""), case.get("expected")) if isinstance(case, Mapping) else (None, None)
-    if not isinstance(stdin, str) or not isinstance(expected, str):
-        raise DataError(f"cases[{number}] must have the texts stdin and expected, not {case!r:.80}")
-    return stdin, expected
 
 
 def _is_match(printed: str, expected: str, match: str, tolerance: float) -> bool:
@@ -102,11 +95,14 @@ def _is_match(printed: str, expected: str, match: str, tolerance: float) -> bool
     ours, theirs = printed.split(), expected.split()
     if match == "words" or len(ours) != len(theirs):
         return ours == theirs
-    return all(a == b or _is_close(a, b, tolerance) for a, b in zip(ours, theirs, strict=True))
-
-
-def _is_close(ours: str, theirs: str, tolerance: float) -> bool:
-    try:
-        return "_" not in ours and math.isclose(float(ours), float(theirs), rel_tol=tolerance, abs_tol=tolerance)
-    except ValueError:
-        return False
+    for our, their in zip(ours, theirs, strict=True):
+        if our == their:
+            continue
+        try:
+            # float() accepts 1_000, which no program prints for a number
+            is_close = "_" not in our and math.isclose(float(our), float(their), rel_tol=tolerance, abs_tol=tolerance)
+        except ValueError:
+            is_close = False
+        if not is_close:
+            return False
+    return True

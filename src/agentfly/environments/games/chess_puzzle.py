@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import validate_split
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.environments.task_sampling import belongs_to, drawn
+from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
 from agentfly.tooling import tool
@@ -47,11 +47,11 @@ class ChessPuzzle(GameEnvironment):
             # Checking the split first avoids the search for mates in positions of other splits.
             mate = mates[number % len(mates)]
             board, line = draw_puzzle(
-                chess, random, mate, accept=lambda board: belongs_to(board.epd(), checked_split(split))
+                chess, random, mate, accept=lambda board: belongs_to(board.epd(), validate_split(split))
             )
             return board.epd(), make_puzzle_row(board.fen(), line, f"Mate in {(len(line) + 1) // 2}.")
 
-        return drawn("chess", split, count, seed, draw)
+        return sample_tasks("chess", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         """Set up the puzzle in the columns `fen` and `moves`."""

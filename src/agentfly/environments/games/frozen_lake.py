@@ -14,7 +14,7 @@ from typing import Any
 
 from agentfly.environments.games.game import GameEnvironment
 from agentfly.environments.games.grid import OFFSETS, Direction, Place, find_symbols, neighbor, validate_rows
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
@@ -55,7 +55,7 @@ class FrozenLake(GameEnvironment):
             slips = {"slippery": True, "seed": random.randrange(2**32)} if slippery else {}
             return "\n".join(rows), {"question": question, "lake": rows, **slips}
 
-        return drawn("frozen_lake", split, count, seed, draw)
+        return sample_tasks("frozen_lake", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         """Start on the lake in the column `lake`; the columns `slippery` and `seed` determine the slips."""

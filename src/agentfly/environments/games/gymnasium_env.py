@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environments.games.game import TextGame
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.types import Task
@@ -63,7 +63,7 @@ class GymnasiumEnvironment(TextGame):
 
         try:
             varied = len({make_row(number)["question"] for number in range(_PROBES)}) > 1
-            return drawn(cls.env_id, split, count, seed, draw, again=True)
+            return sample_tasks(cls.env_id, split, count, seed, draw, allow_repeats=True)
         finally:
             env._close_env()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, opened
+from agentfly.environments.data import Source, open_text, validate_split
 from agentfly.environments.games.chess_puzzle import make_puzzle_row
 from agentfly.environments.task_sampling import belongs_to
 from agentfly.errors import DataError
@@ -27,14 +27,14 @@ def lichess_tasks(
 
     The split of a puzzle is a hash of its position.
     """
-    checked_split(split)
+    validate_split(split)
     path = SOURCE.file("lichess_db_puzzle.csv")
 
     def accept(row: Mapping[str, str]) -> bool:
         rated = lowest <= float(row.get("Rating") or 0) <= highest
         return rated and belongs_to(row["FEN"], split) and (not theme or theme in (row.get("Themes") or "").split())
 
-    with opened(path) as lines:
+    with open_text(path) as lines:
         return list(islice(read_puzzles(lines, str(path), accept), count))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.environments.games.safe_expression import is_safe_expression
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.threads import call
@@ -60,7 +60,7 @@ class ReasoningGym(Environment):
                 return None
             return entry["question"], {"question": entry["question"], "answer": entry["answer"], **row}
 
-        return drawn("reasoning_gym", split, count, seed, draw)
+        return sample_tasks("reasoning_gym", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         """Generate the question of the columns `dataset`, `settings`, `seed` and `index`."""

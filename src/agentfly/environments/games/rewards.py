@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.rewards.answers import answer_in
+from agentfly.rewards.answers import extract_answer
 from agentfly.scoring import reward
 from agentfly.types import Task
 
@@ -30,5 +30,5 @@ def reasoning_gym_score(prediction: str, task: Task) -> dict[str, Any]:
     """
     from agentfly.environments.games.reasoning_gym import score_answer  # the other games do without it
 
-    score = score_answer(task.columns, answer_in(prediction))
+    score = score_answer(task.columns, extract_answer(prediction))
     return {"reward": score, "solved": float(score >= 1)}

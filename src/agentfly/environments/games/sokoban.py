@@ -20,7 +20,7 @@ from agentfly.environments.games.sokoban_level import (
     read_level,
     solve,
 )
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
@@ -61,7 +61,7 @@ class Sokoban(GameEnvironment):
             plain = level[0].render(level[1])
             return plain, {"question": cls.question(*level), "level": plain.split("\n")}
 
-        return drawn("sokoban", split, count, seed, draw)
+        return sample_tasks("sokoban", split, count, seed, draw)
 
     @classmethod
     def question(cls, room: SokobanRoom, state: SokobanState) -> str:

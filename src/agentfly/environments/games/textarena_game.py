@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Pool
 from agentfly.environments.games.game import TextGame
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.types import Task
@@ -46,7 +46,7 @@ class TextArenaGame(TextGame):
                 python_random.setstate(state)
             return f"{name} {number}", {"question": question, "game": name, "seed": number}
 
-        return drawn("textarena", split, count, seed, draw)
+        return sample_tasks("textarena", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         """Start the game in the column `game` with the column `seed`."""

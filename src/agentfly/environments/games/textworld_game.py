@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Pool
 from agentfly.environments.games.game import TextGame
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.types import Task, ToolCall
@@ -63,7 +63,7 @@ class TextWorldGame(TextGame):
                 "game": options,
             }
 
-        return drawn("textworld", split, count, seed, draw)
+        return sample_tasks("textworld", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         """Start the game in the column `game`: the path of a file, or the options of a generated game."""

@@ -1,8 +1,8 @@
-"""Rewards by a model that judges: any server that speaks OpenAI's wire, asked for JSON of a schema.
+"""Rewards by a judge model behind an OpenAI-compatible server, which replies with JSON of a schema.
 
-The server is named by AGENTFLY_JUDGE_URL and AGENTFLY_JUDGE_MODEL, its key by AGENTFLY_JUDGE_KEY; or on a subclass of
-Judge. What is judged is data: it stands between marks that it cannot write itself, and the judge is told so. The same
-question is asked once, whoever asks; with AGENTFLY_JUDGE_CACHE, a file, not again in the next run either.
+AGENTFLY_JUDGE_URL and AGENTFLY_JUDGE_MODEL name the server and the model, OPENAI_API_KEY the key; or a subclass of
+Judge does. The material is enclosed in marks that it cannot contain, and the judge is instructed to treat it as data.
+The same request is sent once in a run; with AGENTFLY_JUDGE_CACHE, a file, it is not sent again in later runs either.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _SYSTEM = (
 )
 
 
+# Names and docstrings of these two classes are part of the JSON schema that is sent, and of the cache key.
 class Marks(pydantic.BaseModel):
     """A judgement in points."""
 
@@ -40,8 +41,8 @@ class Ruling(pydantic.BaseModel):
     correct: bool
 
 
-def conversation(rubric: str, form: str, **material: str) -> list[dict[str, str]]:
-    """What a judge is asked. The marks are made of what is judged, so nothing that is judged can hold them."""
+def build_messages(rubric: str, form: str, **material: str) -> list[dict[str, str]]:
+    """Build the messages for a judge. The marks are a hash of the material, so the material cannot contain them."""
     material = {name: text.encode("utf-8", "replace").decode() for name, text in material.items()}
     mark = hashlib.sha256("\0".join(material.values()).encode()).hexdigest()[:16]
     parts = [f"[{mark} {name}]\n{text}\n[/{mark} {name}]" for name, text in material.items()]
@@ -52,43 +53,41 @@ def conversation(rubric: str, form: str, **material: str) -> list[dict[str, str]
 
 
 def llm_judge(rubric: str = RUBRIC, *, judge: type[Judge] = Judge, name: str = "llm_judge") -> Reward:
-    """A reward by a rubric of yours: points from 0 to 10, of ten. A column `answer` is shown as the reference."""
-    kind = judge
+    """Create a reward from a rubric: points from 0 to 10, divided by 10. A column `answer` is the reference."""
+    judge_class = judge
 
     @reward(name=name, timeout=None)
-    async def judged(prediction: str, task: Task, judge: kind, answer: Any = None) -> dict[str, Any]:  # type: ignore[valid-type]
-        """What the judge finds."""
-        return await _points(rubric, prediction, task, judge, answer)
+    async def score(prediction: str, task: Task, judge: judge_class, answer: Any = None) -> dict[str, Any]:  # type: ignore[valid-type]
+        return await _score_points(rubric, prediction, task, judge=judge, answer=answer)
 
-    return judged
+    return score
 
 
-async def _points(rubric: str, prediction: str, task: Task, judge: Judge, answer: Any) -> dict[str, Any]:
+async def _score_points(rubric: str, prediction: str, task: Task, *, judge: Judge, answer: Any) -> dict[str, Any]:
     if not prediction.strip():
         return {"reward": 0.0, "reason": "there is no response"}
     reference = {} if answer is None else {"reference": str(answer)}
-    asked = conversation(
-        rubric, '{"reason": "…", "points": 0 to 10}', task=task.question, **reference, response=prediction
-    )
-    marks = await judge.judged(asked, Marks)
+    form = '{"reason": "…", "points": 0 to 10}'
+    messages = build_messages(rubric, form, task=task.question, **reference, response=prediction)
+    marks = await judge.evaluate(messages, Marks)
     return {"reward": marks.points / 10, "reason": marks.reason}
 
 
 @reward(timeout=None)
 async def llm_as_judge_reward(prediction: str, task: Task, judge: Judge, answer: Any = None) -> dict[str, Any]:
-    """Points of a judging model from 0 to 10, as a part of ten. A column `answer` is shown to it as the reference."""
-    return await _points(RUBRIC, prediction, task, judge, answer)
+    """Points of a judge model from 0 to 10, divided by 10. A column `answer` is shown to it as the reference."""
+    return await _score_points(RUBRIC, prediction, task, judge=judge, answer=answer)
 
 
 @reward(timeout=None)
 async def llm_as_judge_math_reward(prediction: str, task: Task, judge: Judge, answer: Any = None) -> dict[str, Any]:
-    """One where a judging model finds that the final result is the reference's, the column `answer`; else nothing."""
+    """1 if a judge model finds that the final result equals the column `answer`, else 0."""
     if answer is None:
         raise DataError("the row needs the right result in the column answer")
     if not prediction.strip():
         return {"reward": 0.0, "reason": "there is no response"}
     rubric = "Is its final result mathematically equal to the reference? How it was found does not count."
     form = '{"reason": "…", "correct": true or false}'
-    asked = conversation(rubric, form, task=task.question, reference=str(answer), response=prediction)
-    ruling = await judge.judged(asked, Ruling)
+    messages = build_messages(rubric, form, task=task.question, reference=str(answer), response=prediction)
+    ruling = await judge.evaluate(messages, Ruling)
     return {"reward": float(ruling.correct), "reason": ruling.reason}

@@ -1,4 +1,4 @@
-"""Mathematics with a Python interpreter at hand."""
+"""MathWithPython: mathematics problems with a Python interpreter as the tool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentfly.environments.code_interpreter import CodeInterpreter
-from agentfly.environments.math import generated
+from agentfly.environments.math import tasks
 from agentfly.errors import ConfigError
 from agentfly.types import Task, ToolCall
 
@@ -18,20 +18,17 @@ class MathWithPython(CodeInterpreter):
 
     @classmethod
     def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = generated.LEVELS
+        cls, split: str = "train", count: int = 100, *, seed: int = 0, levels: Sequence[int] = tasks.LEVELS
     ) -> list[dict[str, Any]]:
-        """Problems of the `levels` named, which take turns: 1 a sum in figures, 2 a story, 3 one that takes a loop."""
-        return generated.draw_tasks(split, count, seed, levels)
+        """Draw problems whose `levels` take turns: 1 arithmetic, 2 a word problem, 3 a problem that needs a loop."""
+        return tasks.draw_tasks(split, count, seed, levels)
 
     async def reset(self, task: Task) -> None:
         self._program = task.columns.get("program")
         await super().reset(task)
 
     def expert(self) -> ToolCall | str:
-        """Write the program, and say what it showed.
-
-        It knows how the answer is computed, not the answer.
-        """
+        """Run the program of the column `program`, then answer with the last line of its output."""
         if self.last_output is not None:
             return self.last_output.strip().rpartition("\n")[2]
         if not isinstance(self._program, str):

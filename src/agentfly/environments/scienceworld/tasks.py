@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from agentfly.environments.data import checked_split
+from agentfly.environments.data import validate_split
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld.simulator import Variation
 from agentfly.errors import DataError
@@ -76,7 +76,7 @@ def draw_tasks(
     names = _select_tasks(tasks, simplification)
     random.Random(f"scienceworld {seed}").shuffle(names)
     with _reserve_jvm() as process:
-        queues = [_variations(process, checked_split(split), name, simplification, seed=seed) for name in names]
+        queues = [_variations(process, validate_split(split), name, simplification, seed=seed) for name in names]
         rows = list(itertools.islice(_round_robin(queues), max(count, 0)))
         if len(rows) < count:
             raise DataError(f"the split {split} has {len(rows)} variations of {', '.join(names)}, not {count}")
@@ -89,7 +89,7 @@ def official_tasks(
     """All variations of a split, of the named tasks (None: all thirty)."""
     names = _select_tasks(tasks, simplification)
     with _reserve_jvm() as process:
-        queues = [_variations(process, checked_split(split), name, simplification) for name in names]
+        queues = [_variations(process, validate_split(split), name, simplification) for name in names]
         return [_make_row(process, each) for each in itertools.chain(*queues)]
 
 

@@ -16,7 +16,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, checked_count, checked_split, read_rows
+from agentfly.environments.data import Source, read_rows, validate_count, validate_split
 from agentfly.environments.search.index import Passage, read_corpus
 from agentfly.errors import DataError
 
@@ -96,7 +96,7 @@ class Encyclopaedia:
     @classmethod
     def draw(cls, split: str, seed: int, articles: int) -> Encyclopaedia:
         """Generate the encyclopedia of a split, seed and size. Deterministic."""
-        checked_split(split)
+        validate_split(split)
         if not isinstance(articles, int) or not MIN_ARTICLES <= articles <= MAX_ARTICLES:
             raise DataError(f"an encyclopaedia has {MIN_ARTICLES} to {MAX_ARTICLES} articles, not {articles!r:.80}")
         random = Random(f"{split} {seed} {articles}")
@@ -143,7 +143,7 @@ class Encyclopaedia:
 
 def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], articles: int) -> list[dict[str, Any]]:
     """Draw `number` questions as dataset rows. `hops` are used in turn; each encyclopedia has `articles` articles."""
-    checked_count(number)
+    validate_count(number)
     if not isinstance(hops, Sequence) or not hops or any(each not in HOPS for each in hops):
         raise DataError(f"questions have {HOPS[0]} to {HOPS[-1]} hops, a list of these, not {hops!r:.80}")
     rows: dict[str, dict[str, Any]] = {}
@@ -226,7 +226,7 @@ def two_wiki_passages() -> list[Passage]:
 def _read_questions(files: _QuestionFiles, split: str, file: str | None) -> list[dict[str, Any]]:
     """Read rows with `question`, `answer`, `kind`, `titles` of the supporting passages and, if the file has them, the
     `passages` to search. Every twentieth training question, by its checksum, is for validation."""
-    checked_split(split)
+    validate_split(split)
     names = (file,) if file is not None else files.dev if split == "test" else files.train
     rows: list[dict[str, Any]] = []
     for place, source in read_rows(files.source.file(*names)):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, read_rows
-from agentfly.environments.task_sampling import drawn
+from agentfly.environments.data import Source, read_rows, validate_split
+from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import DataError
 
 KINDS = (
@@ -44,7 +44,7 @@ def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | Non
         question, gold = _draw_command(random, kind, files)
         return task_key(question, files), {"question": question, "gold": gold, "kind": kind, "files": files}
 
-    return drawn("shell", split, number, seed, draw)
+    return sample_tasks("shell", split, number, seed, draw)
 
 
 def task_key(question: str, files: dict[str, str]) -> str:
@@ -118,7 +118,7 @@ def nl2bash_tasks(split: str, *, systems: Sequence[int] = SYSTEMS) -> list[dict[
     creates it at the root of a container; here it is in the session's folder, so `/testbed/dir1` becomes `testbed/dir1`
     in scripts, questions and commands.
     """
-    if checked_split(split) != "test":
+    if validate_split(split) != "test":
         raise DataError(f"InterCode-Bash has questions for test only, none for {split}; Shell.draw_tasks draws some")
     if not systems or any(number not in SYSTEMS for number in systems):
         raise DataError(f"there are the file systems 1 to 4, not {systems!r:.80}")

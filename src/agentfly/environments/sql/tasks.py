@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, checked_count, checked_split, read_rows
+from agentfly.environments.data import Source, read_rows, validate_count, validate_split
 from agentfly.environments.sql.database import Database, equal_rows, has_order_by
 from agentfly.environments.sql.generator import (
     LEVELS,
@@ -174,8 +174,8 @@ class QuestionSampler:
 
 def draw_tasks(split: str, number: int, seed: int, *, levels: Sequence[int]) -> list[dict[str, Any]]:
     """Draw `number` questions as dataset rows; the levels take turns, database by database."""
-    checked_split(split)
-    checked_count(number)
+    validate_split(split)
+    validate_count(number)
     if not isinstance(levels, Sequence) or not levels or any(level not in LEVELS for level in levels):
         raise DataError(f"levels are a list of {', '.join(map(str, LEVELS))}, not {levels!r:.80}")
     rows: list[dict[str, Any]] = []
@@ -220,7 +220,7 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
     own test set was published late and is rarely used. One in twenty training databases, by the checksum of its name,
     is for validation with all its questions. Raises DataError if the file of a database is missing.
     """
-    path = SPIDER.file(*_SPIDER_FILES[checked_split(split)])
+    path = SPIDER.file(*_SPIDER_FILES[validate_split(split)])
     rows, names = list[dict[str, Any]](), set[str]()
     for number, (place, source) in enumerate(read_rows(path)):
         # In InterCode's format `query` is the question; in the authors' it is the gold query.

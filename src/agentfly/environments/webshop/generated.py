@@ -16,7 +16,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import checked_count, checked_split
+from agentfly.environments.data import validate_count, validate_split
 from agentfly.environments.webshop.goal import ShopGoal, make_option_goal
 from agentfly.environments.webshop.product import ShopProduct
 from agentfly.errors import DataError
@@ -123,8 +123,8 @@ def _make_asin(position: int, seed: int) -> str:
 
 def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
     """`count` different tasks of a split: rows with `question`, `goal`, `shop` and `id`. Prefixes are stable."""
-    checked_split(split)
-    checked_count(count)
+    validate_split(split)
+    validate_count(count)
     if not 1 <= products <= MAX_PRODUCTS:
         raise DataError(f"a generated shop has 1 to {MAX_PRODUCTS} products, not {products}")
     goals: dict[str, ShopGoal] = {}

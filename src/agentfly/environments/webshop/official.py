@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, checked_split, read_json
+from agentfly.environments.data import Source, read_json, validate_split
 from agentfly.environments.webshop.goal import ShopGoal, enumerate_goals, make_goal
 from agentfly.environments.webshop.product import ShopProduct, read_product
 from agentfly.errors import DataError
@@ -47,7 +47,7 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
     As in WebShop, splits are by goal: a product may have goals in several splits. human: instructions written by people
     instead of WebShop's generated ones, which cover each combination of a product's options.
     """
-    checked_split(split)
+    validate_split(split)
     goals: list[ShopGoal] = []
     for entry in read_catalog(shop):
         if human:

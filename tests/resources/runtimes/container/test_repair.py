@@ -73,5 +73,5 @@ async def test_pytest_runs_in_a_fresh_container_of_the_image() -> None:
     await judge.start()
     for sign, passed in ((">", {"tests/test_warm.py::test_warm"}), ("<", set())):
         run = await judge.run_pytest(row, {"warm.py": f"def is_warm(t):\n    return t {sign} 20\n".encode()})
-        assert run.honest, run.output
-        assert run.passed == passed
+        assert run.valid, run.output
+        assert run.passed_tests == passed

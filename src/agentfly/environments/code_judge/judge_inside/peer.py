@@ -1,4 +1,7 @@
-"""Questions and answers between the tests and the solution, one at a time; each may ask back before it answers."""
+"""Requests and replies between the tests process and the solution process, one at a time.
+
+Either side may send requests of its own before it replies.
+"""
 
 from __future__ import annotations
 
@@ -15,107 +18,120 @@ _HEAD = struct.Struct(">I")
 
 
 class Broken(BaseException):
-    """The other side can no longer be asked. Not an Exception: no test may take it for one the solution raised."""
+    """The other process cannot reply any more. Not an Exception: a test must not take it for one of the solution's."""
+
+
+class RemoteObject:
+    """A reference to an object of the other process, which knows it by its number."""
+
+    __slots__ = ()
+    _number: int
 
 
 class Peer:
-    """One end of the line. What is lent to the other side is kept here under a number."""
+    """One end of the connection. Objects that the other side has references to are kept here by number."""
 
     def __init__(
         self,
         channel: socket.socket,
-        borrow: Callable[[int], Any],
-        lendable: Callable[[Any], bool],
-        told: type[BaseException],
+        make_reference: Callable[[int], Any],
+        may_export: Callable[[Any], bool],
+        caught: type[BaseException],
     ) -> None:
-        """`borrow` makes something of a number the other side lent; `lendable` says what may be lent to it; what is
-        raised here in answer to a question is `told` to the other side."""
+        """Create one end of a connection.
+
+        Args:
+            channel: A connected socket.
+            make_reference: Returns the reference to an object of the other side, given its number.
+            may_export: Whether the other side may get a reference to an object.
+            caught: Exceptions of this type, raised by a request, are sent as its reply.
+        """
         self._channel = channel
-        self._told = told
-        self._make_borrowed = borrow
-        self._lendable = lendable
-        self._lent: list[Any] = []
+        self._caught = caught
+        self._make_reference = make_reference
+        self._may_export = may_export
+        self._exports: list[Any] = []
         self._numbers: dict[int, int] = {}
         self.operations: dict[str, Callable[..., Any]] = {}
-        """What the other side may ask for."""
+        """Operations that the other side may request."""
         self.broken = ""
-        """Why nothing more can be asked; empty while all is well."""
+        """Why no more requests can be sent; empty while the connection works."""
 
-    def ask(self, do: str, /, *args: Any, **kwargs: Any) -> Any:
-        """The other side's answer; what it raised is raised here."""
+    def ask(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Request an operation of the other side and return its value, or raise its exception."""
         if self.broken:
             raise Broken(self.broken)
-        writer = Writer(self._lend)
-        question = [do, [writer.write(each) for each in args], {name: writer.write(v) for name, v in kwargs.items()}]
+        writer = Writer(self._export)
+        positional = [writer.write(each) for each in args]
+        named = {name: writer.write(value) for name, value in kwargs.items()}
         try:
-            said = self._exchange(question)
-            reader = Reader(self._borrow, writer.met)
-            value = reader.read(said["value"])
-            if said["raised"] and not isinstance(value, BaseException):
+            self._send([operation, positional, named])
+            reply = self._receive()
+            while not isinstance(reply, dict):  # a request of the other side
+                self._reply(*reply)
+                reply = self._receive()
+            reader = Reader(self._import, writer.containers)
+            value = reader.read(reply["value"])
+            if reply["raised"] and not isinstance(value, BaseException):
                 raise Broken("it raised what is no exception")
-            for container, content in zip(list(writer.met), said["after"]):  # noqa: B905  (Python 3.9 has no strict)
-                reader.fill(container, content)
-        except BaseException as error:  # whatever it was, question and answer no longer fit together
+            # The call may have changed the containers that it received.
+            for container, items in zip(list(writer.containers), reply["after"]):  # noqa: B905  (Python 3.9 has no strict)
+                reader.fill(container, items)
+        except BaseException as error:  # requests and replies are out of step: nothing more can be sent
             self.broken = self.broken or str(error) if isinstance(error, Broken) else f"no answer: {error!r:.200}"
             raise
-        if said["raised"]:
+        if reply["raised"]:
             value._of_solution = True
             raise value
         return value
 
-    def _exchange(self, question: list[Any]) -> dict[str, Any]:
-        self._send(question)
-        while True:
-            said = self._receive()
-            if isinstance(said, dict):
-                return said
-            self._answer(*said)
-
     def serve(self) -> None:
-        """Answer until the other side is gone (Broken)."""
+        """Reply to requests until the other side is gone, which raises Broken."""
         while True:
-            self._answer(*self._receive())
+            self._reply(*self._receive())
 
-    def _answer(self, do: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        reader = Reader(self._borrow)
-        given = [reader.read(each) for each in args]
-        named = {name: reader.read(each) for name, each in kwargs.items()}
+    def _reply(self, operation: str, positional: list[Any], named: dict[str, Any]) -> None:
+        reader = Reader(self._import)
+        args = [reader.read(each) for each in positional]
+        kwargs = {name: reader.read(each) for name, each in named.items()}
         raised = False
         try:
-            value = self.operations[do](*given, **named)
+            value = self.operations[operation](*args, **kwargs)
         except Broken:
             raise
-        except self._told as error:
-            raised, value = True, error
-        writer = Writer(self._lend, reader.met)
+        except self._caught as error:
+            raised = True
+            value = error
+        writer = Writer(self._export, reader.containers)
         try:
             written = writer.write(value)
         except Exception as error:
-            raised, written = True, writer.write(TypeError(f"what was returned cannot be sent: {error}"))
-        # Only the containers that came with the question: what the answer itself holds is in it.
-        after = [writer.parts(container) for container in reader.met]
+            raised = True
+            written = writer.write(TypeError(f"what was returned cannot be sent: {error}"))
+        # Only the containers of the request: those of the reply are in it.
+        after = [writer.write_items(container) for container in reader.containers]
         self._send({"value": written, "raised": raised, "after": after})
 
-    # Objects that are not plain
-
-    def _lend(self, value: Any) -> Any:
-        if isinstance(value, Borrowed):
+    def _export(self, value: Any) -> Any:
+        """Encode an object that is not plain data as a reference."""
+        if isinstance(value, RemoteObject):
             return {"yours": value._number}
-        if not self._lendable(value):
+        if not self._may_export(value):
             raise TypeError(
                 f"a {type(value).__name__} cannot be given to the solution; give it plain data or a function"
             )
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._lent)
-            self._lent.append(value)  # kept for good: the number must go on meaning this very object
+            self._numbers[id(value)] = len(self._exports)
+            self._exports.append(value)  # never removed: the number must always mean this object
         return {"mine": self._numbers[id(value)]}
 
-    def _borrow(self, name: str, number: Any) -> Any:
+    def _import(self, name: str, number: Any) -> Any:
+        """Decode a reference."""
         if name == "yours":
-            return self._lent[number]
+            return self._exports[number]
         if name != "mine" or type(number) is not int:
             raise ValueError(f"{name!r:.60} is no value")
-        return self._make_borrowed(number)
+        return self._make_reference(number)
 
     # Bytes
 
@@ -143,10 +159,3 @@ class Peer:
                 raise Broken("the solution's process has ended")
             parts += part
         return bytes(parts)
-
-
-class Borrowed:
-    """An object that lives on the other side, which knows it by its number."""
-
-    __slots__ = ()
-    _number: int

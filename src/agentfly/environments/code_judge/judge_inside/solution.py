@@ -1,6 +1,6 @@
-"""The solution's process: runs what a model wrote, and does with its objects what the tests ask.
+"""The solution's process: runs the generated code, and performs the operations on its objects that the tests request.
 
-All of this is at the solution's mercy. It decides what it answers, and nothing more.
+The solution controls everything here. It decides what it replies, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any
 
-from .peer import Borrowed, Broken, Peer
+from .peer import Broken, Peer, RemoteObject
 from .plain import class_names, plain_value
 
 _SET_DUMPABLE = 4
@@ -32,7 +32,7 @@ _BUILTINS = (
 )
 
 
-class _Callback(Borrowed):
+class _Callback(RemoteObject):
     """A function of the tests, which the solution may call."""
 
     def __init__(self, number: int, peer: Peer) -> None:
@@ -42,15 +42,18 @@ class _Callback(Borrowed):
         return self._peer.ask("call", self, *args, **kwargs)
 
 
-def live(channel: socket.socket) -> None:
-    """Be the solution, in a fresh child of the tests' process, with nothing of what that has open."""
+def serve_solution(channel: socket.socket) -> None:
+    """Serve requests on the channel until it is closed. Runs in a forked child of the tests' process.
+
+    First gives up everything that the child has from its parent: session, standard streams, open files.
+    """
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for place in (0, 1, 2):
-        os.dup2(nothing, place)
-    kept = channel.fileno()
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 1 << 16)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    own = channel.fileno()
+    os.closerange(3, own)
+    os.closerange(own + 1, 1 << 16)
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)
     sys.path.insert(0, os.getcwd())
     peer = Peer(channel, lambda number: _Callback(number, peer), lambda value: True, BaseException)
@@ -61,17 +64,17 @@ def live(channel: socket.socket) -> None:
 
 def _operations() -> dict[str, Any]:
     module = types.ModuleType("solution")
-    found: dict[str, Any] = {name: getattr(operator, name) for name in _OPERATORS.split()}
-    found.update({name: getattr(builtins, name) for name in _BUILTINS.split()})
-    found.update({name: getattr(math, name) for name in ("trunc", "floor", "ceil")})
-    found.update({"copy": copy.copy, "deepcopy": copy.deepcopy, "plain": plain_value})
+    operations: dict[str, Any] = {name: getattr(operator, name) for name in _OPERATORS.split()}
+    operations.update({name: getattr(builtins, name) for name in _BUILTINS.split()})
+    operations.update({name: getattr(math, name) for name in ("trunc", "floor", "ceil")})
+    operations.update({"copy": copy.copy, "deepcopy": copy.deepcopy, "plain": plain_value})
 
     def load(source: str) -> None:
         sys.modules["solution"] = module  # dataclasses and pickle look for it there
         exec(compile(source, "solution.py", "exec", 0, True), module.__dict__)
 
     def name(wanted: str) -> tuple[str, Any]:
-        """What the solution calls so: an exception class, which the tests must have one like, or whatever it is."""
+        """Return a global of the solution; of an exception class the names, from which the tests make one like it."""
         if wanted not in module.__dict__:
             return "missing", None
         value = module.__dict__[wanted]
@@ -84,7 +87,7 @@ def _operations() -> dict[str, Any]:
         return ("coroutine", value) if inspect.iscoroutine(value) else ("value", value)
 
     def finish(coroutine: Any) -> Any:
-        import asyncio  # late: few solutions need it, and it takes longer to load than all the rest
+        import asyncio  # late: few solutions need it, and it takes longer to import than everything else
 
         return asyncio.run(coroutine)
 
@@ -95,5 +98,5 @@ def _operations() -> dict[str, Any]:
         return type(manager).__enter__(manager)
 
     for function in (load, name, call, finish, leave, enter):
-        found[function.__name__] = function
-    return found
+        operations[function.__name__] = function
+    return operations

@@ -1,0 +1,146 @@
+r"""Mathematics tasks: generated problems, and GSM8K and MATH from their authors' files.
+
+Generated problems are drawn from the kinds in `problems.toml`. The program of a problem, numbers included, decides its
+split: no problem is in two splits, whatever the seeds and the names in the text.
+
+GSM8K and MATH are read from the folder `math` of AGENTFLY_DATA. Rows have the final answer without the solution. A
+twentieth of the training problems, chosen by a checksum of the question, is the validation split. The test split of
+MATH is MATH-500.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from random import Random
+from typing import Any
+
+from agentfly.environments.data import Source, read_rows, validate_split
+from agentfly.environments.task_sampling import sample_tasks
+from agentfly.errors import DataError
+
+LEVELS = (1, 2, 3)
+GSM8K = Source("GSM8K", "https://github.com/openai/grade-school-math (train.jsonl and test.jsonl)", "math")
+MATH = Source("MATH", "https://github.com/hendrycks/math, MATH-500 https://github.com/openai/prm800k", "math")
+_INSTRUCTION = re.compile(r"\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*$")
+"""An instruction at the end of the question in some copies of the files; it is removed."""
+_NAMES = (
+    "Ada", "Ben", "Chen", "Dora", "Emil", "Fatima", "Gita", "Hugo", "Ines", "Jona", "Kofi", "Lena", "Mira", "Noor",
+)  # fmt: skip
+_THINGS = ("apples", "bolts", "candles", "coins", "eggs", "lamps", "marbles", "nails", "pencils", "stamps", "tiles")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemKind:
+    """A kind of generated problem."""
+
+    level: int
+    question: str
+    program: str
+    ranges: Mapping[str, Sequence[int]]
+    """Smallest and largest value of each number."""
+
+    def draw(self, random: Random) -> tuple[str, str]:
+        """Draw a question and the program that computes its answer."""
+        numbers = {name: random.randint(*limits) for name, limits in self.ranges.items()}
+        words = {"who": random.choice(_NAMES), "thing": random.choice(_THINGS)}
+        months = {f"month_{name}": _MONTHS[number - 1] for name, number in numbers.items() if number <= len(_MONTHS)}
+        return self.question.format(**numbers, **words, **months), self.program.format(**numbers)
+
+
+@cache
+def load_kinds(level: int) -> tuple[ProblemKind, ...]:
+    """Load the problem kinds of a level."""
+    text = (resources.files(__package__) / "problems.toml").read_text()
+    return tuple(ProblemKind(**each) for each in tomllib.loads(text)["kinds"] if each["level"] == level)
+
+
+def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
+    """Draw problems: rows with `id`, `question`, `answer`, `level`, and `program` for the expert."""
+    if isinstance(levels, int) or not levels or any(level not in LEVELS for level in levels):
+        raise DataError(
+            f"problems have the levels {', '.join(map(str, LEVELS))}, not {levels!r:.80}; give a list of these"
+        )
+
+    def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
+        level = levels[number % len(levels)]
+        question, program = random.choice(load_kinds(level)).draw(random)
+        return program, {"question": question, "answer": run_program(program), "level": level, "program": program}
+
+    return sample_tasks("math", split, count, seed, draw)
+
+
+def run_program(program: str) -> str:
+    """Run a program of `problems.toml` and return the value of its last line."""
+    tree = ast.parse(program)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr)
+    names: dict[str, Any] = {}
+    exec(compile(tree, "<program>", "exec"), names)
+    return str(eval(compile(ast.Expression(last.value), "<program>", "eval"), names))
+
+
+def gsm8k_tasks(split: str) -> list[dict[str, Any]]:
+    """Load the word problems of GSM8K: integers, two to eight steps."""
+
+    def read_answer(row: dict[str, Any]) -> str | None:
+        _, separator, answer = str(row.get("answer", "")).rpartition("#### ")
+        return answer.strip().replace(",", "") if separator else None
+
+    file = "test.jsonl" if split == "test" else "train.jsonl"
+    return _load_tasks(GSM8K, "gsm8k", split, files=(f"gsm8k_{file}", f"gsm8k/{file}"), read_answer=read_answer)
+
+
+def math_tasks(split: str) -> list[dict[str, Any]]:
+    """Load the competition problems of MATH, with `level` and `subject` if the file has them."""
+
+    def read_answer(row: dict[str, Any]) -> str | None:
+        if isinstance(row.get("answer"), str):
+            return str(row["answer"])
+        return extract_box(str(row.get("solution", "")))
+
+    files = ("math500.jsonl", "math_test.jsonl") if split == "test" else ("math_train.jsonl",)
+    return _load_tasks(MATH, "math", split, files=files, read_answer=read_answer)
+
+
+def _load_tasks(
+    source: Source,
+    name: str,
+    split: str,
+    *,
+    files: tuple[str, ...],
+    read_answer: Callable[[dict[str, Any]], str | None],
+) -> list[dict[str, Any]]:
+    validate_split(split)
+    tasks = []
+    for number, (place, row) in enumerate(read_rows(source.file(*files))):
+        question = row.get("question", row.get("problem"))
+        answer = read_answer(row)
+        if not isinstance(question, str) or not answer:
+            raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
+        if split == "test" or (zlib.crc32(question.encode()) % 20 == 0) == (split == "validation"):
+            extra: dict[str, Any] = {key: row[key] for key in ("level", "subject") if key in row}
+            question = _INSTRUCTION.sub("", question)
+            tasks.append({"id": f"{name}/{number}", "question": question, "answer": answer, **extra})
+    return tasks
+
+
+def extract_box(text: str) -> str | None:
+    r"""Return the content of the last \boxed{…} of a text, braces included; None if none is closed."""
+    start = text.rfind(r"\boxed{")
+    depth = 0
+    for index in range(start + len(r"\boxed"), len(text) if start >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[start + len(r"\boxed{") : index]
+    return None

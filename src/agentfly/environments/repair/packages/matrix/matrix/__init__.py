@@ -1,5 +1,0 @@
-"""Matrices of whole numbers."""
-
-from matrix.dense import Matrix
-
-__all__ = ["Matrix"]

@@ -1,5 +1,0 @@
-"""Tables of plain text."""
-
-from texttable.layout import Table, wrap
-
-__all__ = ["Table", "wrap"]

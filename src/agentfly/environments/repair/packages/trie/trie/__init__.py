@@ -1,5 +1,0 @@
-"""Words by their beginnings."""
-
-from trie.words import Trie
-
-__all__ = ["Trie"]

@@ -1,0 +1,231 @@
+"""Repair tasks: a Python package with one wrong line, and tests that fail because of it.
+
+`draw_tasks` takes bugs in the shipped packages, `packages/NAME.toml`. The bugs that make good tasks were found by
+running the hidden tests (see `build_index`) and are listed in `index.json`, so drawing a task runs nothing.
+
+`package_tasks` puts bugs into any package that has pytest tests, such as an unpacked source distribution from PyPI, and
+runs the tests in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agentfly.environments.data import validate_split
+from agentfly.environments.repair.judge import PytestRun, RepairJudge, is_source, is_test_file, list_test_names
+from agentfly.environments.repair.mutation import Mutation, mutations
+from agentfly.errors import ConfigError, DataError
+
+_PACKAGES = Path(__file__).parent / "packages"
+NAMES = tuple(sorted(path.stem for path in _PACKAGES.glob("*.toml")))
+"""Names of the shipped packages."""
+INDEX = Path(__file__).parent / "index.json"
+TEST_COMMAND = "python3 -m unittest -q"
+_MAX_FILE_BYTES = 1 << 18
+_SKIPPED_FOLDERS = {".git", ".github", ".tox", "__pycache__", "build", "dist", "doc", "docs", "node_modules"}
+_MAX_TRACEBACK_LINES = 8
+
+
+@dataclass(frozen=True)
+class Package:
+    """A shipped package without a bug."""
+
+    name: str
+    files: dict[str, str]
+    """The package and its visible tests, by path."""
+    hidden: str
+    """The hidden tests, a text of test functions."""
+    examples: tuple[str, ...]
+    """Calls that a bug report may show: statements separated by `; `, of which the last is an expression."""
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The package without its tests."""
+        return {path: text for path, text in self.files.items() if path.startswith(f"{self.name}/")}
+
+
+@cache
+def load_package(name: str) -> Package:
+    """Load a shipped package."""
+    data = tomllib.loads((_PACKAGES / f"{name}.toml").read_text(encoding="utf-8"))
+    return Package(name, data["files"], data["hidden"], tuple(data["examples"].splitlines()))
+
+
+@cache
+def load_index() -> list[dict[str, Any]]:
+    """Load the bugs of the shipped packages: the fields of a `Mutation`, the hidden tests that fail, and a report."""
+    bugs: list[dict[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))
+    return bugs
+
+
+def read_mutation(bug: Mapping[str, Any]) -> Mutation:
+    """Return the mutation of an entry of the index."""
+    return Mutation(**{name: bug[name] for name in Mutation.__slots__})
+
+
+def draw_tasks(split: str, count: int, seed: int, packages: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Draw `count` tasks of a split without replacement; the seed decides the order."""
+    validate_split(split)
+    selected = tuple(packages) if packages is not None else NAMES
+    if unknown := [name for name in selected if name not in NAMES]:
+        raise DataError(f"there is no package {unknown[0]!r:.80}; there are {', '.join(NAMES)}")
+    bugs = [bug for bug in load_index() if bug["package"] in selected]
+    bugs = [bug for bug in bugs if read_mutation(bug).is_in(split, bug["package"])]
+    if not 0 <= count <= len(bugs):
+        raise DataError(
+            f"{split} has {len(bugs)} tasks of {', '.join(selected)}, not {count}; package_tasks makes more"
+        )
+
+    rows = []
+    for bug in Random(f"{split}/{seed}").sample(bugs, len(bugs))[:count]:
+        package = load_package(bug["package"])
+        mutation = read_mutation(bug)
+        failing = list(bug["fails"])
+        example = "\n".join(f">>> {each}" for each in bug["example"].split("; "))
+        question = (
+            f"The package `{package.name}` in this folder has a bug in {mutation.path}:\n\n{example}\n{bug['came']}\n\n"
+            f"It should be: {bug['expected']}\n\nFind the bug and repair the package. `{TEST_COMMAND}` runs some "
+            "tests; others, which you cannot see, decide."
+        )
+        row = {
+            "id": mutation.name,
+            "question": question,
+            "package": package.name,
+            "kind": mutation.kind,
+            "files": {**package.files, mutation.path: mutation.apply(package.files[mutation.path])},
+            "tests": package.hidden,
+            "fail_to_pass": failing,
+            "pass_to_pass": [name for name in list_test_names(package.hidden) if name not in failing],
+            "mutation": asdict(mutation),
+            "test_command": TEST_COMMAND,
+        }
+        rows.append(row)
+    return rows
+
+
+def package_tasks(
+    folder: str | Path,
+    package: str | None = None,
+    *,
+    split: str = "train",
+    count: int = 10,
+    seed: int = 0,
+    most_failing: float = 0.3,
+    judge: RepairJudge | None = None,
+) -> list[dict[str, Any]]:
+    """Make at most `count` tasks from a package with pytest tests. Every bug that is tried costs a run of pytest.
+
+    Args:
+        folder: An unpacked source distribution, or a checkout.
+        package: The folder (`toolz`, `src/attr`) or module in it to be repaired. None: found, if there is only one.
+        split: Split of the bugs.
+        count: Largest number of tasks.
+        seed: Decides the order in which bugs are tried.
+        most_failing: Largest fraction of the tests that may fail with a bug; at least one must fail.
+        judge: Runs the tests. None: a new `RepairJudge`.
+    """
+    validate_split(split)
+    root = Path(folder)
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}; unpack a source distribution (pip download --no-binary :all: …)")
+    files = dict[str, str]()
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        is_skipped = _SKIPPED_FOLDERS & set(parts) or any(part.endswith(".egg-info") for part in parts)
+        if is_skipped or not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+            continue
+        try:
+            files[path.relative_to(root).as_posix()] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+
+    if not package:
+        inits = [path.removesuffix("/__init__.py") for path in files if path.endswith("/__init__.py")]
+        tops = {each for each in inits if not is_test_file(f"{each}/x") and each.removeprefix("src/").count("/") == 0}
+        modules = {path.removesuffix(".py") for path in files if "/" not in path and path.endswith(".py")}
+        found = sorted(tops or modules - {"setup", "conftest", "noxfile", "tasks"})
+        if len(found) != 1:
+            names = ", ".join(found) or "none"
+            raise DataError(f"the package to repair in {root} is not clear: there are {names}; say package=…")
+        package = found[0]
+    judge = judge or RepairJudge()
+    random = Random(seed)
+    return asyncio.run(
+        _mutate_package(package, files, split, count=count, random=random, most_failing=most_failing, judge=judge)
+    )
+
+
+async def _mutate_package(
+    package: str,
+    files: Mapping[str, str],
+    split: str,
+    *,
+    count: int,
+    random: Random,
+    most_failing: float,
+    judge: RepairJudge,
+) -> list[dict[str, Any]]:
+    """Try mutations in random order until `count` of them are tasks."""
+    sources = {path: text for path, text in files.items() if is_source(path, package)}
+    tests = {path: text for path, text in files.items() if is_test_file(path)}
+    others = {path: text for path, text in files.items() if path not in {*sources, *tests}}
+    if not sources or not tests:
+        raise DataError(f"the package {package!r} has no {'test' if sources else 'source'} files")
+
+    async def run_tests(sources: Mapping[str, str]) -> PytestRun:
+        columns = {"package": package, "files": others, "tests": tests}
+        return await judge.run_pytest(columns, {path: text.encode() for path, text in sources.items()})
+
+    await judge.start()
+    # Two runs: a test that passes only sometimes would make the reward random.
+    first, second = await run_tests(sources), await run_tests(sources)
+    passing = first.passed_tests & second.passed_tests
+    if not first.valid or not passing:
+        raise ConfigError(
+            f"no test of {package!r} passes in the sandbox, even without a bug; it needs pytest (pip install "
+            f"'agentfly-rl[repair]') and every package that {package!r} imports. pytest printed: {first.output[-500:]}"
+        )
+    candidates = [mutation for path, text in sources.items() for mutation in mutations(path, text)]
+    random.shuffle(candidates)
+    rows = list[dict[str, Any]]()
+    for mutation in candidates:
+        if len(rows) == count:
+            break
+        if not mutation.is_in(split, package):
+            continue
+        mutated = {**sources, mutation.path: mutation.apply(sources[mutation.path])}
+        run = await run_tests(mutated)
+        failing = sorted(passing - run.passed_tests)
+        if not run.valid or not 0 < len(failing) <= most_failing * len(passing):
+            continue
+        # A test file with a failing test is hidden from the chain; the other ones it may see.
+        hidden = {test.partition("::")[0] for test in failing}
+        visible = {path: text for path, text in tests.items() if path not in hidden}
+        errors = [line for line in run.tracebacks.get(failing[0], "").splitlines() if line[:1] in (">", "E")]
+        report = "\n".join(errors[:_MAX_TRACEBACK_LINES]) or "It does not even get to run."
+        question = (
+            f"The package in `{package}` has a bug. A test that you do not have, `{failing[0]}`, fails:\n\n"
+            f"{report}\n\nFind the bug and repair the package; hidden tests decide."
+        )
+        row = {
+            "id": mutation.name,
+            "question": question,
+            "package": package,
+            "kind": mutation.kind,
+            "files": {**others, **visible, **mutated},
+            "tests": {path: tests[path] for path in sorted(hidden)},
+            "fail_to_pass": failing,
+            "pass_to_pass": sorted(passing & run.passed_tests),
+            "mutation": asdict(mutation),
+            "test_command": "python3 -m pytest -q" if visible else "ls",
+        }
+        rows.append(row)
+    return rows
