@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import httpx
 import pydantic
 
-from agentfly.backends import answers, openai_api
+from agentfly.backends import openai_api
 from agentfly.backends.base import Request
 from agentfly.backends.client import ClientBackend
 from agentfly.environment import Environment, Pool
@@ -39,7 +39,7 @@ class _Client(ClientBackend):
 
     async def served(self) -> list[str]:
         """The models that the server lists."""
-        return [card.id for card in await self._send("/models", None, answers.read_models) if card.id]
+        return [card.id for card in await self.list_models() if card.id]
 
     def asking_for(self, extra: Mapping[str, Any]) -> _Client:
         """The same client, over the same connections, with these fields in every request."""
