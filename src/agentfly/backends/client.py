@@ -57,6 +57,8 @@ _MAX_WAIT = 120.0
 class ClientBackend(Backend):
     """A model behind an OpenAI-compatible server."""
 
+    weight_version = 0
+
     def __init__(
         self,
         model: str,
@@ -133,21 +135,12 @@ class ClientBackend(Backend):
         self._connected = False
         """Whether the server has ever answered."""
         self._context_requested = False
-        self._version = weight_version
+        self.weight_version = weight_version
         self._weights_parent = None if weights_dir is None else Path(weights_dir).expanduser()
         self._weight_folder: WeightFolder | None = None
         self._update_lock = UpdateLock()
         self._inconsistent = ""
         """Why the server's weights are of no known version; empty if they are."""
-
-    @property
-    def weight_version(self) -> int:
-        """The version of every token sampled now."""
-        return self._version
-
-    @weight_version.setter
-    def weight_version(self, version: int) -> None:
-        self._version = version
 
     def attach(self, template: Template) -> None:
         """Take the size of the vocabulary from the template's tokenizer, unless `vocab_size` was given."""
@@ -163,7 +156,7 @@ class ClientBackend(Backend):
                 return await self._chat(request)
             if request.images:
                 raise ConfigError("/completions takes no images; use prompt_format='messages' for a vision model")
-            read = partial(read_completion, request=request, version=self._version)
+            read = partial(read_completion, request=request, version=self.weight_version)
             max_tokens = await self._max_tokens(len(request.prompt), request.sampling.max_tokens)
             body = {**completions_body(self.model, request, max_tokens), **self.extra_body}
             return await self._send("/completions", body, read, chain=request.chain)
@@ -190,7 +183,7 @@ class ClientBackend(Backend):
                 files.delete()
                 raise
             self._weight_folder.commit(files)
-            self._version = version
+            self.weight_version = version
             self._inconsistent = ""
 
     async def close(self) -> None:
@@ -253,7 +246,7 @@ class ClientBackend(Backend):
 
     async def _chat(self, request: Request) -> Completion:
         """Send messages in the most capable dialect that the server has not rejected."""
-        read = partial(read_chat, request=request, version=self._version)
+        read = partial(read_chat, request=request, version=self.weight_version)
         bodies: list[dict[str, Any]] = []
         rejections: list[str] = []
         for dialect in itertools.dropwhile(lambda known: known is not self._dialect, Dialect):

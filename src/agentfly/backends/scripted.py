@@ -47,6 +47,8 @@ Script = str | Sequence[str] | Callable[[ScriptedTurn], str | Awaitable[str]]
 class ScriptedBackend(Backend):
     """Returns fixed or computed replies as tokens."""
 
+    weight_version = 0
+
     def __init__(
         self,
         script: Script,
@@ -77,12 +79,7 @@ class ScriptedBackend(Backend):
         self._logprob = logprob
         self._chunk = chunk
         self._slots = None if slots is None else _PrioritySemaphore(slots)
-        self._version = 0
         self._template: Template | None = None
-
-    @property
-    def weight_version(self) -> int:
-        return self._version
 
     def attach(self, template: Template) -> None:
         if self._template is not None and self._template.codec.control != template.codec.control:
@@ -90,7 +87,7 @@ class ScriptedBackend(Backend):
         self._template = template
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        self._version = version
+        self.weight_version = version
 
     async def generate(self, request: Request) -> Completion:
         """Return the next reply; it ends with the end-of-turn token unless a stop string or `max_tokens` cuts it."""
@@ -130,7 +127,7 @@ class ScriptedBackend(Backend):
         step = self._chunk or len(ids)
         for start in range(0, len(ids), step):
             chunk = ids[start : start + step]
-            version = self._version
+            version = self.weight_version
             if latency:
                 await asyncio.sleep(latency * len(chunk) / len(ids))
             versions += [version] * len(chunk)

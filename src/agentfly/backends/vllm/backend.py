@@ -133,13 +133,8 @@ class VLLMBackend(Backend):
             raise BackendFault(f"vLLM ended the turn with {turn.finish!r}")
         # The log-probabilities are those of the distribution sampled from; without filters it is the model's own.
         unfiltered = is_plain(request.sampling) and request.sampling.temperature in (0, 1)
-        return Completion(
-            turn.ids,
-            turn.logprobs,
-            turn.versions,
-            finish=_FINISH_REASONS[turn.finish],
-            raw_logprobs=turn.logprobs if unfiltered else None,
-        )
+        raw = turn.logprobs if unfiltered else None
+        return Completion(turn.ids, turn.logprobs, turn.versions, _FINISH_REASONS[turn.finish], raw_logprobs=raw)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load weights between two steps, given by their names in the checkpoint; the others stay unchanged.
