@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentfly.agents import HFAgent
 from agentfly.errors import DataError
 from agentfly.rewards import qa_em, qa_em_format, qa_em_tool, qa_f1, qa_f1_format
-from agentfly.rewards.answers import answer_in, keeps_format, match, normalised
+from agentfly.rewards.answers import extract_answer, has_answer_format, match, normalize
 from agentfly.tooling import tool
 from agentfly.tools import answer
 
@@ -34,7 +34,7 @@ from agentfly.tools import answer
     ],
 )
 def test_what_does_not_count(text: str, plain: str) -> None:
-    assert normalised(text) == plain
+    assert normalize(text) == plain
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def reference_normalize(text: str) -> str:
 @given(st.text(alphabet="aAnthe .,()!-bB12é\n", max_size=30))
 def test_normalization_is_the_reference_unless_that_is_empty(text: str) -> None:
     expected = reference_normalize(text)
-    assert normalised(text) == expected or not expected
+    assert normalize(text) == expected or not expected
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
@@ -97,8 +97,8 @@ def test_the_best_right_answer_counts() -> None:
 
 
 def test_the_last_marked_answer_counts() -> None:
-    assert answer_in("So <answer>Rome</answer>, no: <answer> Paris\n</answer> it is") == "Paris"
-    assert answer_in("Paris <answer>") == "Paris <answer>"
+    assert extract_answer("So <answer>Rome</answer>, no: <answer> Paris\n</answer> it is") == "Paris"
+    assert extract_answer("Paris <answer>") == "Paris <answer>"
     assert qa_em("Rome? <answer>Paris</answer>", "Paris")["reward"] == 1.0
 
 
@@ -115,7 +115,7 @@ def test_the_last_marked_answer_counts() -> None:
     ],
 )
 def test_format(said: str, kept: bool) -> None:
-    assert keeps_format(said) is kept
+    assert has_answer_format(said) is kept
 
 
 def test_format_is_worth_a_tenth() -> None:

@@ -67,7 +67,7 @@ def test_after_a_zero_nothing_is_asked() -> None:
 
 @pytest.mark.parametrize(("least", "earned"), [(1.0, 0.0), (0.5, 1.0), (0.4, 1.0), (0.6, 0.0)])
 def test_a_gate_is_open_or_shut(least: float, earned: float) -> None:
-    chain = agent_of(gate(column, qa_em, least=least), ["done"]).run_sync(ROW)[0]
+    chain = agent_of(gate(column, qa_em, threshold=least), ["done"]).run_sync(ROW)[0]
     assert chain.reward == earned
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
@@ -92,5 +92,5 @@ def test_what_is_no_product_is_refused() -> None:
         product("lti", half)
     with pytest.raises(ConfigError, match="at least two rewards"):
         product(shining, lambda: 1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="with a chain"):
+    with pytest.raises(ConfigError, match="needs a chain"):
         product(shining, half)()

@@ -7,7 +7,7 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, RewardFault
 from agentfly.rewards import answer_format, format, format_reward, length_reward, think_format
-from agentfly.rewards.format import thinks
+from agentfly.rewards.format import has_thinking
 from agentfly.scoring import Reward
 from agentfly.trajectory import Trajectory
 from agentfly.types import Message
@@ -67,14 +67,14 @@ def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: floa
     ],
 )
 def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
-    assert thinks(Message("assistant", text)) is kept
+    assert has_thinking(Message("assistant", text)) is kept
 
 
 def test_a_form_of_ones_own() -> None:
     verdict = format_reward(r"Verdict: (yes|no)\..*", name="verdict")
     assert [verdict(text) for text in ("Verdict: yes.\nBecause.", " Verdict: no. ", "I say yes.")] == [1.0, 1.0, 0.0]
     assert verdict.name == "verdict"
-    with pytest.raises(ConfigError, match="is no regular expression"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         format_reward("(")
 
 
@@ -94,6 +94,6 @@ def test_the_length_reward_falls_evenly() -> None:
     assert chains[60].reward == pytest.approx((100 - tokens[60]) / 80)
     assert chains[200].reward == 0.0
     assert chains[200].score.metrics["tokens"] == tokens[200]
-    for wrong in ({"most": 10, "free": 10}, {"most": 10, "free": -1}, {"most": 0}):
-        with pytest.raises(ConfigError, match="must be from 0 to below most"):
+    for wrong in ({"max_tokens": 10, "free": 10}, {"max_tokens": 10, "free": -1}, {"max_tokens": 0}):
+        with pytest.raises(ConfigError, match="must be from 0 to below max_tokens"):
             length_reward(**wrong)

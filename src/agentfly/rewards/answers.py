@@ -1,8 +1,8 @@
-"""Rewards for short answers: exact match and F1, after the usual normalisation.
+"""Rewards for short answers: exact match and token F1 after SQuAD normalization.
 
-Case, punctuation, the articles a, an and the, and white space do not count. The right answers are the row's column
-`answer`, `answers` or `golden_answers`, each a text or a list of them; the best one counts. What is judged is the last
-`<answer>…</answer>` of the final reply, or all of it where it has none.
+Case, punctuation, the articles a, an and the, and white space are ignored. The references are the column `answer`,
+`answers` or `golden_answers`, each a text or a list of texts; the best match counts. The answer is the last
+`<answer>…</answer>` of the final reply, or the whole reply if it has none.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from agentfly.errors import DataError
 from agentfly.scoring import reward
 from agentfly.trajectory import CallStatus, StopReason, Trajectory
 
-FORMAT = 0.1
-"""What keeping the format is worth, where it is worth something."""
+FORMAT_WEIGHT = 0.1
+"""Weight of the format in the rewards that include it."""
 Answers = str | Sequence[str] | None
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _CLOSED = frozenset({"yes", "no", "noanswer"})
-"""Answers of which a part is worth nothing."""
+"""Answers without partial credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How near a given answer is to the right one."""
+    """Agreement of an answer with a reference."""
 
     em: float = 0.0
     f1: float = 0.0
@@ -38,68 +38,69 @@ class Match:
     recall: float = 0.0
 
 
-def normalised(text: str) -> str:
-    """Text as answers are compared: lower case, without punctuation, articles and needless space."""
+def normalize(text: str) -> str:
+    """Lower case, without punctuation, articles and superfluous white space."""
     bare = text.lower().translate(_PUNCTUATION)
-    # An answer of articles or punctuation alone, such as the choice "(A)" or "+", is more than nothing.
+    # An answer that consists of articles or punctuation, such as the choice "(A)" or "+", must not become empty.
     candidates = (_ARTICLES.sub(" ", bare), bare, text.lower())
-    return next((plain for each in candidates if (plain := " ".join(each.split()))), "")
+    return next((plain for text in candidates if (plain := " ".join(text.split()))), "")
 
 
-def match(given: str, right: str) -> Match:
-    """Exact match, and the F1 of the words that both have."""
-    ours, theirs = normalised(given), normalised(right)
-    if not ours or not theirs:
+def match(answer: str, reference: str) -> Match:
+    """Compute exact match, and F1 over the words."""
+    answer = normalize(answer)
+    reference = normalize(reference)
+    if not answer or not reference:
         return Match()
-    exact = float(ours == theirs)
-    if not exact and {ours, theirs} & _CLOSED:
+    exact = float(answer == reference)
+    if not exact and {answer, reference} & _CLOSED:
         return Match()
-    common = (Counter(ours.split()) & Counter(theirs.split())).total()
+    common = (Counter(answer.split()) & Counter(reference.split())).total()
     if not common:
         return Match()
-    precision, recall = common / len(ours.split()), common / len(theirs.split())
+    precision = common / len(answer.split())
+    recall = common / len(reference.split())
     return Match(exact, 2 * precision * recall / (precision + recall), precision, recall)
 
 
-def marked_answers(prediction: str) -> list[str]:
+def find_tagged_answers(prediction: str) -> list[str]:
     """The texts from each `<answer>` to the next `</answer>`."""
     closed = prediction.split(_CLOSE)[:-1]
     return [text.partition(_OPEN)[2] for text in closed if _OPEN in text]
 
 
-def answer_in(prediction: str) -> str:
-    """The last marked answer, or all that was said where none is marked."""
-    return (marked_answers(prediction) or [prediction])[-1].strip()
+def extract_answer(prediction: str) -> str:
+    """The last tagged answer, or the whole text if there is none."""
+    return (find_tagged_answers(prediction) or [prediction])[-1].strip()
 
 
-def keeps_format(prediction: str) -> bool:
-    """Whether there is one marked answer that says something, and nothing behind it."""
-    marked = marked_answers(prediction)
-    tags, ends = prediction.count(_OPEN) + prediction.count(_CLOSE), prediction.rstrip().endswith(_CLOSE)
-    return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and ends
+def has_answer_format(prediction: str) -> bool:
+    """Whether the text ends with its only tagged answer, which is not empty."""
+    tagged = find_tagged_answers(prediction)
+    tags = prediction.count(_OPEN) + prediction.count(_CLOSE)
+    at_end = prediction.rstrip().endswith(_CLOSE)
+    return len(tagged) == 1 and tags == 2 and bool(tagged[0].strip()) and at_end
 
 
-def best_match(given: str, *columns: Answers) -> Match:
-    """The match with that right answer to which the given one is nearest."""
-    right = [each for column in columns for each in _texts(column)]
-    if not right:
+def best_match(answer: str, *columns: Answers) -> Match:
+    """The match with the closest reference of the columns."""
+    references: list[str] = []
+    for column in columns:
+        texts = [column] if isinstance(column, str) else list(column or ())
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
+        references += texts
+    if not references:
         raise DataError("the row needs a right answer in the column answer, answers or golden_answers")
-    return max((match(given, each) for each in right), key=lambda found: (found.em, found.f1))
-
-
-def _texts(column: Answers) -> list[str]:
-    texts = [column] if isinstance(column, str) else list(column or ())
-    if not all(isinstance(each, str) for each in texts):
-        raise DataError(f"right answers must be texts, not {column!r:.80}; write numbers in quotes")
-    return texts
+    return max((match(answer, text) for text in references), key=lambda found: (found.em, found.f1))
 
 
 @reward
 def qa_em(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """One if the answer is a right one, else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """1 if the answer equals a reference, else 0."""
+    found = best_match(extract_answer(prediction), answer, answers, golden_answers)
     return {"reward": found.em, **asdict(found)}
 
 
@@ -107,8 +108,8 @@ def qa_em(
 def qa_f1(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """The F1 of the words of the answer and of the nearest right one."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """F1 with the closest reference."""
+    found = best_match(extract_answer(prediction), answer, answers, golden_answers)
     return {"reward": found.f1, **asdict(found)}
 
 
@@ -116,7 +117,7 @@ def qa_f1(
 def qa_em_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """Exact match, of which a tenth is paid for one marked answer at the end, right or wrong."""
+    """0.9 × exact match + 0.1 × whether the reply ends with its only tagged answer."""
     return _with_format(prediction, "em", answer, answers, golden_answers)
 
 
@@ -124,7 +125,7 @@ def qa_em_format(
 def qa_f1_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
-    """F1, of which a tenth is paid for one marked answer at the end, right or wrong."""
+    """0.9 × F1 + 0.1 × whether the reply ends with its only tagged answer."""
     return _with_format(prediction, "f1", answer, answers, golden_answers)
 
 
@@ -136,8 +137,8 @@ def qa_em_tool(
     answers: Answers = None,
     golden_answers: Answers = None,
 ) -> dict[str, float]:
-    """Exact match of what an answer tool was given, after at least one other call that went well; else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """Exact match, if the chain ended with an answer tool after another successful call; else 0."""
+    found = best_match(extract_answer(prediction), answer, answers, golden_answers)
     return {"reward": found.em * used_tools(trajectory), **asdict(found)}
 
 
@@ -149,17 +150,18 @@ def qa_f1_tool(
     answers: Answers = None,
     golden_answers: Answers = None,
 ) -> dict[str, float]:
-    """F1 of what an answer tool was given, after at least one other call that went well; else nothing."""
-    found = best_match(answer_in(prediction), answer, answers, golden_answers)
+    """F1, if the chain ended with an answer tool after another successful call; else 0."""
+    found = best_match(extract_answer(prediction), answer, answers, golden_answers)
     return {"reward": found.f1 * used_tools(trajectory), **asdict(found)}
 
 
 def used_tools(trajectory: Trajectory) -> bool:
-    """Whether the chain ended with an answer tool, in a turn after one in which another call went well."""
+    """Whether the chain ended with an answer tool, and a call in an earlier turn succeeded."""
     earlier = (call.status for turn in trajectory.turns[:-1] for call in turn.calls)
     return trajectory.stop is StopReason.TOOL_END and CallStatus.OK in earlier
 
 
 def _with_format(prediction: str, by: str, *columns: Answers) -> dict[str, float]:
-    found, kept = asdict(best_match(answer_in(prediction), *columns)), float(keeps_format(prediction))
-    return {"reward": (1 - FORMAT) * found[by] + FORMAT * kept, "format": kept, **found}
+    found = asdict(best_match(extract_answer(prediction), *columns))
+    formatted = float(has_answer_format(prediction))
+    return {"reward": (1 - FORMAT_WEIGHT) * found[by] + FORMAT_WEIGHT * formatted, "format": formatted, **found}

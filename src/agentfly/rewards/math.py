@@ -8,7 +8,7 @@ for each answer, and waiting for a turn is nobody's fault.
 from __future__ import annotations
 
 from agentfly.environments.math.judge import MathJudge
-from agentfly.rewards.answers import answer_in
+from agentfly.rewards.answers import extract_answer
 from agentfly.scoring import reward
 from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, Trajectory
@@ -55,7 +55,7 @@ async def math_equal_think_tool(
 
 
 async def _acc(prediction: str, answer: str | float, judge: MathJudge) -> float:
-    said = answer_in(prediction.rpartition(_CLOSE)[2])
+    said = extract_answer(prediction.rpartition(_CLOSE)[2])
     return float(await judge.equal(said, answer))
 
 

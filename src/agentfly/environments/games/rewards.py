@@ -6,7 +6,7 @@ from typing import Any
 
 from agentfly.environments.games.game import GameEnvironment
 from agentfly.environments.games.reasoning_gym import score_answer
-from agentfly.rewards.answers import answer_in
+from agentfly.rewards.answers import extract_answer
 from agentfly.scoring import reward
 from agentfly.types import Task
 
@@ -29,5 +29,5 @@ def reasoning_gym_score(prediction: str, task: Task) -> dict[str, Any]:
 
     The answer is the last `<answer>…</answer>` of the final reply, or the whole reply without one.
     """
-    score = score_answer(task.columns, answer_in(prediction))
+    score = score_answer(task.columns, extract_answer(prediction))
     return {"reward": score, "solved": float(score >= 1)}
