@@ -1,9 +1,9 @@
-"""The household: our engine against the official one, and many instances at once under the resource manager.
+"""ALFWorld: our engine compare_engines with the official one, and many instances with the resource manager.
 
     python -m benchmarks.alfworld [--quick]
 
-Both engines play the same generated games with the same commands. Figures are of CPU time, in one process. The official
-engine is in the extra `alfworld`; where it is not installed, only ours is measured.
+Both engines play the same generated games with the same commands. Times are CPU time in one process. The official
+engine needs the extra `alfworld`; if it is not installed, only ours is measured.
 """
 
 import argparse
@@ -27,7 +27,7 @@ INSTANCES = (1, 16, 64)
 
 
 def solution(game: ALFWorldGame) -> list[str]:
-    """What the expert does when it has to search."""
+    """The commands of the expert that explores."""
     house, commands = Household(game), []
     while (command := next_command(house, explores=True)) is not None:
         commands.append(command)
@@ -35,8 +35,8 @@ def solution(game: ALFWorldGame) -> list[str]:
     return commands
 
 
-def played(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGame]) -> tuple[float, float, int]:
-    """Milliseconds of a reset and of a step, each with observation, commands and win signal; and the steps."""
+def play(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldGame]) -> tuple[float, float, int]:
+    """Milliseconds per reset and per step, including observation, commands and win signal; and the number of steps."""
     resetting = stepping = 0.0
     steps = 0
     for game in games:
@@ -59,21 +59,21 @@ def played(make: Callable[[ALFWorldGame], ALFWorldEngine], games: list[ALFWorldG
     return 1000 * resetting / len(games), 1000 * stepping / steps, steps
 
 
-def compared(quick: bool) -> list[list[str]]:
-    """A row for each engine."""
+def compare_engines(quick: bool) -> list[list[str]]:
+    """One row per engine."""
     games = [ALFWorldGame.from_json(row["game"]) for row in ALFWorld.draw_tasks("test", 60 if quick else 600)]
-    reset, step, steps = played(Household, games)
+    reset, step, steps = play(Household, games)
     rows = [["ours", f"{reset:.3f}", f"{step:.4f}", f"{1000 / step:.0f}", str(steps), "1×"]]
     if importlib.util.find_spec("textworld") is None:
         return [*rows, ["official: not installed"]]
-    slow_reset, slow_step, played_steps = played(UpstreamGame, games[: 1 if quick else 6])
-    ratio = f"{slow_step / step:.0f}× a step, {slow_reset / reset:.0f}× a reset"
+    slow_reset, slow_step, played_steps = play(UpstreamGame, games[: 1 if quick else 6])
+    ratio = f"{slow_step / step:.0f}× per step, {slow_reset / reset:.0f}× per reset"
     figures = [f"{slow_reset:.0f}", f"{slow_step:.1f}", f"{1000 / slow_step:.1f}", str(played_steps), ratio]
     return [*rows, ["official", *figures]]
 
 
-async def managed(instances: int, episodes: int) -> list[str]:
-    """Whole games through leases, so many at once."""
+async def measure_managed(instances: int, episodes: int) -> list[str]:
+    """Play whole games with leased instances."""
     tasks = [Task.of(row) for row in ALFWorld.draw_tasks("test", min(episodes, 64))]
     manager, steps = ResourceManager(), 0
 
@@ -101,7 +101,7 @@ async def managed(instances: int, episodes: int) -> list[str]:
 
 
 def memory(instances: int) -> float:
-    """Kilobytes that one more game holds."""
+    """Kilobytes per game."""
     rows = ALFWorld.draw_tasks("test", instances)
     tracemalloc.start()
     held = [Household(ALFWorldGame.from_json(row["game"])) for row in rows]
@@ -116,11 +116,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    header = ["engine", "ms a reset", "ms a step", "steps/s", "steps measured", "official against ours"]
-    print_table("The household, CPU time in one process", header, compared(quick))
-    rows = [asyncio.run(managed(instances, 64 if quick else 640)) for instances in INSTANCES]
-    title = "Games of the searching expert under the resource manager, CPU time in one process"
-    print_table(title, ["instances", "games/s", "steps/s", "KB an instance"], rows)
+    header = ["engine", "ms per reset", "ms per step", "steps/s", "steps measured", "official / ours"]
+    print_table("ALFWorld engines, CPU time in one process", header, compare_engines(quick))
+    rows = [asyncio.run(measure_managed(instances, 64 if quick else 640)) for instances in INSTANCES]
+    title = "Games of the exploring expert with the resource manager, CPU time in one process"
+    print_table(title, ["instances", "games/s", "steps/s", "KB per instance"], rows)
 
 
 if __name__ == "__main__":

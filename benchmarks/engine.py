@@ -1,11 +1,11 @@
-"""Tokens a second of the embedded engine on a CPU, against transformers' own batching and vLLM.
+"""Throughput of the run_embedded engine on a CPU, compared with transformers' own batching and vLLM.
 
-Every side samples the same prompts to the same lengths, with log-probabilities, in float32 on one thread, or on as many
-as are asked for. Rounds are interleaved, and the rate per second of CPU time stands beside that of the clock, which
-others on the machine disturb. vLLM's processes wait by spinning: its CPU time says little, unless all is pinned to the
-same cores (`taskset`).
-vLLM runs in the environment that `make vllm` makes, and is left out where there is none. With several threads, leave
-transformers' own batching out (`--sides vLLM`): its thread keeps OpenMP's helpers, which slows the others down.
+All engines sample the same prompts to the same lengths, with log-probabilities, in float32 on `--threads` threads.
+Rounds are interleaved. Besides tokens per second of wall time, which other processes on the machine disturb, tokens per
+second of CPU time are reported. vLLM's processes spin while they wait: its CPU time means little unless everything is
+pinned to the same cores (`taskset`).
+vLLM runs in the environment of `make vllm`, and is skipped if there is none. With several threads, skip transformers'
+batching (`--sides vLLM`): its thread keeps OpenMP's helper threads, which slows the others down.
 
     python -m benchmarks.engine [--model smollm2-135m] [--threads 1] [--sides transformers vLLM] [--only 8 32 …]
         [--rounds 3] [--quick]
@@ -40,18 +40,18 @@ ROOT = Path(__file__).resolve().parents[1]
 VLLM = Path(os.environ.get("VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 SIDES = ("transformers", "vLLM")
 VOCABULARY = 400
-"""Tokens that every model has."""
+"""Token ids below this exist in every model."""
 MEMORY = 2 << 30
 OBSERVATION = 100
-TOLD = 200
+TOOL_PROMPT_TOKENS = 200
 """Tokens of a system prompt that describes tools."""
 GAP = 0.05
-"""Seconds from one request to the next, unless told."""
+"""Default seconds between two requests."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A request, and when it comes."""
+    """A request and its arrival time."""
 
     prompt: list[int]
     count: int
@@ -59,8 +59,8 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a side needed for so many tokens."""
+class Cost:
+    """Tokens sampled, and the time they took."""
 
     tokens: int
     wall: float
@@ -72,10 +72,12 @@ class Spent:
 
 
 Side = Callable[[Sequence[Turn]], Awaitable[int | tuple[int, float]]]
-"""Samples turns as they come; how many tokens that was, and the CPU seconds where they were another process's."""
+"""Samples turns as they arrive; returns the number of tokens, and the CPU seconds of another process, if any."""
 
 
-def ragged(count: int, most: int, seed: int, prompts: tuple[int, int] = (20, 120), gap: float = GAP) -> list[Turn]:
+def draw_requests(
+    count: int, most: int, seed: int, prompts: tuple[int, int] = (20, 120), gap: float = GAP
+) -> list[Turn]:
     draw = random.Random(seed)
     return [
         Turn(words(draw, draw.randint(*prompts)), draw.randint(most // 2, most), at * gap if count > 1 else 0)
@@ -87,17 +89,17 @@ def words(draw: random.Random, count: int) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(count)]
 
 
-async def measured(side: Side, turns: Sequence[Turn]) -> Spent:
+async def measure(side: Side, turns: Sequence[Turn]) -> Cost:
     wall, process = time.perf_counter(), time.process_time()
     got = await side(turns)
     tokens, elsewhere = got if isinstance(got, tuple) else (got, 0.0)
-    return Spent(tokens, time.perf_counter() - wall, elsewhere or time.process_time() - process)
+    return Cost(tokens, time.perf_counter() - wall, elsewhere or time.process_time() - process)
 
 
-# ── the sides ──
+# ── the engines ──
 
 
-def embedded(backend: TransformersBackend) -> Side:
+def run_embedded(backend: TransformersBackend) -> Side:
     async def one(turn: Turn) -> int:
         await asyncio.sleep(turn.at)
         return len((await backend.generate(Request(turn.prompt, Sampling(max_tokens=turn.count)))).logprobs)
@@ -137,8 +139,8 @@ def continuous(model: Any) -> Iterator[Side]:
         manager.stop(block=True)
 
 
-def padded(model: Any) -> Side:
-    """`generate`: whoever is there when the last batch is through makes the next one, padded to the longest."""
+def run_padded(model: Any) -> Side:
+    """`generate`: all requests that have arrived when a batch ends form the next one, padded to the longest."""
 
     @torch.inference_mode()
     def batch(turns: Sequence[Turn]) -> int:
@@ -153,7 +155,9 @@ def padded(model: Any) -> Side:
         return sum(turn.count for turn in turns)
 
     async def side(turns: Sequence[Turn]) -> int:
-        begun, left, tokens = time.perf_counter(), list(turns), 0
+        begun = time.perf_counter()
+        left = list(turns)
+        tokens = 0
         while left:
             await asyncio.sleep(max(left[0].at - (time.perf_counter() - begun), 0))
             there = [turn for turn in left if turn.at <= time.perf_counter() - begun]
@@ -166,9 +170,9 @@ def padded(model: Any) -> Side:
 
 @contextlib.contextmanager
 def vllm_cpu(model: str, threads: int) -> Iterator[dict[str, Side]]:
-    """vLLM in its own interpreter, by name; nothing where there is none."""
+    """vLLM in its own interpreter; an empty dictionary if it is not installed."""
     if not VLLM.exists():
-        print(f"vLLM is left out: there is no {VLLM} (`make vllm` makes it; VLLM_PYTHON names another)")
+        print(f"vLLM is skipped: there is no {VLLM} (`make vllm` creates it; VLLM_PYTHON names another)")
         yield {}
         return
     command = [VLLM, "-m", "benchmarks.sides.vllm_cpu", model, str(MEMORY)]
@@ -194,8 +198,8 @@ def vllm_cpu(model: str, threads: int) -> Iterator[dict[str, Side]]:
 # ── chains of many turns ──
 
 
-def chained(backend: TransformersBackend, turns: int, count: int) -> Side:
-    """Every turn shows the model all that was said and another observation."""
+def run_chains(backend: TransformersBackend, turns: int, count: int) -> Side:
+    """Chains: the prompt of a turn is the previous one with the reply and an observation appended."""
 
     async def one(number: int, first: Turn) -> int:
         draw, prompt = random.Random(number), list(first.prompt)
@@ -213,23 +217,23 @@ def chained(backend: TransformersBackend, turns: int, count: int) -> Side:
 async def compare(
     sides: dict[str, Side], cases: dict[str, Callable[[int], Sequence[Turn]]], rounds: int
 ) -> list[list[str]]:
-    """A row a case. Each round has prompts of its own: nobody may have them in a cache from the last one.
+    """One row per case. Each round has new prompts, so that no engine has them in a cache.
 
-    The machine's speed changes from minute to minute: what is compared is the rates of one round, in turns first and
-    last, and the median of that is told.
+    The machine's speed varies: ratios compare the rates of one round, the order of the engines alternates, and the
+    median over the rounds is reported.
     """
     rows = []
     for title, turns_of in cases.items():
-        spent: dict[str, list[Spent]] = {name: [] for name in sides}
+        spent: dict[str, list[Cost]] = {name: [] for name in sides}
         for seed in range(rounds):
             for name in [*sides][:: -1 if seed % 2 else 1]:
-                spent[name].append(await measured(sides[name], turns_of(seed)))
+                spent[name].append(await measure(sides[name], turns_of(seed)))
         rates = [[each.rates for each in got] for got in spent.values()]
         against = [
             [ours / max(others) for ours, *others in zip(*together, strict=True)]
             for together in zip(*rates, strict=True)
         ]
-        rows.append([title, *(f"{x:.1f} / {y:.1f}" for x, y in map(_medians, rates)), _told(against)])
+        rows.append([title, *(f"{x:.1f} / {y:.1f}" for x, y in map(_medians, rates)), _format_ratios(against)])
     return rows
 
 
@@ -237,14 +241,14 @@ def _medians(pairs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(median(column) for column in zip(*pairs, strict=True))
 
 
-def _told(ratios: Sequence[Sequence[float]]) -> str:
+def _format_ratios(ratios: Sequence[Sequence[float]]) -> str:
     return " / ".join(f"{ratio:.2f}×" for ratio in _medians(ratios))
 
 
-def grouped(count: int, most: int, seed: int) -> list[Turn]:
-    """Chains as a rollout has them: all are told of the same tools, and eight are of one task."""
+def draw_groups(count: int, most: int, seed: int) -> list[Turn]:
+    """Chains as in a rollout: all have the same description of tools, and eight share a task."""
     draw = random.Random(seed)
-    tools = words(draw, TOLD)
+    tools = words(draw, TOOL_PROMPT_TOKENS)
     tasks = [[*tools, *words(draw, draw.randint(15, 40))] for _ in range(0, count, 8)]
     return [Turn(tasks[at // 8], most, at * GAP) for at in range(count)]
 
@@ -253,44 +257,46 @@ async def run(options: argparse.Namespace) -> None:
     name, quick, only, threads = options.model, options.quick, options.only, options.threads
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
-    backend, forgetful = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
-    forgetful._engine._scheduler._reuse = False
+    backend, uncached = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
+    uncached._engine._scheduler._reuse = False
     sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), 48)
     with contextlib.ExitStack() as stack:
-        sides = {"agentfly": embedded(backend)}
+        sides = {"agentfly": run_embedded(backend)}
         if "transformers" in options.sides:
             other = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
             sides["continuous batching"] = stack.enter_context(continuous(other))
-            sides["generate, padded"] = padded(model)
+            sides["generate, padded"] = run_padded(model)
         if "vLLM" in options.sides:
             sides |= stack.enter_context(vllm_cpu(name, threads))
-        cases = {f"{size}": partial(ragged, size, most, gap=options.gap) for size in sizes}
-        cases["8 of 1,000 tokens"] = partial(ragged, 8, most, prompts=(950, 1050), gap=options.gap)
+        cases = {f"{size}": partial(draw_requests, size, most, gap=options.gap) for size in sizes}
+        cases["8 of 1,000 tokens"] = partial(draw_requests, 8, most, prompts=(950, 1050), gap=options.gap)
         cases = {title: case for title, case in cases.items() if not only or title in only}
         for side in sides.values():
-            await side(ragged(2, 4, -1))
+            await side(draw_requests(2, 4, -1))
         rows = await compare(sides, cases, 1 if quick else options.rounds)
-    header = ["requests", *sides, "against the best other"]
+    header = ["requests", *sides, "ratio to the best other"]
     title = f"Ragged requests, one every {options.gap * 1e3:.0f} ms, {threads} thread{'s' * (threads > 1)}"
-    print_table(f"{title}: tokens a second of clock / of CPU time", header, rows)
+    print_table(f"{title}: tokens per second of wall / CPU time", header, rows)
 
     if not only or "chains" in only:
-        await multi_turn(backend, forgetful, quick)
+        await multi_turn(backend, uncached, quick)
     await backend.close()
-    await forgetful.close()
+    await uncached.close()
 
 
-async def multi_turn(backend: TransformersBackend, forgetful: TransformersBackend, quick: bool) -> None:
-    """Chains whose cache follows them, against a client that sends the whole history to a server without one."""
+async def multi_turn(backend: TransformersBackend, uncached: TransformersBackend, quick: bool) -> None:
+    """Chains with a prefix cache, compared with chains that compute the whole history in every turn."""
     chains, turns, count = (4, 2, 4) if quick else (32, 6, 24)
-    sides = {"agentfly": chained(backend, turns, count), "no cache": chained(forgetful, turns, count)}
+    sides = {"agentfly": run_chains(backend, turns, count), "no cache": run_chains(uncached, turns, count)}
     cases = {
-        f"{chains} × {turns}, each its own prompt": partial(ragged, chains, count),
-        f"{chains} × {turns}, {TOLD} tokens told of tools, 8 chains a task": partial(grouped, chains, count),
+        f"{chains} × {turns}, each its own prompt": partial(draw_requests, chains, count),
+        f"{chains} × {turns}, {TOOL_PROMPT_TOKENS} tokens describe tools, 8 chains per task": partial(
+            draw_groups, chains, count
+        ),
     }
     rows = await compare(sides, cases, 1)
-    title = f"Chains of turns with {OBSERVATION}-token observations: tokens a second of clock / of CPU time"
-    print_table(title, ["chains × turns", *sides, "against it"], rows)
+    title = f"Chains of turns with {OBSERVATION}-token observations: tokens per second of wall / CPU time"
+    print_table(title, ["chains × turns", *sides, "ratio"], rows)
 
 
 def main() -> None:
@@ -298,10 +304,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="One that `agentfly models` prepares.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=(), metavar="REQUESTS", help="rows of the first table: 32, …")
-    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To be compared with AgentFly.")
-    parser.add_argument("--threads", type=int, default=1, help="Of each side.")
+    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To compare with AgentFly.")
+    parser.add_argument("--threads", type=int, default=1, help="Per engine.")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--gap", type=float, default=GAP, help="Seconds from one request to the next.")
+    parser.add_argument("--gap", type=float, default=GAP, help="Seconds between two requests.")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -15,7 +15,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
 from random import Random
 from typing import Any
@@ -29,23 +29,23 @@ from benchmarks.memory import MIB, resident
 from benchmarks.sides.serve import TOKENIZER
 from benchmarks.table import print_table
 
-AT_ONCE = 100
+CHAINS_PER_RUN = 100
 """Chains of one run."""
 WORKLOADS = {
     "default": "`await agent.run`, scripted backend, Qwen2.5 tokenizer, async tools, environment in this process",
     "threads": "the same with plain functions as tools, action and reward",
-    "run_sync": "the same as `default`, one `agent.run_sync` per chain: each has an event loop of its own",
+    "run_sync": "the same as `default`, one `agent.run_sync` per chain: each has its own event loop",
     "bytes": "`default` with a tokenizer that does not split text into words",
     "client": "`default` with the client backend and a server on loopback",
     "process": "`default` with the environment in four worker processes",
     "sandbox": "Python in a sandbox session, a new one for every chain",
 }
 CHAINS = {"sandbox": (250, 500, 1_000)}
-"""Chains after which memory is read, where they are not those of `main`: a new session takes some 20 ms."""
+"""Numbers of chains after which memory is read, if not those of `main`: a new session takes about 20 ms."""
 
 
 class Notes(Environment):
-    """Remembers one text."""
+    """Stores one text."""
 
     async def reset(self, task: Any) -> None:
         self.text = ""
@@ -104,13 +104,13 @@ _random = Random(0)
 
 
 def text_of(words: int) -> str:
-    """Words that hardly ever come twice."""
+    """Random words, almost never repeated."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     return " ".join("".join(_random.choices(letters, k=_random.randint(3, 9))) for _ in range(words))
 
 
 def arguments_of(turn: int, python: bool) -> tuple[str, dict[str, Any]] | None:
-    """The call of a turn; None: the chain answers."""
+    """Name and arguments of the call in a turn; None if the chain answers."""
     if turn == 3:
         return None
     if python:
@@ -120,20 +120,20 @@ def arguments_of(turn: int, python: bool) -> tuple[str, dict[str, Any]] | None:
 
 def script(turn: ScriptedTurn) -> str:
     call = arguments_of(turn.turn, python=False)
-    return f"done {text_of(5)}" if call is None else _written(*call)
+    return f"done {text_of(5)}" if call is None else format_call(*call)
 
 
 def python_script(turn: ScriptedTurn) -> str:
     call = arguments_of(turn.turn, python=True)
-    return f"done {text_of(5)}" if call is None else _written(*call)
+    return f"done {text_of(5)}" if call is None else format_call(*call)
 
 
-def _written(name: str, arguments: dict[str, Any]) -> str:
+def format_call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def serve(listener: socket.socket) -> None:
-    """Answer chat completions the way the script does."""
+    """Serve chat completions with the replies of the script."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -141,12 +141,13 @@ def serve(listener: socket.socket) -> None:
     from starlette.routing import Route
 
     async def answer(request: Request) -> JSONResponse:
-        said = [each for each in (await request.json())["messages"] if each["role"] == "assistant"]
-        call = arguments_of(len(said), python=False)
+        messages = (await request.json())["messages"]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        call = arguments_of(turn, python=False)
         message: dict[str, Any] = {"role": "assistant", "content": f"done {text_of(5)}"}
         if call is not None:
             function = {"name": call[0], "arguments": json.dumps(call[1])}
-            message["tool_calls"] = [{"id": f"call{len(said)}", "type": "function", "function": function}]
+            message["tool_calls"] = [{"id": f"call{turn}", "type": "function", "function": function}]
             message["content"] = ""
         finish = "stop" if call is None else "tool_calls"
         return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": finish}]})
@@ -157,7 +158,7 @@ def serve(listener: socket.socket) -> None:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The address of a server in another process."""
+    """Yield the address of a server in another process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
         process.start()
@@ -189,52 +190,47 @@ def agent_of(workload: str, url: str = "") -> HFAgent:
 
 
 def check(result: RunResult) -> None:
-    """A chain that failed would have done something else."""
+    """Raise if a chain failed: it would not have done the same work."""
     failed = [chain for chain in result if chain.failures or chain.reward != 1.0]
     assert not failed, f"{len(failed)} chains failed, one with {failed[0].failures}"
 
 
 def rss_after(workload: str, counts: tuple[int, ...]) -> list[float]:
-    """MiB of this process after so many chains each."""
-    with server() if workload == "client" else _nowhere() as url:
+    """Resident MiB of this process after each of these numbers of chains."""
+    with server() if workload == "client" else nullcontext("") as url:
         agent = agent_of(workload, url)
         ctypes.CDLL(None).malloc_trim(0)
         if workload == "run_sync":
-            return [_settled() for _ in _counted(agent, counts)]
-        return asyncio.run(_awaited(agent, counts))
+            return [_rss_after_gc() for _ in _run_sync(agent, counts)]
+        return asyncio.run(_run_async(agent, counts))
 
 
-def _counted(agent: HFAgent, counts: tuple[int, ...]) -> Iterator[int]:
+def _run_sync(agent: HFAgent, counts: tuple[int, ...]) -> Iterator[int]:
     for before, count in zip((0, *counts), counts, strict=False):
         for _ in range(count - before):
             check(agent.run_sync(text_of(10), max_turns=5))
         yield count
 
 
-async def _awaited(agent: HFAgent, counts: tuple[int, ...]) -> list[float]:
-    found = []
+async def _run_async(agent: HFAgent, counts: tuple[int, ...]) -> list[float]:
+    rss = []
     for before, count in zip((0, *counts), counts, strict=False):
-        for at in range(before, count, AT_ONCE):
-            questions = [text_of(10) for _ in range(min(AT_ONCE, count - at))]
+        for at in range(before, count, CHAINS_PER_RUN):
+            questions = [text_of(10) for _ in range(min(CHAINS_PER_RUN, count - at))]
             check(await agent.run([{"question": each} for each in questions], max_turns=5))
         agent.trajectories = ()
-        found.append(_settled())
+        rss.append(_rss_after_gc())
     await agent.close()
-    return found
+    return rss
 
 
-def _settled() -> float:
+def _rss_after_gc() -> float:
     gc.collect()
     return resident()
 
 
-@contextmanager
-def _nowhere() -> Iterator[str]:
-    yield ""
-
-
 def measure(workload: str, counts: tuple[int, ...]) -> list[float]:
-    """The same in a new process."""
+    """Run `rss_after` in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(rss_after, workload, counts).result()
 
@@ -242,7 +238,7 @@ def measure(workload: str, counts: tuple[int, ...]) -> list[float]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="How much memory grows with the number of finished chains.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
     options = parser.parse_args(arguments)
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
@@ -250,13 +246,13 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for workload in options.workloads or WORKLOADS:
         counts = (20, 40, 80) if options.quick else CHAINS.get(workload, (2_000, 4_000, 8_000))
-        found = measure(workload, counts)
-        grown = (found[-1] - found[0]) * MIB / (counts[-1] - counts[0]) / 1000
-        cells = [f"{mib:.1f} ({count:,})" for mib, count in zip(found, counts, strict=True)]
+        rss = measure(workload, counts)
+        grown = (rss[-1] - rss[0]) * MIB / (counts[-1] - counts[0]) / 1000
+        cells = [f"{mib:.1f} ({count:,})" for mib, count in zip(rss, counts, strict=True)]
         rows.append([workload, *cells, f"{grown:.2f}", WORKLOADS[workload]])
     print_table(
-        "RSS after so many chains (MiB)",
-        ["workload", "first", "second", "third", "KB per chain, first to third", "what it is"],
+        "RSS in MiB (after this number of chains)",
+        ["workload", "first", "second", "third", "KB per chain, first to third", "workload in detail"],
         rows,
     )
 

@@ -1,7 +1,7 @@
-"""What the resource manager itself costs: lending a warm instance and taking it back, in few and in many.
+"""Overhead of the resource manager: acquiring and releasing a warm instance, by the number of instances.
 
-Every instance is warm and the environment does nothing, so all time is the manager's. Beside it, an `asyncio.Queue` of
-the same objects: the least that any pool of an event loop costs.
+All instances are warm and the environment does nothing, so all time is the manager's. An `asyncio.Queue` of the same
+objects is the lower bound for any pool in an event loop.
 
     python -m benchmarks.leases [--quick]
 """
@@ -20,28 +20,28 @@ from benchmarks.table import print_table
 TASK = Task.of("Q")
 
 
-class World(Environment):
+class NoOp(Environment):
     """Does nothing."""
 
     pool = Pool(max_instances=None)
 
 
-class Other(Environment):
-    """Does nothing either."""
+class OtherNoOp(Environment):
+    """Does nothing."""
 
 
-async def managed(instances: int, rounds: int, *kinds: type[Environment]) -> float:
-    """Microseconds for a lease and its release, with so many instances, all but one of them lent."""
-    manager = ResourceManager({kind: Pool(max_instances=instances) for kind in kinds})
-    held = [manager.leases(TASK, kinds) for _ in range(instances)]
+async def measure_lease(instances: int, rounds: int, *env_classes: type[Environment]) -> float:
+    """Microseconds to acquire and release an instance when all others are leased."""
+    manager = ResourceManager({cls: Pool(max_instances=instances) for cls in env_classes})
+    held = [manager.leases(TASK, env_classes) for _ in range(instances)]
     for leases in held:
-        await leases.get(kinds[0])
+        await leases.get(env_classes[0])
     await held.pop().release()
     spent = []
     for _ in range(rounds):
         begun = time.perf_counter()
-        async with manager.leases(TASK, kinds) as leases:
-            await leases.get(kinds[0])
+        async with manager.leases(TASK, env_classes) as leases:
+            await leases.get(env_classes[0])
         spent.append(time.perf_counter() - begun)
     for leases in held:
         await leases.release()
@@ -49,14 +49,14 @@ async def managed(instances: int, rounds: int, *kinds: type[Environment]) -> flo
     return median(spent) * 1e6
 
 
-async def contended(instances: int, chains: int) -> float:
-    """Microseconds of the process's time a chain, where four times as many chains as instances take turns."""
-    manager = ResourceManager({World: Pool(max_instances=instances)})
+async def measure_contention(instances: int, chains: int) -> float:
+    """CPU microseconds per chain with four concurrent chains per instance."""
+    manager = ResourceManager({NoOp: Pool(max_instances=instances)})
 
     async def worker() -> None:
         for _ in range(chains // (4 * instances)):
-            async with manager.leases(TASK, [World]) as leases:
-                await leases.get(World)
+            async with manager.leases(TASK, [NoOp]) as leases:
+                await leases.get(NoOp)
                 await asyncio.sleep(0)
 
     await asyncio.gather(*(worker() for _ in range(instances)))
@@ -67,11 +67,11 @@ async def contended(instances: int, chains: int) -> float:
     return spent / (chains // (4 * instances) * 4 * instances) * 1e6
 
 
-async def queued(instances: int, rounds: int) -> float:
-    """Microseconds to take an object out of a queue and put it back."""
+async def measure_queue(instances: int, rounds: int) -> float:
+    """Microseconds to get an object from a queue and put it back."""
     queue: asyncio.Queue[Environment] = asyncio.Queue()
     for _ in range(instances):
-        queue.put_nowait(World())
+        queue.put_nowait(NoOp())
     spent = []
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -82,12 +82,12 @@ async def queued(instances: int, rounds: int) -> float:
     return median(spent) * 1e6
 
 
-def measured(instances: int, rounds: int, chains: int) -> list[Coroutine[Any, Any, float]]:
+def measure(instances: int, rounds: int, chains: int) -> list[Coroutine[Any, Any, float]]:
     return [
-        managed(instances, rounds, World),
-        managed(instances, rounds, World, Other),
-        contended(instances, chains),
-        queued(instances, rounds),
+        measure_lease(instances, rounds, NoOp),
+        measure_lease(instances, rounds, NoOp, OtherNoOp),
+        measure_contention(instances, chains),
+        measure_queue(instances, rounds),
     ]
 
 
@@ -97,8 +97,8 @@ def main() -> None:
     quick = parser.parse_args().quick
     rounds, chains = (200, 2000) if quick else (5000, 40_000)
     sizes = (10, 100) if quick else (10, 100, 1000, 5000)
-    rows = [list(map(asyncio.run, measured(size, rounds, chains))) for size in sizes]
-    header = ["instances", "one kind", "two kinds at once", "contended, a chain", "asyncio.Queue"]
+    rows = [list(map(asyncio.run, measure(size, rounds, chains))) for size in sizes]
+    header = ["instances", "one class", "two classes at once", "contended, per chain", "asyncio.Queue"]
     print_table(
         "Lease, reset that does nothing, release of warm instances, µs (median)",
         header,

@@ -1,8 +1,7 @@
-"""What finished and living chains hold in memory.
+"""Memory of finished and of running chains.
 
-Each figure is taken in a fresh process. `held` is what tracemalloc sees still allocated once the rollout is
-over and only its result is kept; RSS is read at the moment when every chain waits in the backend for its last
-turn.
+Each figure is measured in a new process. For finished chains: the memory that tracemalloc reports after the rollout,
+when only its result is referenced. For running chains: the RSS while every chain waits for its last turn.
 
     python -m benchmarks.memory [--quick]
 """
@@ -34,9 +33,9 @@ def prepare(side: str, chains: int, turns: int) -> Case:
     return agentfly_run.prepare(chains, turns)
 
 
-def held_per_chain(case: Case, chains: int) -> tuple[float, float]:
-    """Bytes held by a finished chain, and its tokens."""
-    case.run()  # caches that stay whatever the number of chains are filled here
+def memory_per_chain(case: Case, chains: int) -> tuple[float, float]:
+    """Bytes per finished chain, and tokens per chain."""
+    case.run()  # fills caches whose size does not depend on the number of chains
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -47,37 +46,37 @@ def held_per_chain(case: Case, chains: int) -> tuple[float, float]:
     return (after - before) / chains, case.inspect(result).tokens / chains
 
 
-def held(side: str, chains: int, turns: int) -> tuple[float, float]:
-    return held_per_chain(prepare(side, chains, turns), chains)
+def memory_of_side(side: str, chains: int, turns: int) -> tuple[float, float]:
+    return memory_per_chain(prepare(side, chains, turns), chains)
 
 
-def held_with_a_long_answer(chains: int, tokens: int) -> tuple[float, float]:
-    """The same for chains of five turns whose last one fills them up to so many tokens."""
+def memory_with_long_answer(chains: int, tokens: int) -> tuple[float, float]:
+    """The same for chains of five turns whose last reply extends them to `tokens` tokens."""
     from agentfly.backends.base import Request
     from agentfly.types import Completion, FinishReason
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, inspect, rows
 
-    class Talker(FakeBackend):
+    class LongAnswer(FakeBackend):
         async def generate(self, request: Request) -> Completion:
             reply = self.model.reply(request.prompt)
             if reply.turn < 4:
                 return await super().generate(request)
             *words, close = reply.ids
-            said = [*words, *words[:1] * (tokens - len(request.prompt) - len(reply.ids)), close]
-            return Completion(said, [-0.25] * len(said), [0] * len(said), FinishReason.STOP)
+            ids = [*words, *words[:1] * (tokens - len(request.prompt) - len(reply.ids)), close]
+            return Completion(ids, [-0.25] * len(ids), [0] * len(ids), FinishReason.STOP)
 
-    agent, work = agent_on(Talker(fake_model(chains, 5))), rows(chains, 5)
-    return held_per_chain(Case(lambda: asyncio.run(agent.run(work, max_turns=5)), inspect), chains)
+    agent, work = agent_on(LongAnswer(fake_model(chains, 5))), rows(chains, 5)
+    return memory_per_chain(Case(lambda: asyncio.run(agent.run(work, max_turns=5)), inspect), chains)
 
 
 def rss_of_live_chains(chains: int, turns: int) -> tuple[float, float]:
-    """MiB of the process with every chain suspended in its last turn, and how much of it the chains added."""
+    """MiB of the process while every chain waits in its last turn, and the part that the chains added."""
     from agentfly.backends.base import Request
     from agentfly.types import Completion
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, rows
 
     class Gate(FakeBackend):
-        """Holds the last turn of every chain until all have come that far."""
+        """Blocks the last turn of every chain until all chains have reached it."""
 
         waiting, rss, open = 0, 0.0, asyncio.Event()
 
@@ -99,7 +98,7 @@ def rss_of_live_chains(chains: int, turns: int) -> tuple[float, float]:
 
 
 def resident() -> float:
-    """MiB of this process in memory now."""
+    """Resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / MIB
 
@@ -110,8 +109,8 @@ def in_new_process(function: Callable[..., tuple[float, float]], *arguments: Any
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="What finished and living chains hold in memory.")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    parser = argparse.ArgumentParser(description="Memory of finished and of running chains.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
     options = parser.parse_args(arguments)
     several, many = (20, 200) if options.quick else (200, 10_000)
 
@@ -119,16 +118,16 @@ def main(arguments: list[str] | None = None) -> None:
         return [side, what, f"{tokens:.0f}", f"{held / 1000:.1f}", f"{held / tokens:.1f}"]
 
     rows = [
-        *(row(side, "5 turns", *in_new_process(held, side, several, 5)) for side in SIDES),
-        *(row(side, "75 turns", *in_new_process(held, side, several, 75)) for side in SIDES),
-        row("agentfly", "5 turns, long answer", *in_new_process(held_with_a_long_answer, several, 4096)),
+        *(row(side, "5 turns", *in_new_process(memory_of_side, side, several, 5)) for side in SIDES),
+        *(row(side, "75 turns", *in_new_process(memory_of_side, side, several, 75)) for side in SIDES),
+        row("agentfly", "5 turns, long answer", *in_new_process(memory_with_long_answer, several, 4096)),
     ]
-    print_table("Held by a finished chain", ["side", "chain", "tokens", "KB", "bytes per token"], rows)
+    print_table("Memory of a finished chain", ["side", "chain", "tokens", "KB", "bytes per token"], rows)
 
     whole, added = in_new_process(rss_of_live_chains, many, 5)
     print_table(
-        "RSS with every chain alive, suspended in the backend",
-        ["side", "chains", "process MiB", "of it chains MiB", "KB per chain"],
+        "RSS while all chains wait in the backend",
+        ["side", "chains", "process MiB", "chains MiB", "KB per chain"],
         [["agentfly", f"{many:,}", f"{whole:.0f}", f"{added:.0f}", f"{added * MIB / many / 1000:.1f}"]],
     )
 

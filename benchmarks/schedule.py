@@ -1,7 +1,7 @@
-"""How much time a rollout loses to waiting: a real clock beside an ideal schedule of the same durations.
+"""Time that a rollout loses to waiting: real runs compared with a simulated schedule of the same durations.
 
 256 chains of 5 turns share 64 backend slots; generation and tools take lognormal times. The ideal is an event
-simulation that serves first come, first served and costs nothing; the bound is what no schedule can beat.
+simulation without overhead, first come, first served; the bound is a lower bound for every schedule.
 
     python -m benchmarks.schedule [--quick]
 """
@@ -21,14 +21,14 @@ IDEAL = POLICIES["first come, first served"]
 
 
 def run_agentfly(draws: Draws, *, blocking: bool) -> tuple[float, float]:
-    """Seconds of the wall clock and of CPU for a real rollout whose generation and tools sleep as drawn."""
+    """Wall and CPU seconds of a real rollout whose generation and tools sleep for the drawn durations."""
     from agentfly import tool
     from agentfly.backends.base import Request
     from agentfly.types import Completion
     from benchmarks.sides.agentfly_run import FakeBackend, agent_on, fake_model, rows
 
     class Server(FakeBackend):
-        """So many slots, served first come, first served."""
+        """A limited number of slots, first come, first served."""
 
         slots = asyncio.Semaphore(draws.slots)
 
@@ -39,28 +39,28 @@ def run_agentfly(draws: Draws, *, blocking: bool) -> tuple[float, float]:
             return await super().generate(request)
 
     @tool(name="add")
-    async def waits(a: int, b: int) -> str:
+    async def add_async(a: int, b: int) -> str:
         """Add two integers."""
         await asyncio.sleep(draws.tool[b % 1000][a % 1000])
         return str(a + b)
 
     @tool(name="add")
-    def blocks(a: int, b: int) -> str:
+    def add_blocking(a: int, b: int) -> str:
         """Add two integers."""
         time.sleep(draws.tool[b % 1000][a % 1000])
         return str(a + b)
 
-    agent = agent_on(Server(fake_model(draws.chains, draws.turns)), blocks if blocking else waits)
+    agent = agent_on(Server(fake_model(draws.chains, draws.turns)), add_blocking if blocking else add_async)
     work = rows(draws.chains, draws.turns)
 
-    async def timed() -> tuple[float, float]:
+    async def run() -> tuple[float, float]:
         start, cpu = time.perf_counter(), time.process_time()
         result = await agent.run(work, max_turns=draws.turns, num_chains=1)
         wall = time.perf_counter() - start, time.process_time() - cpu
         assert sum(result.rewards) == draws.chains, "every chain should have earned 1"
         return wall
 
-    return asyncio.run(timed())
+    return asyncio.run(run())
 
 
 def compare(draws: Draws) -> Iterable[list[str]]:
@@ -79,7 +79,7 @@ def compare(draws: Draws) -> Iterable[list[str]]:
 
 
 def policies(seeds: int) -> Iterable[list[str]]:
-    """Every order of serving over the same workloads, with chains all alike and with fast and slow ones."""
+    """All scheduling policies on the same workloads, with equal chains and with fast and slow ones."""
     alike = [Draws(seed=seed) for seed in range(seeds)]
     paced = [Draws(seed=seed, generation_sigma=0.7, chain_sigma=0.7) for seed in range(seeds)]
     ideals = {id(draws): simulate(draws, IDEAL).wall for draws in alike + paced}
@@ -102,10 +102,10 @@ def policies(seeds: int) -> Iterable[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="How much time a rollout loses to waiting.")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2], help="of the durations on the real clock")
-    parser.add_argument("--seeds", type=int, default=200, help="workloads that an order of serving is averaged over")
+    parser = argparse.ArgumentParser(description="Time that a rollout loses to waiting.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2], help="seeds of the real runs")
+    parser.add_argument("--seeds", type=int, default=200, help="number of workloads per scheduling policy")
     options = parser.parse_args(arguments)
 
     for seed in options.seed[:1] if options.quick else options.seed:

@@ -1,9 +1,9 @@
-"""ScienceWorld: our raw steps against those of the package's own `env.step`, and many worlds under the manager.
+"""ScienceWorld: our steps compared with the package's `env.step`, and many instances with the resource manager.
 
     python -m benchmarks.scienceworld [--quick]
 
-Both carry out the same solutions of the same variations. Seconds are of the clock; CPU is that of this process and of
-its Java processes together, and memory that of the Java processes, both from /proc.
+Both execute the same solutions of the same variations. Times are wall time; CPU time is that of this process and its
+Java processes, memory that of the Java processes, both from /proc.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TASKS = ["boil", "find-plant", "find-animal", "use-thermometer", "identify-life-
 
 
 def solutions(count: int) -> list[tuple[Task, list[str]]]:
-    """Tasks, and the actions that do them."""
+    """Tasks with the actions that solve them."""
     tasks = [Task.of(row) for row in ScienceWorld.draw_tasks("train", count, tasks=TASKS)]
     simulator = Simulator(1)
     paths = [simulator.find_gold_path(read_variation(task)) for task in tasks]
@@ -38,7 +38,7 @@ def solutions(count: int) -> list[tuple[Task, list[str]]]:
 
 
 def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
-    """The package as it comes, one environment."""
+    """The package's own environment, one instance."""
     from scienceworld import ScienceWorldEnv
 
     environment = ScienceWorldEnv()
@@ -50,25 +50,28 @@ def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
     def step(action: str) -> Any:
         return environment.step(action)
 
-    return ["package's env.step", *_timed(solved, begin, step, [environment._gateway.java_process.pid])]
+    return ["package's env.step", *_measure(solved, begin, step, [environment._gateway.java_process.pid])]
 
 
 def ours(solved: list[tuple[Task, list[str]]]) -> list[str]:
-    """One simulator, asked as our environment asks it."""
+    """One simulator, called like our environment calls it."""
     simulator = Simulator(1)
     simulator.open()
-    row = _timed(solved, lambda task: simulator.load(read_variation(task)), simulator.step, jvm.list_pids())
+    row = _measure(solved, lambda task: simulator.load(read_variation(task)), simulator.step, jvm.list_pids())
     simulator.close()
     return ["ours", *row]
 
 
-def _timed(
-    solved: list[tuple[Task, list[str]]], begin: Callable[[Task], None], step: Callable[[str], Any], java: list[int]
+def _measure(
+    solved: list[tuple[Task, list[str]]],
+    begin: Callable[[Task], None],
+    step: Callable[[str], Any],
+    java_pids: list[int],
 ) -> list[str]:
     begin(solved[0][0])
     step("look around")
     resetting = stepping = 0.0
-    spent = cpu_seconds(java)
+    spent = cpu_seconds(java_pids)
     for task, actions in solved:
         begun = time.perf_counter()
         begin(task)
@@ -78,14 +81,14 @@ def _timed(
         stepping += time.perf_counter() - loaded
         resetting += loaded - begun
     steps = sum(len(actions) for _, actions in solved)
-    spent = (cpu_seconds(java) - spent) / (steps + len(solved))
+    spent = (cpu_seconds(java_pids) - spent) / (steps + len(solved))
     cells = (1000 * resetting / len(solved), 1000 * stepping / steps, 1000 * spent)
-    return [*(f"{cell:.1f}" for cell in cells), f"{steps / stepping:.1f}", f"{resident(java):.0f}", str(steps)]
+    return [*(f"{cell:.1f}" for cell in cells), f"{steps / stepping:.1f}", f"{resident(java_pids):.0f}", str(steps)]
 
 
-def cpu_seconds(java: list[int]) -> float:
-    """CPU time of this process and of the Java ones so far."""
-    return sum(_ticks(pid) for pid in (os.getpid(), *java)) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(java_pids: list[int]) -> float:
+    """CPU seconds of this process and the Java processes so far."""
+    return sum(_ticks(pid) for pid in (os.getpid(), *java_pids)) / os.sysconf("SC_CLK_TCK")
 
 
 def _ticks(pid: int) -> int:
@@ -94,13 +97,13 @@ def _ticks(pid: int) -> int:
 
 
 def resident(pids: list[int]) -> float:
-    """Megabytes of the processes."""
+    """Resident megabytes of the processes."""
     texts = (Path(f"/proc/{pid}/status").read_text() for pid in pids)
     return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in texts) / 1024
 
 
-async def managed(instances: int, solved: list[tuple[Task, list[str]]], seconds: float) -> list[str]:
-    """Solutions carried out through leases and tools, so many at once."""
+async def measure_managed(instances: int, solved: list[tuple[Task, list[str]]], seconds: float) -> list[str]:
+    """Execute solutions with leased instances."""
     manager = ResourceManager({ScienceWorld: replace(ScienceWorld.pool, max_instances=instances)})
     steps = chains = 0
     deadline = float("inf")
@@ -109,7 +112,7 @@ async def managed(instances: int, solved: list[tuple[Task, list[str]]], seconds:
         nonlocal steps, chains
         async with manager.leases(task, [ScienceWorld]) as leases:
             world = await leases.get(ScienceWorld)
-            if ready:  # all are started before the clock is
+            if ready:  # only start the instance
                 await ready.wait()
                 return
             for action in actions:
@@ -126,15 +129,15 @@ async def managed(instances: int, solved: list[tuple[Task, list[str]]], seconds:
 
     barrier = asyncio.Barrier(instances)
     await asyncio.gather(*(chain(*solved[number % len(solved)], barrier) for number in range(instances)))
-    java = jvm.list_pids()
-    spent, begun = cpu_seconds(java), time.perf_counter()
+    java_pids = jvm.list_pids()
+    spent, begun = cpu_seconds(java_pids), time.perf_counter()
     deadline = begun + seconds
     await asyncio.gather(*map(worker, range(instances)))
-    took, spent = time.perf_counter() - begun, cpu_seconds(java) - spent
-    memory = resident(java)
+    took, spent = time.perf_counter() - begun, cpu_seconds(java_pids) - spent
+    memory = resident(java_pids)
     await manager.close()
     rates = [f"{steps / took:.0f}", f"{chains / took:.2f}", f"{1000 * spent / steps:.1f}"]
-    return [str(instances), str(len(java)), *rates, f"{memory:.0f}", f"{memory / instances:.0f}"]
+    return [str(instances), str(len(java_pids)), *rates, f"{memory:.0f}", f"{memory / instances:.0f}"]
 
 
 def main() -> None:
@@ -147,10 +150,10 @@ def main() -> None:
         print(f"not measured: {error}")
         return
     header = [
-        "one world",
-        "ms a reset",
-        "ms a step",
-        "CPU-ms a step or reset",
+        "one instance",
+        "ms per reset",
+        "ms per step",
+        "CPU-ms per step or reset",
         "steps/s",
         "MB of Java",
         "steps measured",
@@ -158,10 +161,11 @@ def main() -> None:
     few = solved[: 2 if quick else 6]
     print_table("ScienceWorld, the same solutions", header, [ours(few), upstream(few)])
     rows = [
-        asyncio.run(managed(instances, solved, 3 if quick else 15)) for instances in ((1, 4) if quick else INSTANCES)
+        asyncio.run(measure_managed(instances, solved, 3 if quick else 15))
+        for instances in ((1, 4) if quick else INSTANCES)
     ]
-    header = ["instances", "Java processes", "steps/s", "chains/s", "CPU-ms a step", "MB of Java", "MB an instance"]
-    print_table("Under the resource manager, resets included", header, rows)
+    header = ["instances", "Java processes", "steps/s", "chains/s", "CPU-ms per step", "MB of Java", "MB per instance"]
+    print_table("With the resource manager, including resets", header, rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a schedule could reach at best: chains, slots and a queue as an event simulation that costs nothing.
+"""Event simulation of chains, backend slots and a queue, without overhead.
 
-A chain alternates strictly: generate, tool, generate, …, generate. Generation holds one of the backend's
-slots; a tool holds nothing. A duration belongs to its (chain, turn) and never to the order of events, so
-every policy, and every real run on the same `Draws`, faces the very same work.
+A chain alternates between generation and tools. Generation occupies one of the backend's slots; a tool occupies none.
+A duration depends on its chain and turn only, not on the order of events, so every policy and every real run on the
+same `Draws` has the same work.
 """
 
 import heapq
@@ -27,7 +27,7 @@ class Draws:
     tool_mean: float = 0.1
     tool_sigma: float = 1.5
     chain_sigma: float = 0.0
-    """Above 0, a chain has a pace of its own: all its generations are that much longer or shorter."""
+    """Above 0, the generations of a chain are all multiplied by one lognormal factor with this sigma."""
 
     @cached_property
     def generation(self) -> list[list[float]]:
@@ -38,7 +38,7 @@ class Draws:
 
     @cached_property
     def tool(self) -> list[list[float]]:
-        """Seconds by chain and turn; the last turn is an answer and calls nothing."""
+        """Seconds by chain and turn; the last turn is an answer without a call."""
         return self._draw("tool", self.turns - 1, self.tool_mean, self.tool_sigma)
 
     def _draw(self, kind: str, turns: int, mean: float, sigma: float) -> list[list[float]]:
@@ -48,27 +48,27 @@ class Draws:
 
     @property
     def bound(self) -> float:
-        """No schedule ends sooner: the longest chain must pass, and the slots can do only so much at once."""
+        """Lower bound for every schedule: the longest chain, and the total generation time divided by the slots."""
         paths = (sum(self.generation[c]) + sum(self.tool[c]) for c in range(self.chains))
         return max(max(paths), sum(map(sum, self.generation)) / self.slots)
 
 
 @dataclass
 class Chain:
-    """What a scheduler may know of a chain that asks for a slot."""
+    """The state of a chain that a scheduler may use."""
 
     number: int
     turns_done: int = 0
     generated: float = 0.0
     """Seconds of generation it has received."""
     own_time: float = 0.0
-    """Seconds of generation and tools, queueing left out."""
+    """Seconds of generation and tools, without queueing."""
     remaining: float = 0.0
-    """Seconds of its path still to come. Only an oracle reads this."""
+    """Remaining seconds of generation and tools; known to an oracle only."""
 
 
 Policy = Callable[[Chain, float, random.Random], tuple[float, ...]]
-"""A chain and the time it began to wait, to its place in the queue: the smallest first, ties by arrival."""
+"""Maps a chain and the time it began to wait to its priority: the smallest first, ties by arrival."""
 
 POLICIES: dict[str, Policy] = {
     "first come, first served": lambda chain, now, dice: (now,),
@@ -103,7 +103,7 @@ class Schedule:
 
 
 def simulate(draws: Draws, policy: Policy) -> Schedule:
-    """Every chain on its own clock; `policy` orders those that wait for a slot."""
+    """Simulate independent chains; `policy` orders those that wait for a slot."""
     chains = [Chain(n, remaining=sum(draws.generation[n]) + sum(draws.tool[n])) for n in range(draws.chains)]
     completions = [0.0] * draws.chains
     dice, arrivals, free = random.Random(draws.seed), count(), draws.slots
@@ -124,7 +124,7 @@ def simulate(draws: Draws, policy: Policy) -> Schedule:
                 chain.own_time += pause
                 chain.remaining -= pause
                 heapq.heappush(events, (now + pause, n, "asks"))
-        # Those who ask at this very moment are all in the queue before anyone is served.
+        # All chains that ask at this time are queued before one of them is served.
         while free and waiting and not (events and events[0][0] == now):
             free -= 1
             chain = chains[heapq.heappop(waiting)[2]]
@@ -137,7 +137,7 @@ def simulate(draws: Draws, policy: Policy) -> Schedule:
 
 
 def lock_step(draws: Draws, *, tools_in_parallel: bool) -> Schedule:
-    """All chains generate one turn, then all call their tools, and so on: how batched trainers do it."""
+    """Simulate batched trainers: all chains generate one turn, then all call their tools, and so on."""
     now = 0.0
     for turn in range(draws.turns):
         slots = [now] * draws.slots

@@ -1,8 +1,8 @@
-"""What a web shop costs, at 1, 16 and 64 instances: steps and resets a second, memory; and how well one can do in it.
+"""WebShop with 1, 16 and 64 instances: steps and resets per second, memory; and the scores of simple policies.
 
 Every instance follows the expert through generated tasks (search, look, choose, buy), one step each in turn, in one
-process. Beside it the straightforward way to make a page: HTML from a template, parsed back into text. Then how well
-the expert does, and two who do not look; on the official goals too where AGENTFLY_DATA is set.
+process. For comparison, pages are rendered to HTML and parsed back to text. Then the scores of the expert and of two
+policies that buy the first result; on the official goals too if AGENTFLY_DATA is set.
 
     python -m benchmarks.webshop [--quick]
 """
@@ -29,8 +29,8 @@ from agentfly.types import ToolCall
 from benchmarks.table import print_table
 
 
-async def pace(instances: int, seconds: float, tasks: list[Task]) -> tuple[float, float]:
-    """Steps and resets a second of the process's time."""
+async def measure_speed(instances: int, seconds: float, tasks: list[Task]) -> tuple[float, float]:
+    """Steps and resets per CPU second."""
     queue = itertools.cycle(tasks)
     worlds = [WebShop() for _ in range(instances)]
     steps = resets = 0
@@ -54,10 +54,10 @@ async def pace(instances: int, seconds: float, tasks: list[Task]) -> tuple[float
     return steps / spent["step"], resets / max(spent["reset"], 1e-9)
 
 
-async def weight(instances: int, tasks: list[Task]) -> float:
-    """Kilobytes of an instance in the middle of its shopping."""
+async def measure_memory(instances: int, tasks: list[Task]) -> float:
+    """Kilobytes per instance in the middle of an episode."""
     queue = itertools.cycle(tasks)
-    await WebShop().reset(tasks[0])  # the shop is open before anything is counted
+    await WebShop().reset(tasks[0])  # loads the shop
     tracemalloc.start()
     worlds = [WebShop() for _ in range(instances)]
     for world in worlds:
@@ -81,7 +81,7 @@ class _Text(html.parser.HTMLParser):
 
 
 def pages(shop: Shop, goal: ShopGoal, rounds: int) -> list[list[str]]:
-    """Microseconds for the text of a page, without HTML and by way of it."""
+    """Microseconds to render a page as text, directly and through HTML."""
     rows = []
     for name, actions in (("results", ()), ("item", ("click",))):
         session = ShopSession(shop, goal)
@@ -92,11 +92,11 @@ def pages(shop: Shop, goal: ShopGoal, rounds: int) -> list[list[str]]:
         def ours(session: ShopSession = session) -> None:
             render_text(session.page)
 
-        def by_html(session: ShopSession = session) -> None:
+        def through_html(session: ShopSession = session) -> None:
             _Text().feed(render_html(session.page))
 
         times = []
-        for make in (ours, by_html):
+        for make in (ours, through_html):
             make()
             begun = time.process_time()
             for _ in range(rounds):
@@ -107,7 +107,7 @@ def pages(shop: Shop, goal: ShopGoal, rounds: int) -> list[list[str]]:
 
 
 def opening(sizes: list[int]) -> list[list[str]]:
-    """Seconds to open a generated shop, and microseconds of a search in it."""
+    """Seconds to open a generated shop, and microseconds per search."""
     rows = []
     for size in sizes:
         begun = time.process_time()
@@ -121,7 +121,7 @@ def opening(sizes: list[int]) -> list[list[str]]:
 
 
 def policies(shop: Shop, goals: list[ShopGoal]) -> list[list[str]]:
-    """How far the expert gets, and somebody who searches for the wish and buys what comes first."""
+    """Scores of the expert, and of policies that search for the instruction and buy the first result."""
 
     def expert(session: ShopSession) -> None:
         while action := next_informed_action(session):
@@ -136,8 +136,8 @@ def policies(shop: Shop, goals: list[ShopGoal]) -> list[list[str]]:
             session.click(BUY)
 
     rows = []
-    tried = {"expert": expert, "first found, with options": partial(first, choosing=True)}
-    for name, policy in {**tried, "first found": partial(first, choosing=False)}.items():
+    policies_by_name = {"expert": expert, "first found, with options": partial(first, choosing=True)}
+    for name, policy in {**policies_by_name, "first found": partial(first, choosing=False)}.items():
         sessions = [ShopSession(shop, goal) for goal in goals]
         begun = time.process_time()
         for session in sessions:
@@ -152,21 +152,21 @@ def policies(shop: Shop, goals: list[ShopGoal]) -> list[list[str]]:
 def print_policies(title: str, rows: list[dict[str, Any]]) -> None:
     shop = open_shop(rows[0]["shop"])
     goals = [ShopGoal.from_json(row["goal"]) for row in rows]
-    header = ["policy", "score 1.0", "mean score", "ms an episode"]
+    header = ["policy", "score 1.0", "mean score", "ms per episode"]
     print_table(f"{title}: {len(goals):,} goals", header, policies(shop, goals))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a web shop costs.")
-    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures mean little")
+    parser = argparse.ArgumentParser(description="Cost and scores of WebShop.")
+    parser.add_argument("--quick", action="store_true", help="a smoke run; the figures are not meaningful")
     quick = parser.parse_args().quick
     tasks = [Task.of(row) for row in WebShop.draw_tasks("train", 50 if quick else 500)]
     rows = []
     for instances in (1, 16, 64):
-        steps, resets = asyncio.run(pace(instances, 0.2 if quick else 3.0, tasks))
-        held = asyncio.run(weight(instances, tasks))
+        steps, resets = asyncio.run(measure_speed(instances, 0.2 if quick else 3.0, tasks))
+        held = asyncio.run(measure_memory(instances, tasks))
         rows.append([str(instances), f"{steps:,.0f}", f"{resets:,.0f}", f"{held:.1f}"])
-    print_table("A shop of 1,000 products", ["instances", "steps/s", "resets/s", "KB an instance"], rows)
+    print_table("A shop of 1,000 products", ["instances", "steps/s", "resets/s", "KB per instance"], rows)
     shop = open_shop(tasks[0].columns["shop"])
     world = WebShop()
     asyncio.run(world.reset(tasks[0]))
@@ -177,7 +177,7 @@ def main() -> None:
         rows = [row for split in SPLITS for row in official_tasks(split)]
         print_policies("Official, all splits", rows[:: 100 if quick else 1])
     sizes = [100, 1000] if quick else [1000, 10_000, 100_000]
-    print_table("Opening a generated shop", ["products", "opening, s", "a search, µs"], opening(sizes))
+    print_table("Opening a generated shop", ["products", "opening, s", "search, µs"], opening(sizes))
 
 
 if __name__ == "__main__":

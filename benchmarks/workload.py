@@ -1,10 +1,10 @@
-"""The work every side is given: N chains of T turns, T-1 calls of `add(a, b)`, then an answer.
+"""The workload of all frameworks: N chains of T turns, with T-1 calls of `add(a, b)` and then an answer.
 
-Every number has four digits, and the tokenizer writes a digit as a token, so that a prompt's length tells its
-turn and a fixed place in it tells its case. The fake model therefore answers any prompt with one lookup,
-whoever sends it, and a side whose prompts are a token off finds no answer at all.
+Every number has four digits, and every digit is one token, so the length of a prompt identifies its turn and a fixed
+position in it identifies its case. The fake model therefore answers any prompt with one lookup, and has no answer for a
+prompt that is off by a token.
 
-Standard library only: it is imported in the peers' environments too.
+Standard library only: it is also imported in the environments of the other frameworks.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,17 +33,17 @@ def question(chain: int) -> str:
 
 
 def numbers(chain: int, turn: int) -> tuple[int, int]:
-    """What a chain adds at a turn. For a tool that must know: `a % 1000` is the turn, `b % 1000` the case."""
+    """The numbers that a chain adds in a turn. `a % 1000` is the turn, `b % 1000` the case."""
     return 1000 * (1 + turn % 7) + turn, 1000 + chain % CASES
 
 
 def expected(chain: int, turns: int) -> int:
-    """The sum that a chain of so many turns ends with."""
+    """The last sum of a chain."""
     return sum(numbers(chain, turns - 2))
 
 
 def words(chain: int, turn: int, turns: int) -> str:
-    """What the model says, without the token that closes its turn."""
+    """The reply of the model, without the end-of-turn token."""
     if turn == turns - 1:
         return f"The last sum is {expected(chain, turns)}."
     a, b = numbers(chain, turn)
@@ -51,12 +51,12 @@ def words(chain: int, turn: int, turns: int) -> str:
 
 
 def observation(answer: str) -> str:
-    """A tool's answer as ChatML, from the close of the model's turn to the opening of its next."""
+    """A tool result in ChatML, from the end of one model turn to the start of the next."""
     return f"\n<|im_start|>user\n<tool_response>\n{answer}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
 class Reply(NamedTuple):
-    """One turn of the fake model, and whose it is."""
+    """One turn of the fake model, with its chain and turn."""
 
     ids: list[int]
     logprobs: list[float]
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
 
 class FakeModel:
-    """A reply to every prompt of the workload, encoded beforehand."""
+    """Precomputed replies to all prompts of the workload."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class FakeModel:
         encode: Callable[[str], list[int]],
         start: Callable[[str], Sequence[int]],
     ) -> None:
-        """`start` renders the first prompt the way the side that asks does."""
+        """start: renders the first prompt in the framework's way."""
         first, last = start(question(0)), start(question(CASES - 1))
         self._case = next(i for i, (x, y) in enumerate(zip(first, last, strict=True)) if x != y)
         self._replies: dict[tuple[int, ...], Reply] = {}

@@ -1,10 +1,10 @@
-"""What every prebuilt world costs: steps and resets a second and memory, with 1, 16 and 64 instances at once.
+"""Steps and resets per second and memory of the prebuilt environments, with 1, 16 and 64 instances.
 
-Chains follow the world's expert through its own tasks, under the resource manager and through the tools, as a model
-would act. Seconds are of the clock, since some worlds live in processes of their own; memory is that of this process
-and its children beyond what one instance needs, so a world that shares what it can shows how little it adds.
+Chains follow the environment's expert through its own tasks, with the resource manager and the tools. Times are wall
+time, since some environments run in their own processes; memory is that of this process and its children, per instance
+beyond the first, so that shared memory is not counted.
 
-    python -m benchmarks.worlds [WORLD ...] [--quick]
+    python -m benchmarks.worlds [ENVIRONMENT ...] [--quick]
 """
 
 import argparse
@@ -14,10 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from agentfly import environments, threads
-from agentfly.environment import Environment, Pool, has_tasks
+from agentfly.environment import Environment, has_tasks
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox
@@ -25,59 +26,65 @@ from agentfly.types import Task, ToolCall
 from benchmarks.table import print_table
 
 INSTANCES = (1, 16, 64)
-MOST_STEPS = 60
-HEADER = ["world", "instances", "steps/s", "resets/s", "MB for each more instance"]
+MAX_STEPS = 60
+HEADER = ["environment", "instances", "steps/s", "resets/s", "MB per further instance"]
 
 
-def worlds() -> list[str]:
-    """The prebuilt worlds that have tasks and an expert."""
+def list_environments() -> list[str]:
+    """The prebuilt environments that have tasks and an expert."""
     there = (getattr(environments, name) for name in environments.__all__)
     return [each.__name__ for each in there if has_tasks(each) and each.expert is not Environment.expert]
 
 
-async def measure(kind: type[Environment], instances: int, seconds: float) -> tuple[float, float]:
-    """Steps and resets a second."""
-    manager = ResourceManager({kind: Pool(**{**_fields(kind.pool), "max_instances": instances, "min_warm": 0})})
-    tasks = itertools.cycle([Task.of(row) for row in kind.draw_tasks("train", 32)])
-    await asyncio.gather(*(chain(manager, kind, next(tasks), steps=1) for _ in range(instances)))  # all are started
-    stepped = await repeated(manager, kind, tasks, instances, seconds, MOST_STEPS)
-    reset = await repeated(manager, kind, tasks, instances, seconds / 2, 0)
+async def measure(env_class: type[Environment], instances: int, seconds: float) -> tuple[float, float]:
+    """Steps and resets per second."""
+    manager = ResourceManager({env_class: replace(env_class.pool, max_instances=instances, min_warm=0)})
+    tasks = itertools.cycle([Task.of(row) for row in env_class.draw_tasks("train", 32)])
+    # Start all instances.
+    await asyncio.gather(*(chain(manager, env_class, next(tasks), steps=1) for _ in range(instances)))
+    stepped = await measure_rate(manager, env_class, tasks, instances, seconds, MAX_STEPS)
+    reset = await measure_rate(manager, env_class, tasks, instances, seconds / 2, 0)
     await manager.close()
     return stepped, reset
 
 
-async def repeated(
-    manager: ResourceManager, kind: type[Environment], tasks: Iterator[Task], instances: int, seconds: float, steps: int
+async def measure_rate(
+    manager: ResourceManager,
+    env_class: type[Environment],
+    tasks: Iterator[Task],
+    instances: int,
+    seconds: float,
+    steps: int,
 ) -> float:
-    """How often a second: steps, or chains where they have none."""
+    """Steps per second, or chains per second if `steps` is 0."""
     done, begun = 0, time.perf_counter()
 
     async def worker() -> None:
         nonlocal done
         while time.perf_counter() < begun + seconds:
-            took = await chain(manager, kind, next(tasks), steps)
+            took = await chain(manager, env_class, next(tasks), steps)
             done += took if steps else 1
 
     await asyncio.gather(*(worker() for _ in range(instances)))
     return done / (time.perf_counter() - begun)
 
 
-async def chain(manager: ResourceManager, kind: type[Environment], task: Task, steps: int) -> int:
-    """Follow the expert for at most so many steps; how many it took."""
-    toolbox = Toolbox([kind])
+async def chain(manager: ResourceManager, env_class: type[Environment], task: Task, steps: int) -> int:
+    """Follow the expert for at most `steps` steps; return their number."""
+    toolbox = Toolbox([env_class])
     group = manager.group()
     try:
-        async with manager.leases(task, [kind], group=group) as leases:
-            await leases.get(kind)
+        async with manager.leases(task, [env_class], group=group) as leases:
+            await leases.get(env_class)
             for step in range(steps):
-                call = await leases.act([kind], lambda lent: threads.call(lent[kind].expert))
+                call = await leases.act([env_class], lambda envs: threads.call(envs[env_class].expert))
                 if not isinstance(call, ToolCall):
                     return step
                 tool = toolbox.find(call)
                 result = await leases.act(
                     tool.environments,
-                    lambda lent, tool=tool, call=call, step=step: tool.run(
-                        call.arguments, context=Context(task, turn=step), environments=lent
+                    lambda envs, tool=tool, call=call, step=step: tool.run(
+                        call.arguments, context=Context(task, turn=step), environments=envs
                     ),
                 )
                 if result.ends_chain:
@@ -87,27 +94,23 @@ async def chain(manager: ResourceManager, kind: type[Environment], task: Task, s
         group.close()
 
 
-async def weighed(kind: type[Environment], instances: int) -> int:
-    """Bytes of this process and its children while so many are lent, each one step into its task."""
-    manager = ResourceManager({kind: Pool(**{**_fields(kind.pool), "max_instances": instances, "min_warm": 0})})
-    tasks = [Task.of(row) for row in kind.draw_tasks("train", instances)]
-    held = [manager.leases(task, [kind]) for task in tasks]
+async def measure_memory(env_class: type[Environment], instances: int) -> int:
+    """Bytes of this process and its children while all instances are leased, each after one step."""
+    manager = ResourceManager({env_class: replace(env_class.pool, max_instances=instances, min_warm=0)})
+    tasks = [Task.of(row) for row in env_class.draw_tasks("train", instances)]
+    held = [manager.leases(task, [env_class]) for task in tasks]
     for leases in held:
-        await leases.get(kind)
-        await leases.act([kind], lambda lent: threads.call(lent[kind].expert))
-    size = sum(map(_proportional, _family()))
+        await leases.get(env_class)
+        await leases.act([env_class], lambda envs: threads.call(envs[env_class].expert))
+    size = sum(map(_pss, _process_tree()))
     for leases in held:
         await leases.release()
     await manager.close()
     return size
 
 
-def _fields(pool: Pool) -> dict[str, object]:
-    return {name: getattr(pool, name) for name in Pool.__dataclass_fields__}
-
-
-def _family() -> Iterator[int]:
-    """This process and all below it."""
+def _process_tree() -> Iterator[int]:
+    """This process and its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -121,8 +124,8 @@ def _family() -> Iterator[int]:
     return iter(found)
 
 
-def _proportional(process: int) -> int:
-    """Bytes of a process, its part of what it shares with others counted as a part."""
+def _pss(process: int) -> int:
+    """Proportional set size of a process in bytes."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -131,40 +134,40 @@ def _proportional(process: int) -> int:
 
 
 def row(name: str, instances: int, seconds: float) -> list[str]:
-    """The figures of one world with so many instances. Memory is taken in fresh processes."""
+    """The figures of one environment. Memory is measured in new processes."""
     steps, resets = asyncio.run(measure(getattr(environments, name), instances, seconds))
     more = ""
     if instances > 1:
-        one, many = (_weighed_apart(name, count) for count in (1, instances))
+        one, many = (_measure_memory_in_new_process(name, count) for count in (1, instances))
         more = f"{(many - one) / (instances - 1) / 2**20:.2f}"
     return [name, str(instances), f"{steps:,.0f}", f"{resets:,.0f}", more]
 
 
-def _weighed_apart(name: str, instances: int) -> int:
+def _measure_memory_in_new_process(name: str, instances: int) -> int:
     command = [sys.executable, "-m", "benchmarks.worlds", name, "--weigh", str(instances)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"of {', '.join(worlds())}")
+    parser.add_argument("worlds", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(list_environments())}")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--weigh", type=int, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.weigh:
-        print(asyncio.run(weighed(getattr(environments, asked.worlds[0]), asked.weigh)))
+    options = parser.parse_args()
+    if options.weigh:
+        print(asyncio.run(measure_memory(getattr(environments, options.worlds[0]), options.weigh)))
         return
-    sizes, seconds = ((1, 4), 0.5) if asked.quick else (INSTANCES, 5.0)
+    sizes, seconds = ((1, 4), 0.5) if options.quick else (INSTANCES, 5.0)
     rows = []
-    for name in asked.worlds or worlds():
+    for name in options.worlds or list_environments():
         for instances in sizes:
             try:
                 rows.append(row(name, instances, seconds))
             except (ConfigError, EnvironmentFault) as error:
-                print(f"{name} is left out: {describe(error):.200}", flush=True)
+                print(f"{name} is skipped: {describe(error):.200}", flush=True)
                 break
             print("|", " | ".join(rows[-1]), "|", flush=True)
-    print_table("Worlds under the resource manager, following their experts", HEADER, rows)
+    print_table("Environments with the resource manager and their experts", HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""AgentFly: `await agent.run(rows)`, through the public door, over a backend that answers at once."""
+"""AgentFly: `await agent.run(rows)` through the public API, with a backend that answers at once."""
 
 import asyncio
 from typing import Any
@@ -26,14 +26,12 @@ async def right(prediction: str, expected: int) -> float:
 
 
 class FakeBackend(Backend):
-    """Zero latency, but not zero: every chain waits for its turn as it would for a server."""
+    """Answers after one pass of the event loop, so that chains interleave as with a server."""
+
+    weight_version = 0
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model
-
-    @property
-    def weight_version(self) -> int:
-        return 0
 
     async def generate(self, request: Request) -> Completion:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""AgentFly: `LocalLearner.update`, of which the optimizer's step is a part."""
+"""AgentFly: `LocalLearner.update`, including the optimizer step."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from agentfly.training.learner import LocalLearner
 from benchmarks.sides.update_work import LEARNING_RATE, Chain, Work, measure
 
 TOKENS = 2048
-"""In a micro-batch: about what the peer's eight rows hold beside their padding."""
+"""Tokens per micro-batch: about as many as TRL's eight rows hold without padding."""
 
 
 def sample_of(chain: Chain) -> Sample:
@@ -23,7 +23,7 @@ def sample_of(chain: Chain) -> Sample:
 
 def main() -> None:
     torch.set_num_threads(1)
-    work = Work.asked()
+    work = Work.from_arguments()
     learner = LocalLearner(
         work.model(), learning_rate=LEARNING_RATE, micro_batch_tokens=round(TOKENS * work.scale), precision="float32"
     )

@@ -1,6 +1,6 @@
-"""The floor: what any honest loop must do, in plain asyncio over the tokenizers library, and nothing more.
+"""The floor: a minimal rollout loop in plain asyncio with the tokenizers library.
 
-Run with `lean`, it encodes the fixed part of the prompt (system text and tools) once and not for every chain.
+With `lean`, it encodes the fixed part of the prompt (system text and tools) once instead of for every chain.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ TOOLS = {"add": add}
 
 
 async def generate(model: FakeModel, prompt: list[int]) -> Reply:
-    """Zero latency, but not zero: every chain waits for its turn as it would for a server."""
+    """Answer after one pass of the event loop, so that chains interleave as with a server."""
     await asyncio.sleep(0)
     return model.reply(prompt)
 
 
 async def run_chain(
     text: str,
-    sum_wanted: int,
+    expected_sum: int,
     start: Callable[[str], list[int]],
     tokenizer: Tokenizer,
     model: FakeModel,
@@ -49,32 +49,32 @@ async def run_chain(
         ids += reply.ids
         mask += [1] * len(reply.ids)
         logprobs += reply.logprobs
-        said = tokenizer.decode(reply.ids)
-        messages.append({"role": "assistant", "content": said})
-        if not (call := CALL.search(said)):
+        answer = tokenizer.decode(reply.ids)
+        messages.append({"role": "assistant", "content": answer})
+        if not (call := CALL.search(answer)):
             break
-        wanted = json.loads(call[1])
-        answer = await TOOLS[wanted["name"]](**wanted["arguments"])
-        messages.append({"role": "tool", "content": answer})
-        shown = tokenizer.encode(observation(answer)).ids
-        ids += shown
-        mask += [0] * len(shown)
-        logprobs += [0.0] * len(shown)
-    reward = float(str(sum_wanted) in said)
+        function = json.loads(call[1])
+        result = await TOOLS[function["name"]](**function["arguments"])
+        messages.append({"role": "tool", "content": result})
+        observed = tokenizer.encode(observation(result)).ids
+        ids += observed
+        mask += [0] * len(observed)
+        logprobs += [0.0] * len(observed)
+    reward = float(str(expected_sum) in answer)
     return {"messages": messages, "ids": ids, "mask": mask, "logprobs": logprobs, "reward": reward}
 
 
 def renderer(tokenizer: Tokenizer, *, lean: bool = False) -> Callable[[str], list[int]]:
-    """First prompts by splicing the question into the template's text, which is rendered once."""
+    """Render first prompts by inserting the question into the template's text, which is rendered once."""
     template = AutoTokenizer.from_pretrained(TOKENIZER)
     ask = [{"role": "user", "content": "QUESTION"}]
     text = template.apply_chat_template(ask, tools=[SCHEMA], add_generation_prompt=True, tokenize=False)
     before, after = str(text).split("QUESTION")
     if not lean:
-        return lambda asked: tokenizer.encode(f"{before}{asked}{after}").ids
+        return lambda question: tokenizer.encode(f"{before}{question}{after}").ids
     system, role = before.rsplit("<|im_start|>", 1)  # nothing merges across a control token, so this cut is exact
     fixed = tokenizer.encode(f"{system}<|im_start|>").ids
-    return lambda asked: fixed + tokenizer.encode(f"{role}{asked}{after}").ids
+    return lambda question: fixed + tokenizer.encode(f"{role}{question}{after}").ids
 
 
 def prepare(chains: int, turns: int, *, lean: bool = False) -> Case:

@@ -1,6 +1,6 @@
-"""A side as a process: it reads workload sizes line by line and answers each with the CPU time it took.
+"""A framework as a process: it reads workload sizes line by line and answers each with the CPU time of a run.
 
-Imports, encoding the fake model's replies and checking the outcome all lie outside the measured stretch.
+Imports, encoding the fake model's replies and checking the outcome are not measured.
 """
 
 import gc
@@ -19,14 +19,14 @@ TOKENIZER = CACHE / "tokenizers" / "qwen2_5"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind, to see that the sides did the same work."""
+    """The outcome of a run, to check that all frameworks did the same work."""
 
     reward: float
-    """Summed over the chains: equals their number when every chain went as it should."""
+    """Sum over the chains; equals their number if all chains succeeded."""
     tokens: int
-    """Prompt and all, summed over the chains; 0 where the side keeps none."""
+    """Sum over the chains, including prompts; 0 if the framework keeps none."""
     sampled: int
-    """Of these, the tokens that the model wrote."""
+    """The sampled ones among them."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Case:
     """One workload size, ready to run."""
 
     run: Callable[[], Any]
-    """Runs all chains and returns what the framework returns. This is what is measured."""
+    """Runs all chains and returns the framework's result. This is measured."""
     inspect: Callable[[Any], Outcome]
 
 
 def serve(prepare: Callable[[int, int], Case]) -> None:
-    """Answer `{"chains": N, "turns": T}` lines until the input ends; `prepare` makes the case of each."""
+    """Answer `{"chains": N, "turns": T}` lines until the input ends; `prepare` creates the case of each."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a framework prints must not mix with the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the framework must not mix with the answers
     print("ready", file=answers, flush=True)
     cases: dict[tuple[int, int], Case] = {}
     for line in sys.stdin:
@@ -63,6 +63,6 @@ def serve(prepare: Callable[[int, int], Case]) -> None:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process, all its threads."""
+    """User and system time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -1,9 +1,8 @@
-"""TRL: `GRPOTrainer._generate`, its own tool loop, with nothing replaced but the call to the model.
+"""TRL: `GRPOTrainer._generate`, its own tool loop; only the call to the model is replaced.
 
-The trainer is built around a random model of a few thousand weights that is never run. Tool tables are filled
-as `_generate_and_score_completions` fills them, and the reward function is called directly. The tool is
-synchronous, the cheaper kind in TRL: an asynchronous one is sent to another thread and awaited there, one
-sample after another.
+The trainer has a random model of a few thousand weights that is never run. The tool tables are filled like in
+`_generate_and_score_completions`, and the reward function is called directly. The tool is synchronous, which is cheaper
+in TRL: an asynchronous one runs in another thread, one sample after another.
 """
 
 import tempfile
@@ -30,7 +29,7 @@ def add(a: int, b: int) -> str:
 
 
 def right(completions: list[Any], sums: list[int]) -> list[float]:
-    return [float(str(s) in said[-1]["content"]) for said, s in zip(completions, sums, strict=True)]
+    return [float(str(s) in messages[-1]["content"]) for messages, s in zip(completions, sums, strict=True)]
 
 
 def build_trainer(turns: int) -> GRPOTrainer:

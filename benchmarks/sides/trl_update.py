@@ -1,4 +1,4 @@
-"""TRL: `GRPOTrainer.training_step` over micro-batches and the optimizer's step; nothing is replaced but the rollout."""
+"""TRL: `GRPOTrainer.training_step` over micro-batches and the optimizer step; only the rollout is replaced."""
 
 import tempfile
 from typing import Any
@@ -12,7 +12,7 @@ from benchmarks.sides.serve import TOKENIZER
 from benchmarks.sides.update_work import LEARNING_RATE, Chain, Work, measure
 
 ROWS = 8
-"""Its own default of rows in a micro-batch."""
+"""TRL's default number of rows in a micro-batch."""
 
 
 def trainer_of(work: Work) -> GRPOTrainer:
@@ -29,18 +29,18 @@ def trainer_of(work: Work) -> GRPOTrainer:
 
 
 def batch_of(chains: list[Chain], items: int) -> dict[str, Any]:
-    """As `_generate_and_score_completions` lays them out: prompts padded on the left, completions on the right."""
+    """The layout of `_generate_and_score_completions`: prompts padded on the left, completions on the right."""
 
-    def padded(rows: list[list[int]], left: bool = False) -> torch.Tensor:
+    def pad(rows: list[list[int]], left: bool = False) -> torch.Tensor:
         longest = max(map(len, rows))
         return torch.tensor([[0] * (longest - len(r)) + r if left else r + [0] * (longest - len(r)) for r in rows])
 
     return {
-        "prompt_ids": padded([each.prompt for each in chains], left=True),
-        "prompt_mask": padded([[1] * len(each.prompt) for each in chains], left=True),
-        "completion_ids": padded([each.completion for each in chains]),
-        "completion_mask": padded([[1] * len(each.completion) for each in chains]),
-        "tool_mask": padded([each.mask for each in chains]),
+        "prompt_ids": pad([each.prompt for each in chains], left=True),
+        "prompt_mask": pad([[1] * len(each.prompt) for each in chains], left=True),
+        "completion_ids": pad([each.completion for each in chains]),
+        "completion_mask": pad([[1] * len(each.completion) for each in chains]),
+        "tool_mask": pad([each.mask for each in chains]),
         "advantages": torch.tensor([each.advantage for each in chains]),
         "num_items_in_batch": torch.tensor(float(items)),
     }
@@ -48,7 +48,7 @@ def batch_of(chains: list[Chain], items: int) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    work = Work.asked()
+    work = Work.from_arguments()
     trainer, chains = trainer_of(work), work.trajectories()
     steps = trainer.args.gradient_accumulation_steps
     trainer.create_optimizer()
@@ -58,7 +58,7 @@ def main() -> None:
     items = sum(sum(each.mask) for each in chains)
 
     def update() -> float:
-        # It batches the chains of a step in no order of length.
+        # TRL does not sort the chains of a step by length.
         for start in range(0, len(chains), ROWS):
             trainer.training_step(trainer.model, batch_of(chains[start : start + ROWS], items), None)
         norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)

@@ -1,7 +1,7 @@
-"""What every side of the update benchmark learns from: chains of mixed lengths, and a model with random weights.
+"""The workload of the update benchmark: chains of mixed lengths, and a model with random weights.
 
-torch and transformers only: it is imported in the peers' environments too. A side is a process that takes some updates
-and prints, as its last line, what they took.
+torch and transformers only: it is also imported in the environment of TRL. Each trainer is a process that performs some
+updates and prints, as its last line, their cost.
 """
 
 import gc
@@ -43,22 +43,22 @@ class Chain:
     prompt: list[int]
     completion: list[int]
     mask: list[int]
-    """1 where the model wrote."""
+    """1 for sampled tokens."""
     advantage: float
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a side is asked for on its command line."""
+    """The command-line arguments of a trainer."""
 
     shape: str
     chains: int
     scale: float
-    """By what all lengths are multiplied."""
+    """Factor of all lengths."""
     rounds: int
 
     @classmethod
-    def asked(cls) -> "Work":
+    def from_arguments(cls) -> "Work":
         shape, chains, scale, rounds = sys.argv[1:]
         return cls(shape, int(chains), float(scale), int(rounds))
 
@@ -77,14 +77,15 @@ class Work:
 
         prompt, completion, mask = words(30, 90), list[int](), list[int]()
         for turn in range(min(draw.choice((1, 1, 2, 2, 3, 6)), 6)):
-            seen, said = words(10, 60) if turn else [], words(10, 70)
-            completion += seen + said
-            mask += [0] * len(seen) + [1] * len(said)
+            observed = words(10, 60) if turn else []
+            sampled = words(10, 70)
+            completion += observed + sampled
+            mask += [0] * len(observed) + [1] * len(sampled)
         return Chain(prompt, completion, mask, draw.gauss(0, 1))
 
 
 def measure(work: Work, update: Callable[[], float]) -> None:
-    """Take the updates and print what they took; the first one is not counted. `update` returns the gradient's norm."""
+    """Perform the updates and print their cost without the first one. `update` returns the gradient norm."""
     gc.collect()
     before = resident()
     spent = []
@@ -98,5 +99,5 @@ def measure(work: Work, update: Callable[[], float]) -> None:
 
 
 def resident() -> float:
-    """MiB of this process in memory."""
+    """Resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB

@@ -1,8 +1,8 @@
-"""verifiers: `legacy.ToolEnv.run_rollout`, with a client of its own that answers without a server.
+"""verifiers: `legacy.ToolEnv.run_rollout`, with a client that answers without a server.
 
-The client is the seam verifiers offers. This one hands over a finished `Response`, so verifiers pays for no
-tokenizer, no parsing of tool calls (a server would do that) and no JSON: its figure is flattered. The ids are
-made up, with the lengths that the other sides have.
+The client returns a complete `Response`, so verifiers spends no time on a tokenizer, on parsing tool calls (a server
+would do that) and on JSON: its figure is better than in real use. The ids are made up, with the lengths that the other
+frameworks have.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ class FakeClient(Client):  # type: ignore[type-arg]
     @staticmethod
     def _message(chain: int, turn: int, turns: int) -> dict[str, Any]:
         prompt = PROMPT_TOKENS + turn * (CALL_TOKENS + OBSERVATION_TOKENS)
-        said = ANSWER_TOKENS if turn == turns - 1 else CALL_TOKENS
+        reply = ANSWER_TOKENS if turn == turns - 1 else CALL_TOKENS
         tokens = {
             "prompt_ids": list(range(1000, 1000 + prompt)),
             "prompt_mask": [0] * prompt,
-            "completion_ids": list(range(1000, 1000 + said)),
-            "completion_mask": [1] * said,
-            "completion_logprobs": [-0.25] * said,
+            "completion_ids": list(range(1000, 1000 + reply)),
+            "completion_mask": [1] * reply,
+            "completion_logprobs": [-0.25] * reply,
         }
         if turn == turns - 1:
             return {
@@ -63,8 +63,8 @@ class FakeClient(Client):  # type: ignore[type-arg]
 
     async def get_response(self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Response:
         await asyncio.sleep(0)
-        said = self._replies[prompt[0].content, len(prompt)]
-        message = ResponseMessage(**{**said, "tokens": ResponseTokens(**said["tokens"]), "is_truncated": False})
+        reply = self._replies[prompt[0].content, len(prompt)]
+        message = ResponseMessage(**{**reply, "tokens": ResponseTokens(**reply["tokens"]), "is_truncated": False})
         return Response(id="response", created=0, model=model, message=message)
 
     def setup_client(self, config: Any) -> None: ...

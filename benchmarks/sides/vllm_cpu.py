@@ -1,6 +1,6 @@
-"""vLLM on a CPU as a side of `benchmarks.engine`: reads lines of turns, answers each with tokens and its CPU time.
+"""vLLM on a CPU for `benchmarks.engine`: reads lines of turns, answers each with the tokens and the CPU time.
 
-Run with the interpreter of an environment that has vLLM: `make vllm` makes one.
+Run with the interpreter of an environment that has vLLM: `make vllm` creates one.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it: vLLM works in processes of its own."""
+    """CPU time of this process and its descendants, in which vLLM runs."""
     total = 0
     for pid in (os.getpid(), *descendants(os.getpid())):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -39,7 +39,7 @@ async def answer(backend: Any, turns: list[dict[str, Any]]) -> int:
 
 def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever vLLM prints must not mix with the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of vLLM must not mix with the answers
     backend = open_backend("vllm", model=resolve(sys.argv[1]), dtype="float32", kv_memory=int(sys.argv[2]))
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

@@ -120,15 +120,13 @@ def find_expert(agent: BaseAgent) -> type[Environment]:
 class _ExpertBackend(Backend):
     """A backend whose completions are the next actions of the expert in the chain's own environment."""
 
+    weight_version = NO_WEIGHT_VERSION
+
     def __init__(self, agent: BaseAgent, env_class: type[Environment], leases: Leases) -> None:
         self._agent = agent
         self._env_class = env_class
         self._leases = leases
         self.context_length = agent.backend.context_length
-
-    @property
-    def weight_version(self) -> int:
-        return NO_WEIGHT_VERSION
 
     async def generate(self, request: Request) -> Completion:
         env_class = self._env_class

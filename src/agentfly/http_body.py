@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -65,16 +66,17 @@ async def stream_body(response: httpx.Response, max_bytes: int) -> AsyncGenerato
 
 async def read_body(response: httpx.Response, max_bytes: int) -> bytearray:
     """Read a response that has not been read. Raises BodyError."""
-    decoder, body = _Decoder(response, max_bytes), bytearray()
-    async for chunk in response.aiter_raw():
-        body += decoder.decode(chunk)
-    decoder.finish()
+    body = bytearray()
+    async with aclosing(stream_body(response, max_bytes)) as chunks:
+        async for chunk in chunks:
+            body += chunk
     return body
 
 
 def read_body_sync(response: httpx.Response, max_bytes: int) -> bytearray:
     """`read_body` for a synchronous client."""
-    decoder, body = _Decoder(response, max_bytes), bytearray()
+    decoder = _Decoder(response, max_bytes)
+    body = bytearray()
     for chunk in response.iter_raw():
         body += decoder.decode(chunk)
     decoder.finish()

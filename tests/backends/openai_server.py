@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks OpenAI's wire; only what it answers is canned."""
+"""A real HTTP server on loopback with the OpenAI API and canned responses."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def messages(server: OpenAIServer, **settings: Any) -> ClientBackend:
 
 
 def ask(sampling: Sampling | None = None, **fields: Any) -> Request:
-    """The same question to either kind of backend."""
+    """A request for either prompt format."""
     given = {"messages": (Message("user", "Hi"),), **fields}
     return Request(prompt=PROMPT, sampling=sampling or Sampling(max_tokens=16), **given)
 
@@ -57,7 +57,7 @@ def ask(sampling: Sampling | None = None, **fields: Any) -> Request:
 # Tokens.
 
 
-async def test_tokens_in_tokens_out_exactly(server: OpenAIServer) -> None:
+async def test_completion_request_and_response_tokens(server: OpenAIServer) -> None:
     server.answers("/completions", says(completion([7, 8, 2], [-0.5, -0.25, -0.125], prompt_token_ids=PROMPT)))
     done = await tokens(server, weight_version=4).generate(ask(stop_ids=frozenset({2, 0}), chain="chain-9"))
     assert list(done.token_ids) == [7, 8, 2]
@@ -100,7 +100,7 @@ async def test_every_sampling_field_reaches_the_server(server: OpenAIServer) -> 
     ("given", "finish"),
     [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH), ("abort", FinishReason.ABORTED)],
 )
-async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: FinishReason) -> None:
+async def test_finish_reason_is_parsed(server: OpenAIServer, given: str, finish: FinishReason) -> None:
     server.answers("/completions", says(completion(finish=given)))
     assert (await tokens(server).generate(ask())).finish is finish
 
@@ -118,20 +118,20 @@ async def test_the_finish_is_read(server: OpenAIServer, given: str, finish: Fini
         (completion(finish="mood"), "finish_reason 'mood'"),
     ],
 )
-async def test_an_answer_that_would_not_be_exact_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
+async def test_response_without_exact_tokens_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
     server.answers("/completions", says(answer))
     with pytest.raises(BackendFault, match=words):
         await tokens(server).generate(ask())
     assert len(server.bodies("/completions")) == 1
 
 
-async def test_a_page_instead_of_json_is_shown(server: OpenAIServer) -> None:
+async def test_html_response_is_quoted(server: OpenAIServer) -> None:
     server.answers("/completions", writes("<html>Welcome</html>"))
     with pytest.raises(BackendFault, match="<html>Welcome"):
         await tokens(server).generate(ask())
 
 
-async def test_a_turn_has_the_room_that_the_context_leaves(server: OpenAIServer) -> None:
+async def test_max_tokens_is_limited_by_the_context(server: OpenAIServer) -> None:
     server.answers("/completions", says(completion()))
     backend = tokens(server)
     await asyncio.gather(
@@ -145,7 +145,7 @@ async def test_a_turn_has_the_room_that_the_context_leaves(server: OpenAIServer)
         await backend.generate(Request(prompt=[1] * 100, sampling=Sampling()))
 
 
-async def test_a_server_that_hides_its_context_needs_a_limit_from_us(server: OpenAIServer) -> None:
+async def test_unknown_context_length_needs_max_tokens(server: OpenAIServer) -> None:
     server.answers("/models")
     server.answers("/completions", says(completion()))
     backend = tokens(server)
@@ -156,15 +156,15 @@ async def test_a_server_that_hides_its_context_needs_a_limit_from_us(server: Ope
     assert [body["max_tokens"] for body in server.bodies("/completions")] == [16, 7]
 
 
-async def test_pictures_cannot_go_as_tokens(server: OpenAIServer) -> None:
+async def test_images_are_rejected_with_tokens(server: OpenAIServer) -> None:
     with pytest.raises(ConfigError, match="prompt_format='messages'"):
         await tokens(server).generate(ask(images=(Image("data:image/png;base64,AA=="),)))
 
 
-# A stream of tokens.
+# Streamed tokens.
 
 
-async def test_a_stream_is_delivered_piece_by_piece(server: OpenAIServer) -> None:
+async def test_streamed_tokens_are_delivered_as_they_arrive(server: OpenAIServer) -> None:
     whole = b"".join(
         [
             b": hello\n\n",
@@ -198,7 +198,7 @@ BROKEN = event({"error": {"message": "engine died", "code": 500}})
         pytest.param(streams(b"data: {oops\n\n"), id="no JSON"),
     ],
 )
-async def test_a_stream_that_delivered_nothing_is_asked_for_again(server: OpenAIServer, first: Reply) -> None:
+async def test_stream_that_delivered_nothing_is_retried(server: OpenAIServer, first: Reply) -> None:
     server.answers("/completions", first, streams(*GOOD))
     heard: list[int] = []
     done = await tokens(server).generate(ask(on_tokens=heard.extend))
@@ -217,19 +217,19 @@ async def test_a_stream_that_delivered_nothing_is_asked_for_again(server: OpenAI
         pytest.param(streams(GOOD[0], b"data: {oops\n\n"), "after 1 tokens.*not JSON.*oops", id="no JSON"),
     ],
 )
-async def test_a_stream_somebody_watched_is_never_sampled_twice(server: OpenAIServer, reply: Reply, words: str) -> None:
+async def test_stream_that_delivered_tokens_is_not_retried(server: OpenAIServer, reply: Reply, words: str) -> None:
     server.answers("/completions", reply, streams(*GOOD))
     with pytest.raises(BackendFault, match=words):
         await tokens(server).generate(ask(on_tokens=lambda ids: None))
     assert len(server.bodies("/completions")) == 1
 
 
-async def test_a_stream_cut_after_its_finish_is_whole(server: OpenAIServer) -> None:
+async def test_stream_cut_after_its_finish_reason_is_complete(server: OpenAIServer) -> None:
     server.answers("/completions", streams(*GOOD[:2], cut=True))
     assert list((await tokens(server).generate(ask(on_tokens=lambda ids: None))).token_ids) == [7, 8]
 
 
-async def test_a_server_that_does_not_stream_is_read_whole(server: OpenAIServer) -> None:
+async def test_response_of_a_server_that_does_not_stream(server: OpenAIServer) -> None:
     server.answers("/completions", says(completion()))
     heard: list[int] = []
     await tokens(server).generate(ask(on_tokens=heard.extend))
@@ -239,7 +239,7 @@ async def test_a_server_that_does_not_stream_is_read_whole(server: OpenAIServer)
 # Messages.
 
 
-async def test_chat_with_ids_can_train(server: OpenAIServer) -> None:
+async def test_chat_response_with_token_ids(server: OpenAIServer) -> None:
     answer = chat({"content": "Hello"}, ids=[7, 8], logprobs=[-0.5, -0.25], prompt=[1, 5])
     server.answers("/chat/completions", says(answer))
     heard: list[int] = []
@@ -274,14 +274,14 @@ async def test_chat_with_ids_can_train(server: OpenAIServer) -> None:
         chat({"content": "Hello"}, ids=[7, 8], prompt=[1]),
     ],
 )
-async def test_chat_without_all_of_the_ids_is_a_message_only(server: OpenAIServer, answer: object) -> None:
+async def test_chat_response_without_all_ids_is_a_message_only(server: OpenAIServer, answer: object) -> None:
     server.answers("/chat/completions", says(answer))
     done = await messages(server).generate(ask())
     assert (list(done.token_ids), list(done.logprobs), done.prompt_ids) == ([], [], None)
     assert done.message == Message("assistant", "Hello")
 
 
-async def test_native_tool_calls_and_thinking_are_read(server: OpenAIServer) -> None:
+async def test_native_tool_calls_and_thinking_are_parsed(server: OpenAIServer) -> None:
     good = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     bad = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
     message = {"content": None, "tool_calls": [good, bad], "reasoning_content": "Sum them."}
@@ -296,7 +296,7 @@ async def test_native_tool_calls_and_thinking_are_read(server: OpenAIServer) -> 
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-async def test_thinking_has_two_names(server: OpenAIServer, name: str) -> None:
+async def test_both_names_of_thinking_are_parsed(server: OpenAIServer, name: str) -> None:
     server.answers("/chat/completions", says(chat({"content": "4", name: "2+2"})))
     done = await messages(server).generate(ask())
     assert done.message == Message("assistant", "4", thinking="2+2")
@@ -310,7 +310,7 @@ HISTORY = (
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
-async def test_a_conversation_takes_the_form_of_the_api(server: OpenAIServer) -> None:
+async def test_messages_are_sent_in_the_format_of_the_api(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "ok"})))
     await messages(server).generate(ask(Sampling(stop=("END",)), messages=HISTORY, tools=(TOOL,)))
     (body,) = server.bodies("/chat/completions")
@@ -329,7 +329,7 @@ async def test_a_conversation_takes_the_form_of_the_api(server: OpenAIServer) ->
     assert "max_tokens" not in body
 
 
-async def test_a_server_that_refuses_unknown_fields_is_asked_plainly_from_then_on(
+async def test_server_that_rejects_unknown_fields_gets_only_openai_fields(
     server: OpenAIServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answers(
@@ -353,7 +353,7 @@ async def test_a_server_that_refuses_unknown_fields_is_asked_plainly_from_then_o
         assert "name" not in body["messages"][2]
 
 
-async def test_a_server_of_the_old_words_is_found_too(server: OpenAIServer) -> None:
+async def test_server_that_only_knows_max_tokens(server: OpenAIServer) -> None:
     server.answers(
         "/chat/completions",
         refuses("extra fields not permitted", 422),
@@ -371,7 +371,7 @@ async def test_a_server_of_the_old_words_is_found_too(server: OpenAIServer) -> N
     ]
 
 
-async def test_a_refusal_that_plain_words_do_not_cure_is_told_and_not_remembered(
+async def test_rejection_in_every_dialect_is_raised_and_not_remembered(
     server: OpenAIServer,
 ) -> None:
     server.answers("/chat/completions", refuses('"auto" tool choice requires --enable-auto-tool-choice'))
@@ -383,7 +383,7 @@ async def test_a_refusal_that_plain_words_do_not_cure_is_told_and_not_remembered
     assert server.bodies("/chat/completions")[-1]["return_token_ids"] is True
 
 
-async def test_ids_are_not_asked_for_where_they_are_not_wanted(server: OpenAIServer) -> None:
+async def test_exact_false_requests_no_token_ids(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
     await messages(server, exact=False).generate(ask())
     assert not {"return_token_ids", "logprobs"} & set(server.bodies("/chat/completions")[0])
@@ -397,13 +397,13 @@ async def test_ids_are_not_asked_for_where_they_are_not_wanted(server: OpenAISer
         ({"error": {"message": "no such luck"}}, "no such luck"),
     ],
 )
-async def test_a_reply_that_is_none_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
+async def test_response_without_a_reply_is_a_fault(server: OpenAIServer, answer: object, words: str) -> None:
     server.answers("/chat/completions", says(answer))
     with pytest.raises(BackendFault, match=words):
         await messages(server).generate(ask())
 
 
-# Trouble.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ async def test_a_reply_that_is_none_is_a_fault(server: OpenAIServer, answer: obj
         pytest.param(says({"error": {"message": "busy", "code": 503}}), id="200 with an error"),
     ],
 )
-async def test_trouble_that_passes_is_waited_out(server: OpenAIServer, trouble: Reply) -> None:
+async def test_retryable_errors_are_retried(server: OpenAIServer, trouble: Reply) -> None:
     server.answers("/chat/completions", trouble, trouble, says(chat({"content": "Hello"})))
     done = await messages(server).generate(ask())
     assert done.message == Message("assistant", "Hello")
@@ -424,20 +424,20 @@ async def test_trouble_that_passes_is_waited_out(server: OpenAIServer, trouble: 
 
 
 @pytest.mark.timeout(30)
-async def test_the_wait_is_the_one_the_server_asks_for(server: OpenAIServer) -> None:
+async def test_retry_after_takes_precedence_over_backoff(server: OpenAIServer) -> None:
     trouble = refuses("slow down", 429, {"retry-after": "0"})
     server.answers("/chat/completions", trouble, says(chat({"content": "Hello"})))
     assert (await messages(server, backoff=60.0).generate(ask())).message is not None
 
 
-async def test_a_wait_too_long_fails_at_once(server: OpenAIServer) -> None:
+async def test_long_retry_after_fails_at_once(server: OpenAIServer) -> None:
     server.answers("/chat/completions", refuses("quota used up", 429, {"retry-after": "86400"}))
     with pytest.raises(BackendFault, match="quota used up"):
         await messages(server).generate(ask())
     assert len(server.bodies("/chat/completions")) == 1
 
 
-async def test_trouble_that_stays_is_a_fault_in_the_servers_words(server: OpenAIServer) -> None:
+async def test_last_error_is_raised_after_all_retries(server: OpenAIServer) -> None:
     server.answers("/chat/completions", refuses("engine is dead", 500))
     with pytest.raises(BackendFault, match=r"answered 500: engine is dead \(asked 3 times\)"):
         await messages(server, retries=2).generate(ask())
@@ -455,7 +455,9 @@ async def test_trouble_that_stays_is_a_fault_in_the_servers_words(server: OpenAI
         (413, BackendFault, "answered 413: it will not do"),
     ],
 )
-async def test_a_refusal_has_an_owner(server: OpenAIServer, status: int, kind: type[Exception], words: str) -> None:
+async def test_error_status_raises_the_right_exception(
+    server: OpenAIServer, status: int, kind: type[Exception], words: str
+) -> None:
     server.answers("/completions", refuses("it will not do", status))
     with pytest.raises(kind, match=re.escape(words)):
         await tokens(server).generate(ask())
@@ -463,7 +465,7 @@ async def test_a_refusal_has_an_owner(server: OpenAIServer, status: int, kind: t
 
 
 @pytest.mark.parametrize("make", [tokens, messages])
-async def test_a_prompt_over_the_context_is_said_clearly(server: OpenAIServer, make: Any) -> None:
+async def test_prompt_that_exceeds_the_context_raises(server: OpenAIServer, make: Any) -> None:
     for path in ("/completions", "/chat/completions"):
         server.answers(path, refuses("This model's maximum context length is 4096 tokens. However, …"))
     with pytest.raises(BackendFault, match=r"maximum context length is 4096 tokens.*allow fewer turns"):
@@ -471,20 +473,20 @@ async def test_a_prompt_over_the_context_is_said_clearly(server: OpenAIServer, m
     assert len([seen for seen in server.seen if seen.path != "/models"]) == 1
 
 
-async def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_is_retried_only_if_it_was_reachable_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         backend = ClientBackend("tiny", url, retries=1, backoff=0.001)
         with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*agentfly serve tiny.*with /v1$"):
-            await backend.generate(ask())  # nobody was ever there: told at once
-        backend._reached = True  # somebody was, and may be back
+            await backend.generate(ask())  # never reachable: raised at once
+        backend._connected = True  # reachable before: it may come back
         with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*asked 2 times"):
             await backend.generate(ask())
 
 
-async def test_a_server_that_never_answers_times_out(server: OpenAIServer) -> None:
+async def test_server_that_never_answers_times_out(server: OpenAIServer) -> None:
     server.answers("/chat/completions", server.waits_forever())
     with pytest.raises(BackendFault, match=r"no answer from .* in 0.2 s; timeout="):
         await messages(server, timeout=0.2).generate(ask())
@@ -492,7 +494,7 @@ async def test_a_server_that_never_answers_times_out(server: OpenAIServer) -> No
     assert len(server.bodies("/chat/completions")) == 1
 
 
-async def test_cancelling_reaches_the_server(server: OpenAIServer) -> None:
+async def test_cancellation_closes_the_connection(server: OpenAIServer) -> None:
     server.answers("/chat/completions", server.waits_forever())
     backend = messages(server)
     task = asyncio.create_task(backend.generate(ask()))
@@ -504,7 +506,7 @@ async def test_cancelling_reaches_the_server(server: OpenAIServer) -> None:
     assert await asyncio.to_thread(server.disconnected.wait, 10)
 
 
-async def test_the_rate_limit_limits(server: OpenAIServer) -> None:
+async def test_requests_per_minute_is_enforced(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
     backend = messages(server, requests_per_minute=5)
     requests = [asyncio.create_task(backend.generate(ask())) for _ in range(20)]
@@ -515,10 +517,10 @@ async def test_the_rate_limit_limits(server: OpenAIServer) -> None:
     await asyncio.gather(*requests, return_exceptions=True)
 
 
-# Set-up and tear-down.
+# Creation and closing.
 
 
-def test_one_backend_serves_two_event_loops(server: OpenAIServer) -> None:
+def test_backend_works_in_two_event_loops(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
     backend = messages(server)
 
@@ -539,7 +541,7 @@ async def test_close_may_be_called_twice_and_before_the_first_request(server: Op
     assert await asyncio.to_thread(server.left_alone)
 
 
-async def test_close_reaches_the_loop_of_another_thread(server: OpenAIServer) -> None:
+async def test_close_closes_connections_of_another_thread(server: OpenAIServer) -> None:
     server.answers("/chat/completions", says(chat({"content": "Hello"})))
     backend = messages(server)
     asked, closed = threading.Event(), threading.Event()
@@ -561,7 +563,7 @@ async def test_close_reaches_the_loop_of_another_thread(server: OpenAIServer) ->
     ("given", "environment", "sent"),
     [("mine", "theirs", "Bearer mine"), (None, "theirs", "Bearer theirs"), (None, None, None)],
 )
-async def test_the_key_is_sent(
+async def test_api_key_is_sent(
     server: OpenAIServer,
     monkeypatch: pytest.MonkeyPatch,
     given: str | None,
@@ -586,17 +588,17 @@ async def test_the_key_is_sent(
         ({"requests_per_minute": 0}, "requests_per_minute=0 must be at least 1"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         ClientBackend("tiny", **settings)
 
 
-def test_an_unknown_setting_is_a_type_error() -> None:
+def test_unknown_setting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="max_requests_per_minute"):
         ClientBackend("tiny", max_requests_per_minute=3)  # type: ignore[call-arg]
 
 
-async def test_what_it_is() -> None:
+async def test_properties_and_weight_version() -> None:
     backend = ClientBackend("tiny", prompt_format=PromptFormat.TOKENS, context_length=12)
     assert (backend.prompt_format, backend.context_length, backend.weight_version) == (PromptFormat.TOKENS, 12, 0)
     backend.weight_version = 5
@@ -605,14 +607,14 @@ async def test_what_it_is() -> None:
     assert backend.weight_version == 6
 
 
-# A stream of words.
+# Streamed text.
 
 
 def words(finish: str | None = None, **delta: Any) -> bytes:
     return event({"choices": [{"delta": delta, "finish_reason": finish}]})
 
 
-async def test_chat_is_streamed_where_no_ids_are_asked_for(server: OpenAIServer) -> None:
+async def test_chat_is_streamed_if_no_ids_are_requested(server: OpenAIServer) -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a": '}}
     more = {"index": 0, "function": {"arguments": "1}"}}
     other = {"index": 1, "id": "c2", "function": {"name": "stop", "arguments": ""}}
@@ -641,8 +643,8 @@ async def test_chat_is_streamed_where_no_ids_are_asked_for(server: OpenAIServer)
     assert server.bodies("/chat/completions")[0]["stream"] is True
 
 
-async def test_watching_does_not_change_what_is_asked_for(server: OpenAIServer) -> None:
-    """Ids first; a server that gives none is known from then on, and streamed from."""
+async def test_observer_does_not_change_the_request(server: OpenAIServer) -> None:
+    """The first request asks for ids; if the server returns none, later ones are streamed."""
     answer = chat({"content": "Hello"})
     server.answers("/chat/completions", says(answer), streams(words(content="Bye"), words("stop")))
     backend, heard = messages(server), []
@@ -656,20 +658,20 @@ async def test_watching_does_not_change_what_is_asked_for(server: OpenAIServer) 
 
 
 @pytest.mark.parametrize("cut", [streams(words(content="Let "), cut=True), streams(words(content="Let "), BROKEN)])
-async def test_words_that_somebody_heard_are_never_sampled_twice(server: OpenAIServer, cut: Reply) -> None:
+async def test_chat_stream_that_delivered_text_is_not_retried(server: OpenAIServer, cut: Reply) -> None:
     server.answers("/chat/completions", cut, streams(words(content="x"), words("stop")))
-    with pytest.raises(BackendFault, match="broke off after 1 pieces"):
+    with pytest.raises(BackendFault, match="broke off after 1 deltas"):
         await messages(server, exact=False).generate(ask(on_text=lambda text: None))
     assert len(server.bodies("/chat/completions")) == 1
 
 
-async def test_a_stream_of_words_that_said_nothing_is_asked_for_again(server: OpenAIServer) -> None:
+async def test_chat_stream_that_delivered_nothing_is_retried(server: OpenAIServer) -> None:
     server.answers("/chat/completions", streams(b": hi\n\n", cut=True), streams(words(content="x"), words("stop")))
     done = await messages(server, exact=False).generate(ask(on_text=lambda text: None))
     assert done.message == Message("assistant", "x")
 
 
-async def test_a_chain_on_a_chat_server_is_seen_as_it_writes(server: OpenAIServer) -> None:
+async def test_agent_streams_the_text_of_a_chat_server(server: OpenAIServer) -> None:
     server.answers("/chat/completions", streams(words(content="It is "), words(content="42."), words("stop")))
     agent = HFAgent("tiny", backend=messages(server, exact=False))
     seen = [event.text async for event in agent.stream("What is 6 times 7?") if isinstance(event, TokensSampled)]

@@ -1,4 +1,4 @@
-"""The scripted backend: canned and computed words as real tokens, with latencies, places and weight versions."""
+"""The scripted backend: fixed and computed replies as real tokens, with latency, slots and weight versions."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentfly.backends.base import Request
-from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn, _Queue
+from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn, _PrioritySemaphore
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates import load_template
 from agentfly.templates.template import Template
@@ -28,7 +28,7 @@ def request(turn: int = 0, chain: str = "0/0", on_tokens: Any = None, **sampling
     return Request(PROMPT, Sampling(**sampling), TEMPLATE.stop_ids, chain=chain, turn=turn, on_tokens=on_tokens)
 
 
-async def test_words_become_real_ids_closed_by_the_end_of_turn() -> None:
+async def test_reply_is_encoded_and_ends_with_the_end_of_turn_token() -> None:
     backend = scripted(["one", "two"], logprob=-0.25)
     completion = await backend.generate(request(1))
     assert TEMPLATE.text(completion.token_ids) == "two"
@@ -37,17 +37,17 @@ async def test_words_become_real_ids_closed_by_the_end_of_turn() -> None:
     assert completion.finish is FinishReason.STOP
 
 
-async def test_a_script_too_short_is_a_clear_fault() -> None:
+async def test_script_with_too_few_turns_raises() -> None:
     with pytest.raises(BackendFault, match="the script has 1 turns"):
         await scripted(["one"]).generate(request(1))
 
 
-async def test_one_text_serves_every_turn() -> None:
+async def test_single_text_is_the_reply_of_every_turn() -> None:
     assert TEMPLATE.text((await scripted("again").generate(request(9))).token_ids) == "again"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_function_sees_the_prompt_the_turn_and_the_chain(asynchronous: bool) -> None:
+async def test_script_function_gets_prompt_turn_and_chain(asynchronous: bool) -> None:
     seen: list[tuple[str, int, str]] = []
 
     def speak(turn: ScriptedTurn) -> str:
@@ -61,13 +61,13 @@ async def test_a_function_sees_the_prompt_the_turn_and_the_chain(asynchronous: b
     assert seen == [("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", 2, "3/1")]
 
 
-async def test_a_seed_repeats_the_draws() -> None:
+async def test_seed_makes_random_numbers_repeatable() -> None:
     backend = scripted(lambda turn: str(turn.random.random()))
     first, second, other = [(await backend.generate(request(seed=s))).token_ids for s in (1, 1, 2)]
     assert first == second != other
 
 
-async def test_the_token_limit_cuts_what_is_said_and_what_is_watched() -> None:
+async def test_token_limit_cuts_the_reply_and_the_streamed_tokens() -> None:
     watched: list[int] = []
     completion = await scripted("abcdef", chunk=2).generate(request(max_tokens=3, on_tokens=watched.extend))
     assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("abc", FinishReason.LENGTH)
@@ -76,13 +76,13 @@ async def test_the_token_limit_cuts_what_is_said_and_what_is_watched() -> None:
     assert (len(exact.token_ids), exact.finish) == (4, FinishReason.STOP)
 
 
-async def test_a_stop_string_ends_the_turn_and_is_kept() -> None:
+async def test_stop_string_ends_the_turn_and_is_included() -> None:
     completion = await scripted("one STOP two END three").generate(request(stop=("END", "STOP")))
     assert (TEMPLATE.text(completion.token_ids), completion.finish) == ("one STOP", FinishReason.STOP)
     assert completion.token_ids[-1] != TEMPLATE.close_id
 
 
-async def test_tokens_are_handed_on_in_chunks() -> None:
+async def test_tokens_are_streamed_in_chunks() -> None:
     chunks: list[list[int]] = []
     completion = await scripted("abcdef", chunk=3).generate(request(on_tokens=chunks.append))
     assert [len(chunk) for chunk in chunks] == [3, 3, 1]
@@ -107,7 +107,7 @@ async def test_every_token_has_the_weight_version_it_was_sampled_with() -> None:
     assert set((await backend.generate(request())).weight_versions) == {5}
 
 
-async def test_the_latency_is_the_turns_and_may_depend_on_the_request() -> None:
+async def test_latency_may_depend_on_the_request() -> None:
     backend = scripted("x", latency=lambda r: 60.0 if r.chain == "slow" else 0.0)
     waiting = asyncio.ensure_future(backend.generate(request(chain="slow")))
     await backend.generate(request(chain="fast"))
@@ -116,7 +116,7 @@ async def test_the_latency_is_the_turns_and_may_depend_on_the_request() -> None:
 
 
 class Gate:
-    """Holds every turn until it is opened, and notes who is being served."""
+    """Blocks every turn until it is opened, and records the chains in progress."""
 
     def __init__(self, **settings: Any) -> None:
         self.serving: list[str] = []
@@ -140,7 +140,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_places_go_to_the_least_advanced_chain_and_then_to_the_first_that_came() -> None:
+async def test_slots_go_to_the_least_advanced_chain_then_first_come_first_served() -> None:
     gate = Gate(slots=1)
     tasks = [gate.ask("a", 5), gate.ask("b", 3), gate.ask("c", 1), gate.ask("d", 1)]
     await settle()
@@ -152,7 +152,7 @@ async def test_places_go_to_the_least_advanced_chain_and_then_to_the_first_that_
     await asyncio.gather(*tasks)
 
 
-async def test_never_more_are_served_than_there_are_places() -> None:
+async def test_number_of_slots_is_never_exceeded() -> None:
     gate = Gate(slots=2)
     tasks = [gate.ask(chain) for chain in "abcde"]
     await settle()
@@ -165,7 +165,7 @@ async def test_never_more_are_served_than_there_are_places() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_cancelling_frees_the_place_and_the_place_in_the_queue() -> None:
+async def test_cancellation_frees_the_slot_and_the_place_in_the_queue() -> None:
     gate = Gate(slots=1)
     served, waiting, last = gate.ask("a"), gate.ask("b"), gate.ask("c")
     await settle()
@@ -174,7 +174,7 @@ async def test_cancelling_frees_the_place_and_the_place_in_the_queue() -> None:
     served.cancel()
     await settle()
     assert gate.serving == ["a", "c"]
-    last.cancel()  # and at the very moment the place is handed over
+    last.cancel()  # and at the very moment the slot is granted
     next_one = gate.ask("d")
     handed = gate.ask("e")
     await settle()
@@ -190,35 +190,35 @@ async def test_cancelling_frees_the_place_and_the_place_in_the_queue() -> None:
     await free
 
 
-async def test_a_place_handed_to_one_who_is_cancelled_at_that_moment_goes_on_to_the_next() -> None:
-    queue = _Queue(1)
+async def test_slot_granted_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    slots = _PrioritySemaphore(1)
     served: list[str] = []
 
     async def wait(name: str) -> None:
-        async with queue.place(0):
+        async with slots.acquire(0):
             served.append(name)
 
-    async with queue.place(0):
+    async with slots.acquire(0):
         waiting = asyncio.ensure_future(wait("cancelled"))
         await settle()
-    waiting.cancel()  # the place is its own already, and it has not run since
+    waiting.cancel()  # it has the slot already, and has not run since
     await settle()
     await asyncio.wait_for(wait("next"), 10)
     assert served == ["next"]
 
 
 @pytest.mark.parametrize("settings", [{"slots": 0}, {"chunk": 0}, {"script": []}, {"script": [1]}])
-def test_settings_that_could_never_speak_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"at least|a list of texts"):
         ScriptedBackend(**{"script": "x", **settings})
 
 
-async def test_without_a_template_it_says_what_is_missing() -> None:
+async def test_generate_without_a_template_raises() -> None:
     with pytest.raises(ConfigError, match="template"):
         await ScriptedBackend("x").generate(request())
 
 
-def test_one_backend_does_not_speak_through_two_tokenizers() -> None:
+def test_second_tokenizer_is_rejected() -> None:
     other = SimpleNamespace(codec=SimpleNamespace(control={"<eos>": 0}))
     backend = scripted("x")
     backend.attach(load_template("chatml", ByteTokenizer()))

@@ -1,4 +1,4 @@
-"""Weights on their way: complete folders, and nothing kept of what does not fit."""
+"""Weight updates as folders: complete checkpoints, and no files of weights that do not fit."""
 
 import json
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ torch = pytest.importorskip("torch", reason="weights are tensors: pip install 'a
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from agentfly.backends import weight_files as module  # noqa: E402
-from agentfly.backends.weight_files import WeightFolder, lora_of  # noqa: E402
+from agentfly.backends.weight_files import WeightFolder, load_lora_config  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": {"q"}}
 
 
 @pytest.fixture
-def handover(tmp_path: Path) -> Iterator[WeightFolder]:
-    model, place = tmp_path / "model", tmp_path / "place"
+def weight_folder(tmp_path: Path) -> Iterator[WeightFolder]:
+    model, parent = tmp_path / "model", tmp_path / "parent"
     model.mkdir()
-    place.mkdir()
+    parent.mkdir()
     save_file({"a.weight": torch.zeros(2, 3), "b.weight": torch.ones(3)}, model / "model.safetensors")
     save_file({"other": torch.zeros(1)}, model / "consolidated.safetensors")
     (model / "config.json").write_text("{}")
-    made = WeightFolder(str(model), lora_of(LORA)[0], None, place)
-    yield made
-    made.close()
-    assert not list(place.iterdir())
+    folder = WeightFolder(str(model), load_lora_config(LORA)[0], None, parent)
+    yield folder
+    folder.close()
+    assert not list(parent.iterdir())
 
 
 def read(folder: Path | str) -> dict[str, list[Any]]:
@@ -37,41 +37,45 @@ def read(folder: Path | str) -> dict[str, list[Any]]:
     return {name: value.tolist() for file in files for name, value in load_file(file).items()}
 
 
-def test_a_folder_is_a_whole_model_and_the_one_before_goes(
-    handover: WeightFolder, monkeypatch: pytest.MonkeyPatch
+def test_folder_is_a_complete_model_and_replaces_the_previous_one(
+    weight_folder: WeightFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHARD", 1)
-    first = handover.write([("b.weight", torch.full((3,), 2.0))])
+    monkeypatch.setattr(module, "SHARD_BYTES", 1)
+    first = weight_folder.write([("b.weight", torch.full((3,), 2.0))])
     assert first.model is not None
     assert read(first.model) == {"a.weight": [[0.0] * 3] * 2, "b.weight": [2.0] * 3}
     assert (first.model / "config.json").exists()
-    handover.keep(first)
-    second = handover.write(iter([("base_model.model.a.base_layer.weight", torch.ones(2, 3))]))
+    weight_folder.commit(first)
+    second = weight_folder.write(iter([("base_model.model.a.base_layer.weight", torch.ones(2, 3))]))
     assert second.model is not None
     assert read(second.model) == {"a.weight": [[1.0] * 3] * 2, "b.weight": [2.0] * 3}
-    handover.keep(second)
-    assert handover.model == str(second.model)
+    weight_folder.commit(second)
+    assert weight_folder.model == str(second.model)
     assert not first.model.exists()
 
 
-def test_an_adapter_is_written_as_peft_reads_it(handover: WeightFolder) -> None:
-    handed = handover.write(
+def test_adapter_is_written_in_the_format_of_peft(weight_folder: WeightFolder) -> None:
+    files = weight_folder.write(
         [("base_model.model.x.q.lora_A.default.weight", torch.ones(2, 3)), ("x.q.lora_B.weight", torch.ones(3, 2))]
     )
-    assert handed.model is None
-    assert handed.adapter is not None
-    assert set(read(handed.adapter)) == {f"base_model.model.x.q.lora_{each}.weight" for each in "AB"}
-    config = json.loads((handed.adapter / "adapter_config.json").read_text())
+    assert files.model is None
+    assert files.adapter is not None
+    assert set(read(files.adapter)) == {f"base_model.model.x.q.lora_{each}.weight" for each in "AB"}
+    config = json.loads((files.adapter / "adapter_config.json").read_text())
     assert (config["r"], config["target_modules"], config["peft_type"]) == (2, ["q"], "LORA")
-    handover.keep(handed)
-    assert lora_of(str(handover.adapter)) == (config, handover.adapter)
+    weight_folder.commit(files)
+    assert load_lora_config(str(weight_folder.adapter)) == (config, weight_folder.adapter)
 
 
-def test_the_head_of_a_model_that_shares_it_is_left_out_and_nothing_is_nothing(handover: WeightFolder) -> None:
-    assert handover.write([("lm_head.weight", torch.ones(5))]) == handover.write(()) == module.WeightFiles(None, None)
+def test_shared_output_head_and_empty_updates_write_nothing(weight_folder: WeightFolder) -> None:
+    assert (
+        weight_folder.write([("lm_head.weight", torch.ones(5))])
+        == weight_folder.write(())
+        == module.WeightFiles(None, None)
+    )
 
 
-def test_what_does_not_fit_leaves_nothing(handover: WeightFolder, tmp_path: Path) -> None:
+def test_invalid_weights_are_rejected_and_leave_no_files(weight_folder: WeightFolder, tmp_path: Path) -> None:
     for weights, said in (
         ([("a.weight", torch.zeros(2, 3)), ("c", torch.zeros(1))], "no weight 'c'; it has a.weight, b.weight"),
         ([("a.weight", torch.zeros(2))], r"shape \(2,\), not \(2, 3\)"),
@@ -81,11 +85,11 @@ def test_what_does_not_fit_leaves_nothing(handover: WeightFolder, tmp_path: Path
         (None, "could not be read"),
     ):
         with pytest.raises(ConfigError, match=said):
-            handover.write(weights)  # type: ignore[arg-type]
-    assert not [each for room in (tmp_path / "place").iterdir() for each in room.iterdir()]
+            weight_folder.write(weights)  # type: ignore[arg-type]
+    assert not [each for room in (tmp_path / "parent").iterdir() for each in room.iterdir()]
 
 
-def test_a_place_that_is_none_is_refused(tmp_path: Path, handover: WeightFolder) -> None:
-    elsewhere = WeightFolder(handover.model, None, None, tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="is no folder; name one that vLLM's workers can read too"):
+def test_missing_parent_folder_is_rejected(tmp_path: Path, weight_folder: WeightFolder) -> None:
+    elsewhere = WeightFolder(weight_folder.model, None, None, tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="is not a folder; name one that vLLM's workers can read too"):
         elsewhere.write([("b.weight", torch.zeros(3))])

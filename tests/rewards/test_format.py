@@ -7,7 +7,7 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, RewardFault
 from agentfly.rewards import answer_format, format, format_reward, length_reward, think_format
-from agentfly.rewards.format import has_thought
+from agentfly.rewards.format import has_thinking
 from agentfly.scoring import Reward
 from agentfly.trajectory import Trajectory
 from agentfly.types import Message
@@ -52,7 +52,7 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
         (["4"], 0.0),
     ],
 )
-def test_think_format_is_the_fraction_of_turns(script: list[str], part: float) -> None:
+def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: float) -> None:
     assert said(think_format, *script).reward == part
 
 
@@ -66,11 +66,11 @@ def test_think_format_is_the_fraction_of_turns(script: list[str], part: float) -
         ("<think>" * 100_000, False),
     ],
 )
-def test_thought_in_the_text(text: str, kept: bool) -> None:
-    assert has_thought(Message("assistant", text)) is kept
+def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
+    assert has_thinking(Message("assistant", text)) is kept
 
 
-def test_custom_format_pattern() -> None:
+def test_a_form_of_ones_own() -> None:
     verdict = format_reward(r"Verdict: (yes|no)\..*", name="verdict")
     assert [verdict(text) for text in ("Verdict: yes.\nBecause.", " Verdict: no. ", "I say yes.")] == [1.0, 1.0, 0.0]
     assert verdict.name == "verdict"
@@ -86,7 +86,7 @@ def test_pattern_that_backtracks_without_end_is_a_reward_fault(monkeypatch: pyte
         nested("a" * 200)
 
 
-def test_length_reward_is_linear() -> None:
+def test_the_length_reward_falls_evenly() -> None:
     brief = length_reward(100, free=20)
     chains = {length: said(brief, "x" * length) for length in (5, 60, 200)}
     tokens = {length: chain.sampled_tokens for length, chain in chains.items()}
@@ -94,6 +94,6 @@ def test_length_reward_is_linear() -> None:
     assert chains[60].reward == pytest.approx((100 - tokens[60]) / 80)
     assert chains[200].reward == 0.0
     assert chains[200].score.metrics["tokens"] == tokens[200]
-    for wrong in ({"most": 10, "free": 10}, {"most": 10, "free": -1}, {"most": 0}):
-        with pytest.raises(ConfigError, match="must be from 0 to below most"):
+    for wrong in ({"max_tokens": 10, "free": 10}, {"max_tokens": 10, "free": -1}, {"max_tokens": 0}):
+        with pytest.raises(ConfigError, match="must be from 0 to below max_tokens"):
             length_reward(**wrong)

@@ -1,7 +1,7 @@
-"""The backend contract: tokens in, tokens and log-probabilities out.
+"""The backend contract: token ids in, token ids and log-probabilities out.
 
-A backend never sees a chain, only requests; any number may be under way at once. Cancelling the task that awaits
-`generate` aborts the request. Everything a backend raises on purpose is a `BackendFault` or a `ConfigError`.
+A backend knows requests, not chains; any number of requests may run at once. Cancelling the task that awaits `generate`
+aborts the request. The exceptions a backend raises on purpose are BackendFault, ConfigError and NonFiniteError.
 """
 
 from __future__ import annotations
@@ -12,41 +12,44 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentfly.errors import ConfigError
+import numpy as np
+import numpy.typing as npt
+
+from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
 from agentfly.types import Completion, Image, Message, Sampling
 
+Tokens = npt.NDArray[np.int32]
 CLOSED = "the engine is closed"
-"""What is said to those who still wait for a backend that was closed, and to those who come after."""
+"""Message of the BackendFault for requests that a backend has not finished when it closes, and for later ones."""
 
 
 class PromptFormat(enum.Enum):
-    """What a backend is prompted with."""
+    """What a backend takes as the prompt."""
 
     TOKENS = "tokens"
-    """Our template renders; the prompt is the buffer."""
+    """Token ids, rendered by our template."""
     MESSAGES = "messages"
-    """The server renders. Trainable only where the server returns the ids of what it showed and sampled."""
+    """Messages, which the server renders. Trainable only if the server returns the ids of the prompt and the reply."""
 
 
 class OnUpdate(enum.Enum):
-    """What becomes of turns that are being sampled when the weights change."""
+    """What happens to running requests when the weights change."""
 
     CONTINUE = "continue"
-    """They go on with the weights that came, on a past that is computed anew with them."""
+    """They continue with the new weights; their keys and values are recomputed."""
     FINISH = "finish"
-    """The weights change when they have ended; turns that were asked for meanwhile wait."""
+    """The update waits until they have finished; requests that arrive meanwhile are queued."""
     ABORT = "abort"
-    """They end as they are."""
+    """They end with the tokens sampled so far."""
 
     @classmethod
-    def of(cls, asked: str | OnUpdate) -> OnUpdate:
-        """The one of that name."""
+    def of(cls, value: str | OnUpdate) -> OnUpdate:
+        """Parse a setting; raises ConfigError with the possible values."""
         try:
-            return cls(asked)
+            return cls(value)
         except ValueError:
-            there = ", ".join(each.value for each in cls)
-            raise ConfigError(f"on_update is one of {there}, not {asked!r}") from None
+            raise ConfigError(f"on_update is one of {', '.join(x.value for x in cls)}, not {value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +57,68 @@ class Request:
     """One turn to sample."""
 
     prompt: Sequence[int]
-    """All of the segment so far; empty for a backend that speaks messages."""
+    """All token ids of the segment so far; empty for PromptFormat.MESSAGES."""
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the turn; the one sampled is part of the completion."""
+    """Token ids that end the turn; the sampled one is part of the completion."""
     messages: tuple[Message, ...] = ()
-    """The same prompt as messages; empty for a backend that speaks tokens."""
+    """The prompt as messages; empty for PromptFormat.TOKENS."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Schemas in OpenAI form; empty for a backend that speaks tokens."""
+    """Tool schemas in OpenAI format; empty for PromptFormat.TOKENS."""
     images: tuple[Image, ...] = ()
     chain: str = ""
-    """Requests of one chain share it, so that a cache can follow the chain from turn to turn."""
+    """Id of the chain; a prefix cache uses it to follow the chain from turn to turn."""
     turn: int = 0
-    """Turns the chain has done; a backend that queues may serve the least advanced chain first."""
+    """Number of turns the chain has completed; a backend with a queue may prefer chains with few."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
-    """Called with each stretch of new ids as it is sampled; None: nobody watches."""
+    """Called with the new token ids whenever some have been sampled."""
     on_text: Callable[[str], None] | None = None
-    """Called with all of the turn's text so far, by a backend that speaks messages; None: nobody watches."""
+    """Called with the whole text of the turn so far; only for PromptFormat.MESSAGES."""
 
 
 class Backend(ABC):
-    """Where tokens come from."""
+    """Samples turns."""
 
     prompt_format: PromptFormat = PromptFormat.TOKENS
     context_length: int | None = None
-    """Most tokens of prompt and completion together; None: not known."""
+    """Maximum number of tokens of prompt and completion together; None if unknown."""
 
     @property
     @abstractmethod
     def weight_version(self) -> int:
-        """The version that a request started now would be sampled with."""
+        """The version of the weights that a request started now would be sampled with."""
 
     @abstractmethod
     async def generate(self, request: Request) -> Completion:
         """Sample one turn."""
 
     def attach(self, template: Template) -> None:  # noqa: B027
-        """Learn the chat format the agent prompts with. Few backends care: tokens in, tokens out."""
+        """Receive the template that the agent prompts with. Most backends do not need it."""
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take new weights, by name, as `version`; return once every later request is sampled with them."""
+        """Load new weights, given by name, as `version`; return when every later request is sampled with them."""
         raise ConfigError(f"{type(self).__name__} cannot take new weights, so nothing can be trained through it")
 
     async def close(self) -> None:  # noqa: B027
-        """Release what the backend holds. Safe to call twice."""
+        """Release all resources. May be called twice."""
+
+
+def validate_prompt(prompt: Sequence[int], vocab_size: int, context_length: int) -> Tokens:
+    """Return the prompt as an array. Raises BackendFault if the model cannot take it.
+
+    A token id outside the embedding would crash the process on a GPU.
+    """
+    if not len(prompt):
+        raise BackendFault("empty prompt: it must have at least one token")
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise BackendFault(f"a prompt is a sequence of token ids, not of {type(prompt[0]).__name__}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise BackendFault(
+            f"the prompt has the token {wrong}, the model knows 0 to {vocab_size - 1}: "
+            "is this the model's own tokenizer?"
+        )
+    if len(ids) >= context_length:
+        raise BackendFault(f"the prompt has {len(ids)} tokens, the context {context_length}: no room left")
+    return ids.astype(np.int32)

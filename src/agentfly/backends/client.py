@@ -1,55 +1,63 @@
-"""Sample from any OpenAI-compatible server.
+"""Samples from an OpenAI-compatible server.
 
-Two ways to speak. `tokens`: our template renders, `/completions` takes ids and must give back the ids it
-sampled with their log-probabilities, or the request fails; nothing is decoded and encoded again.
-`messages`: the server renders; the ids come along where it returns them, and where it does not the completion
-is a message only and cannot train.
+`prompt_format="tokens"`: our template renders the prompt; `/completions` takes token ids, and must return the sampled
+ids with their log-probabilities, or the request fails. Nothing is decoded and encoded again.
+`prompt_format="messages"`: the server renders the prompt. If it returns no ids, the completion is a message only and
+cannot be trained on.
 
 Log-probabilities are the server's. vLLM reports them before temperature and top-p unless it was started with
-`--logprobs-mode processed_logprobs`: train at a temperature other than 1 only on a server started so.
+`--logprobs-mode processed_logprobs`: training at a temperature other than 1 needs a server started so.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
-import random
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from agentfly.backends import answers, openai_api
 from agentfly.backends.base import Backend, PromptFormat, Request
-from agentfly.backends.update_lock import UpdateLock
+from agentfly.backends.event_loops import LoopClients, UpdateLock
+from agentfly.backends.openai_api import (
+    Dialect,
+    Malformed,
+    Rejected,
+    Retryable,
+    chat_body,
+    completions_body,
+    reason,
+    status_error,
+)
+from agentfly.backends.openai_responses import ModelCard, ResponseLimits, read_chat, read_completion, read_models
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
+from agentfly.retrying import RateLimiter, WaitAsAsked
 from agentfly.templates.template import Template
 from agentfly.threads import compute
-from agentfly.types import Completion, FinishReason
+from agentfly.types import Completion
 
-if TYPE_CHECKING:  # it needs torch, which a client does without until it hands over weights
+if TYPE_CHECKING:  # it imports torch, which a client needs only for weight updates
     from agentfly.backends.weight_files import WeightFolder
 
 T = TypeVar("T")
-Read = Callable[[httpx.Response, answers.Limits], Awaitable[T]]
+Reader = Callable[[httpx.Response, ResponseLimits], Awaitable[T]]
 
-_log = logging.getLogger(__name__)
-_OURS = frozenset({"messages", "model", "n", "prompt", "stream"})
-_LONGEST_WAIT = 120.0
-"""Seconds. A server that asks for more (a used-up quota) is believed, and the request fails at once."""
+_LOG = logging.getLogger(__name__)
+_RESERVED_FIELDS = frozenset({"messages", "model", "n", "prompt", "stream"})
+_MAX_WAIT = 120.0
+"""Seconds. If a server asks for a longer wait (a used-up quota), the request fails at once."""
 
 
 class ClientBackend(Backend):
     """A model behind an OpenAI-compatible server."""
+
+    weight_version = 0
 
     def __init__(
         self,
@@ -61,7 +69,7 @@ class ClientBackend(Backend):
         exact: bool = True,
         context_length: int | None = None,
         weight_version: int = 0,
-        handover: str | None = None,
+        weights_dir: str | None = None,
         timeout: float = 3600.0,
         max_connections: int = 256,
         retries: int = 4,
@@ -73,303 +81,237 @@ class ClientBackend(Backend):
     ) -> None:
         """Nothing is sent before the first request.
 
-        `api_key`: None takes OPENAI_API_KEY, and sends none where that is not set.
-        `exact`: ask a server that speaks messages for ids and log-probabilities too.
-        `context_length`: None asks the server, where we speak tokens.
-        `weight_version`: what every token is stamped with until `update_weights` says otherwise.
-        `handover`: a folder for weights on their way, which the server must see too; None takes this machine's memory.
-        `timeout`: seconds without a byte of an answer.
-        `backoff`: seconds before the first retry, doubled each time; a server's Retry-After goes before it.
-        `requests_per_minute`: None does not limit.
-        `max_response_bytes`: a larger response, before or after decompression, is an error of the server.
-        `vocab_size`: token ids from the server must be below it; None takes the size of the agent's tokenizer.
-        `extra_body`: fields sent with every request, over ours.
+        Args:
+            model: The name by which the server knows the model.
+            base_url: Address of the server, with /v1.
+            api_key: None: OPENAI_API_KEY, or no key if that is not set.
+            prompt_format: "tokens" or "messages".
+            exact: With messages, ask for token ids and log-probabilities.
+            context_length: With tokens, the maximum length of prompt and completion; None: ask the server.
+            weight_version: The version of every token until `update_weights` is called.
+            weights_dir: Folder for weight updates, which the server must be able to read; None: shared memory.
+            timeout: Seconds without receiving a byte.
+            max_connections: Maximum number of concurrent connections.
+            retries: Maximum number of retries of a request.
+            backoff: Seconds before the first retry, doubled for each further one; Retry-After takes precedence.
+            requests_per_minute: Rate limit; None: no limit.
+            max_response_bytes: Maximum size of a response, before and after decompression.
+            vocab_size: Token ids from the server must be below it; None: the size of the agent's tokenizer.
+            extra_body: Fields sent with every request; they override ours.
         """
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url={base_url!r} must start with http:// or https://")
-        if taken := sorted(_OURS & set(extra_body or ())):
-            raise ConfigError(f"extra_body may not set {', '.join(taken)}: the backend does")
+        if reserved := sorted(_RESERVED_FIELDS & set(extra_body or ())):
+            raise ConfigError(f"extra_body may not set {', '.join(reserved)}: the backend does")
         if max_response_bytes < 1 or (vocab_size is not None and vocab_size < 1):
             raise ConfigError(f"{max_response_bytes=} and {vocab_size=} must be at least 1")
+        if requests_per_minute is not None and requests_per_minute < 1:
+            raise ConfigError(f"requests_per_minute={requests_per_minute} must be at least 1; None does not limit")
+        try:
+            self.prompt_format = PromptFormat(prompt_format)
+        except ValueError:
+            values = " or ".join(repr(known.value) for known in PromptFormat)
+            raise ConfigError(f"prompt_format={prompt_format!r}; it may be {values}") from None
         self.model = model
         self.base_url = base_url.rstrip("/")
-        self.prompt_format = _speaks(prompt_format)
         self.exact = exact
         self.context_length = context_length
         self.retries = retries
         self.backoff = backoff
         self.extra_body = dict(extra_body or {})
-        self._answer_limits = answers.Limits(max_response_bytes, vocab_size)
-        self._version = weight_version
-        self._timeout = httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None)
-        self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        self._key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._limiter = _RateLimiter(requests_per_minute)
-        self._doors: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
-        self._dialect = openai_api.Dialect.EXTENDED
-        self._asked_context = False
-        self._place = None if handover is None else Path(handover).expanduser()
-        self._handover: WeightFolder | None = None
-        self._gate = UpdateLock()
-        self._torn = ""
-        """Why the server's weights are those of no version; empty while they are of one."""
-        self._idless = False
-        """The server was asked for ids and gave none: it is not asked again, and may stream."""
-        self._reached = False
-        """The server has answered, whatever it said."""
-
-    @property
-    def weight_version(self) -> int:
-        """The version that every token is stamped with."""
-        return self._version
-
-    @weight_version.setter
-    def weight_version(self, version: int) -> None:
-        self._version = version
+        self._response_limits = ResponseLimits(max_response_bytes, vocab_size)
+        self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._timeout = timeout
+        self._clients = LoopClients(
+            base_url=self.base_url,
+            headers={**HEADERS, "authorization": f"Bearer {self._api_key}"} if self._api_key else HEADERS,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None),
+            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+        )
+        self._rate_limiter = None if requests_per_minute is None else RateLimiter(requests_per_minute, seconds=60)
+        self._dialect = Dialect.EXTENDED
+        self._returns_ids = True
+        """False once a chat server was asked for ids and returned none: then replies may be streamed."""
+        self._connected = False
+        """Whether the server has ever answered."""
+        self._context_requested = False
+        self.weight_version = weight_version
+        self._weights_parent = None if weights_dir is None else Path(weights_dir).expanduser()
+        self._weight_folder: WeightFolder | None = None
+        self._update_lock = UpdateLock()
+        self._inconsistent = ""
+        """Why the server's weights are of no known version; empty if they are."""
 
     def attach(self, template: Template) -> None:
-        """Learn the size of the vocabulary, unless `vocab_size` was given."""
-        if self._answer_limits.vocab_size is None:
-            self._answer_limits = self._answer_limits._replace(vocab_size=template.codec.vocab_size)
+        """Take the size of the vocabulary from the template's tokenizer, unless `vocab_size` was given."""
+        if self._response_limits.vocab_size is None:
+            self._response_limits = self._response_limits._replace(vocab_size=template.codec.vocab_size)
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one turn. One that is asked for during an update waits for it."""
-        async with self._gate.turn():
-            if self._torn:
-                raise BackendFault(self._torn)
-            return await (self._complete(request) if self.prompt_format is PromptFormat.TOKENS else self._chat(request))
+        """Sample one turn; waits while weights are being updated."""
+        async with self._update_lock.turn():
+            if self._inconsistent:
+                raise BackendFault(self._inconsistent)
+            if self.prompt_format is PromptFormat.MESSAGES:
+                return await self._chat(request)
+            if request.images:
+                raise ConfigError("/completions takes no images; use prompt_format='messages' for a vision model")
+            read = partial(read_completion, request=request, version=self.weight_version)
+            max_tokens = await self._max_tokens(len(request.prompt), request.sampling.max_tokens)
+            body = {**completions_body(self.model, request, max_tokens), **self.extra_body}
+            return await self._send("/completions", body, read, chain=request.chain)
+
+    async def list_models(self) -> list[ModelCard]:
+        """The models that the server lists."""
+        return await self._send("/models", None, read_models)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Have vLLM's server load weights, by their names in the checkpoint, when the turns under way have ended.
+        """Have the server load weights, given by their names in the checkpoint, after the running turns.
 
-        The server must have been started by `agentfly serve --updatable`, and be asked by nobody else meanwhile.
+        The server must run vLLM, have been started by `agentfly serve --updatable`, and have no other client meanwhile.
         """
-        from agentfly.backends.weight_files import WeightFolder, discard
+        from agentfly.backends.weight_files import WeightFolder
 
-        async with self._gate.update():
-            if self._handover is None:
-                self._handover = WeightFolder(self.model, None, None, self._place)
-            handed = await compute(self._handover.write, weights)
+        async with self._update_lock.update():
+            if self._weight_folder is None:
+                self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
+            files = await compute(self._weight_folder.write, weights)
             try:
-                if handed.model is not None:
-                    await self._reload(str(handed.model), version)
+                if files.model is not None:
+                    await self._reload(str(files.model), version)
             except BaseException:
-                discard(handed)
+                files.delete()
                 raise
-            self._handover.keep(handed)
-            self._version, self._torn = version, ""
-
-    async def _reload(self, folder: str, version: int) -> None:
-        """The server's own way: nothing computed with other weights is used after it."""
-        await self._order("/pause?mode=wait&clear_cache=true")
-        try:
-            await self._order("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        except BaseException as error:
-            self._torn = f"the server did not take the weights of version {version}: {describe(error)}; update again"
-            raise
-        finally:
-            await self._order("/resume")
-
-    async def _order(self, path: str, body: dict[str, Any] | None = None) -> None:
-        """Tell the server what only one that may be updated knows."""
-        url = f"{self.base_url.removesuffix('/v1')}{path}"
-        try:
-            async with (await self._door()).client.stream("POST", url, json=body or {}) as answer:
-                text = await read_error_text(answer)
-        except httpx.TransportError as error:
-            raise BackendFault(f"{url} cannot be reached: {openai_api.reason(error)}") from error
-        if answer.status_code in (404, 405):
-            raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
-        if not answer.is_success:
-            raise BackendFault(f"{url} answered {answer.status_code}: {text[:500]}")
+            self._weight_folder.commit(files)
+            self.weight_version = version
+            self._inconsistent = ""
 
     async def close(self) -> None:
-        """Close the connections of every event loop that still runs; one that ended has closed its own."""
-        if self._handover is not None:
-            self._handover.close()
-        here = asyncio.get_running_loop()
-        while self._doors:
-            loop, door = self._doors.popitem()
-            if loop is here:
-                with suppress(RuntimeError):  # it is running: the ending loop is closing it at this moment
-                    await door.life.aclose()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(door.life.aclose(), loop))
+        """Close all connections and delete the files of weight updates."""
+        if self._weight_folder is not None:
+            self._weight_folder.close()
+        await self._clients.close()
 
-    async def _complete(self, request: Request) -> Completion:
-        """Tokens in, tokens out."""
-        if request.images:
-            raise ConfigError("/completions takes no pictures; say prompt_format='messages' for a model that sees")
-        version = self._version
-        room = await self._room(len(request.prompt), request.sampling.max_tokens)
-        body = {**openai_api.completions_body(self.model, request, room), **self.extra_body}
-        turn = await self._send("/completions", body, partial(answers.read_turn, request=request), request.chain)
-        if not turn.ids and turn.finish is not FinishReason.ABORTED:
-            raise BackendFault(f"{self.base_url} ended the turn without one sampled token")
-        return Completion(turn.ids, turn.logprobs, [version] * len(turn.ids), turn.finish or FinishReason.STOP)
+    async def _reload(self, folder: str, version: int) -> None:
+        """Load weights with vLLM's endpoints for that. Clearing the cache discards what the old weights computed."""
 
-    async def _room(self, prompt: int, wanted: int | None) -> int:
-        """The most tokens that this turn may have."""
-        if self.context_length is None and not self._asked_context:
-            async with (await self._door()).lock:
-                if not self._asked_context:
-                    self.context_length = await self._served_context()
-                    self._asked_context = True
+        async def post(path: str, body: dict[str, Any] | None = None) -> None:
+            url = f"{self.base_url.removesuffix('/v1')}{path}"
+            try:
+                async with (await self._clients.get()).client.stream("POST", url, json=body or {}) as response:
+                    text = await read_error_text(response)
+            except httpx.TransportError as error:
+                raise BackendFault(f"{url} cannot be reached: {reason(error)}") from error
+            if response.status_code in (404, 405):
+                raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
+            if not response.is_success:
+                raise BackendFault(f"{url} answered {response.status_code}: {text[:500]}")
+
+        await post("/pause?mode=wait&clear_cache=true")
+        try:
+            await post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        except BaseException as error:
+            self._inconsistent = (
+                f"the server did not take the weights of version {version}: {describe(error)}; update again"
+            )
+            raise
+        finally:
+            await post("/resume")
+
+    async def _max_tokens(self, prompt: int, requested: int | None) -> int:
+        """The maximum number of tokens of a completion, given the length of the prompt and the requested limit."""
+        if self.context_length is None and not self._context_requested:
+            async with (await self._clients.get()).lock:
+                if not self._context_requested:
+                    try:
+                        cards = await self.list_models()
+                    except (Rejected, ConfigError):
+                        cards = []
+                    lengths = (card.max_model_len for card in cards if card.id == self.model)  # vLLM reports it
+                    self.context_length = next(lengths, None)
+                    self._context_requested = True
         if self.context_length is None:
-            if wanted is None:
+            if requested is None:
                 raise ConfigError(
-                    f"{self.base_url} does not say how long its context is, and max_tokens is None: "
+                    f"{self.base_url} does not report its context length, and max_tokens is None: "
                     "give the backend context_length=, or the sampling max_tokens="
                 )
-            return wanted
+            return requested
         room = self.context_length - prompt
         if room < 1:
             raise BackendFault(
                 f"the prompt has {prompt} tokens, the server's context {self.context_length}: no room left"
             )
-        return room if wanted is None else min(wanted, room)
-
-    async def _served_context(self) -> int | None:
-        """The context length of our model as the server lists it (vLLM does); None: it does not."""
-        try:
-            cards = await self._send("/models", None, answers.read_models)
-        except (openai_api.Rejected, ConfigError):
-            return None
-        return next((card.max_model_len for card in cards if card.id == self.model), None)
+        return room if requested is None else min(requested, room)
 
     async def _chat(self, request: Request) -> Completion:
-        """Messages in, a message out, with its tokens where the server returns them."""
-        version = self._version
-        answer = await self._ask_chat(request)
-        if not answer.ids:
-            self._idless = True
-            return Completion((), (), (), answer.finish, message=answer.message)
-        if request.on_tokens:
-            request.on_tokens(answer.ids)
-        versions = [version] * len(answer.ids)
-        return Completion(answer.ids, answer.logprobs, versions, answer.finish, answer.prompt_ids, answer.message)
-
-    async def _ask_chat(self, request: Request) -> answers.Answer:
-        """Ask in the richest dialect that the server has not refused."""
-        asked: list[dict[str, Any]] = []
-        refusals: list[str] = []
-        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, openai_api.Dialect):
-            body = {
-                **openai_api.chat_body(self.model, request, dialect, self.exact and not self._idless),
-                **self.extra_body,
-            }
-            if body in asked:
+        """Send messages in the most capable dialect that the server has not rejected."""
+        read = partial(read_chat, request=request, version=self.weight_version)
+        bodies: list[dict[str, Any]] = []
+        rejections: list[str] = []
+        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, Dialect):
+            exact = self.exact and self._returns_ids
+            body = {**chat_body(self.model, request, dialect, exact), **self.extra_body}
+            if body in bodies:
                 continue
-            asked.append(body)
+            bodies.append(body)
             try:
-                read = partial(answers.read_answer, request=request)
-                answer = await self._send("/chat/completions", body, read, request.chain)
-            except openai_api.Rejected as refusal:
-                if refusal.too_long:
+                completion = await self._send("/chat/completions", body, read, chain=request.chain)
+            except Rejected as rejection:
+                if rejection.context_exceeded:
                     raise
-                refusals.append(str(refusal))
+                rejections.append(str(rejection))
                 continue
-            self._keep(dialect, refusals)
-            return answer
-        raise BackendFault("; and asked in plainer words, ".join(dict.fromkeys(refusals)))
+            if rejections:
+                if self.exact and self._dialect is Dialect.EXTENDED:
+                    _LOG.warning("no token ids from this server, so its replies cannot train: %s", rejections[0])
+                self._dialect = dialect
+            if not completion.token_ids:
+                self._returns_ids = False
+            return completion
+        raise BackendFault("; and with fewer fields, ".join(dict.fromkeys(rejections)))
 
-    def _keep(self, dialect: openai_api.Dialect, refusals: Sequence[str]) -> None:
-        if not refusals:
-            return
-        if self.exact and self._dialect is openai_api.Dialect.EXTENDED:
-            _log.warning("no token ids from this server, so what it samples cannot train: %s", refusals[0])
-        self._dialect = dialect
+    async def _send(self, path: str, body: dict[str, Any] | None, read: Reader[T], *, chain: str = "") -> T:
+        """Send a request (GET without a body), retry failures that are `Retryable`, and parse the response."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(Retryable),
+            wait=WaitAsAsked(self.backoff, jitter=0.25),
+            stop=lambda state: state.attempt_number > self.retries or state.upcoming_sleep > _MAX_WAIT,
+            retry_error_callback=_raise_last,
+        )
+        return await attempts(self._attempt, path, body, read, chain)
 
-    async def _send(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str = "") -> T:
-        """Ask, and ask again while the trouble may pass. `read` makes something of a good answer."""
-        for attempt in itertools.count():
-            await self._limiter.turn()
-            try:
-                return await self._attempt(path, body, read, chain)
-            except openai_api.Retryable as trouble:
-                wait = trouble.wait
-                if wait is None:
-                    wait = min(30.0, self.backoff * 2**attempt) * random.uniform(0.75, 1.25)
-                if attempt >= self.retries or wait > _LONGEST_WAIT:
-                    raise BackendFault(f"{trouble} (asked {attempt + 1} times)") from trouble
-                await asyncio.sleep(wait)
-        raise AssertionError("the attempts are counted above")
-
-    async def _attempt(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str) -> T:
-        client = (await self._door()).client
+    async def _attempt(self, path: str, body: dict[str, Any] | None, read: Reader[T], chain: str) -> T:
+        if self._rate_limiter is not None:
+            await self._rate_limiter.acquire()
+        client = (await self._clients.get()).client
         headers = {"x-session-id": chain} if chain else {}
         method = "GET" if body is None else "POST"
         try:
             async with client.stream(method, path, json=body, headers=headers) as response:
-                self._reached = True
+                self._connected = True
                 if not response.is_success:
-                    raise openai_api.refusal(response, await read_error_text(response), self.model, self._key)
-                return await read(response, self._answer_limits)
+                    text = await read_error_text(response)
+                    raise status_error(response, text, model=self.model, api_key=self._api_key)
+                return await read(response, self._response_limits)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            trouble = openai_api.Retryable if self._reached else BackendFault  # who was never there will not be back
-            raise trouble(
-                f"cannot reach {self.base_url}: {openai_api.reason(error)}; check that the server is running "
+            # A server that was reachable before may restart; one that never was is probably not running.
+            fault = Retryable if self._connected else BackendFault
+            raise fault(
+                f"cannot reach {self.base_url}: {reason(error)}; check that the server is running "
                 f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from error
         except httpx.TimeoutException as error:
             raise BackendFault(
-                f"no answer from {self.base_url} in {self._timeout.read:g} s; timeout= allows more"
+                f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more"
             ) from error
         except httpx.TransportError as error:
-            raise openai_api.Retryable(f"{self.base_url} broke off its answer: {openai_api.reason(error)}") from error
+            raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from error
         except BodyError as error:
-            raise openai_api.Malformed(f"{self.base_url} gave an answer that cannot be read: {error}") from error
-
-    async def _door(self) -> _LoopClient:
-        """This event loop's own client: connections cannot be shared between loops."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._doors:
-            for ended in [known for known in self._doors if known.is_closed()]:
-                self._doors.pop(ended, None)
-            life = self._open()
-            self._doors[loop] = _LoopClient(life, await anext(life), asyncio.Lock())
-        return self._doors[loop]
-
-    async def _open(self) -> AsyncGenerator[httpx.AsyncClient, None]:
-        """A generator, because an ending event loop closes its generators: no connection outlives it."""
-        headers = {**HEADERS, "authorization": f"Bearer {self._key}"} if self._key else HEADERS
-        client = httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=self._timeout, limits=self._limits)
-        try:
-            yield client
-        finally:
-            await client.aclose()
+            raise Malformed(f"{self.base_url} sent a response that cannot be read: {error}") from error
 
 
-class _LoopClient(NamedTuple):
-    life: AsyncGenerator[httpx.AsyncClient, None]
-    client: httpx.AsyncClient
-    lock: asyncio.Lock
-
-
-class _RateLimiter:
-    """At most so many requests in any minute, first come first served, over all event loops."""
-
-    def __init__(self, per_minute: int | None) -> None:
-        if per_minute is not None and per_minute < 1:
-            raise ConfigError(f"requests_per_minute={per_minute} must be at least 1; None does not limit")
-        self._slots: deque[float] | None = None if per_minute is None else deque(maxlen=per_minute)
-        self._lock = threading.Lock()
-
-    async def turn(self) -> None:
-        """Return when one more request may go out."""
-        if self._slots is None:
-            return
-        with self._lock:
-            now = time.monotonic()
-            slot = max(now, self._slots[0] + 60.0) if len(self._slots) == self._slots.maxlen else now
-            self._slots.append(slot)
-        if slot > now:
-            await asyncio.sleep(slot - now)
-
-
-def _speaks(value: PromptFormat | str) -> PromptFormat:
-    try:
-        return PromptFormat(value)
-    except ValueError:
-        ways = " or ".join(repr(way.value) for way in PromptFormat)
-        raise ConfigError(f"prompt_format={value!r}; it may be {ways}") from None
+def _raise_last(state: RetryCallState) -> None:
+    """Raise the error of the last attempt."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    raise BackendFault(f"{error} (asked {state.attempt_number} times)") from error

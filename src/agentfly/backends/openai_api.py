@@ -1,17 +1,11 @@
-"""The OpenAI wire: what a request says in it, and what an error status means; `answers` reads the rest.
-
-No connection is made here. What a server gets wrong is a `BackendFault`: a `Passing` one where asking again
-may help.
-"""
+"""Requests of the OpenAI API, and the errors that a response status stands for; `openai_responses` parses the rest."""
 
 from __future__ import annotations
 
 import enum
 import json
 import re
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -19,56 +13,54 @@ import httpx
 from agentfly.backends.base import Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.http_body import BodyError, parse_json
-from agentfly.types import Image, Message, Sampling, ToolCall
+from agentfly.retrying import parse_retry_after
+from agentfly.types import Message, Sampling
 
-_TOO_LONG = re.compile(
+_CONTEXT_EXCEEDED = re.compile(
     r"context.?length|maximum context|max_model_len|context window|prompt is too long", re.IGNORECASE
 )
 
 
 class Retryable(BackendFault):
-    """Trouble that may pass when asked again."""
+    """A failure that a retry may cure."""
 
-    def __init__(self, words: str, wait: float | None = None) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
         self.wait = wait
-        """Seconds that the server asked us to wait; None: it did not say."""
+        """Seconds that the server asks to wait; None if it does not."""
 
 
 class Malformed(Retryable):
-    """An answer that does not follow the protocol."""
+    """A response that violates the protocol."""
 
 
 class Rejected(BackendFault):
-    """The server understood the request, and will not have it."""
+    """The server understood the request and rejects it."""
 
-    def __init__(self, words: str, too_long: bool) -> None:
-        super().__init__(words)
-        self.too_long = too_long
-        """Whether the prompt outgrew the context, which no other wording cures."""
+    def __init__(self, message: str, context_exceeded: bool) -> None:
+        super().__init__(message)
+        self.context_exceeded = context_exceeded
+        """Whether the prompt exceeds the context, which no other request format cures."""
 
 
 class Dialect(enum.Enum):
-    """How much a chat server understands, richest first."""
+    """Request formats of chat servers, from the most to the least capable."""
 
     EXTENDED = "extended"
-    """Ids, every sampling field, thinking in the history: vLLM, and servers that ignore unknown fields."""
+    """Token ids, all sampling fields, thinking in the history: vLLM, and servers that ignore unknown fields."""
     OPENAI = "openai"
-    """OpenAI's own fields only."""
+    """Only the fields of OpenAI."""
     BASIC = "basic"
-    """The same with `max_tokens`, which OpenAI has since renamed."""
-
-
-# What we send.
+    """The same with `max_tokens`, the former name of `max_completion_tokens`."""
 
 
 def completions_body(model: str, request: Request, max_tokens: int) -> dict[str, Any]:
-    """A prompt of ids, asking for the sampled ids and their log-probabilities."""
+    """The body of a request to /completions: a prompt of token ids, to be answered with ids and log-probabilities."""
     body = {
         "model": model,
         "prompt": list(request.prompt),
         "max_tokens": max_tokens,
-        **_sampling(request.sampling, request.stop_ids, everything=True),
+        **_sampling_fields(request.sampling, request.stop_ids, include_defaults=True),
         "add_special_tokens": False,
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
@@ -79,22 +71,22 @@ def completions_body(model: str, request: Request, max_tokens: int) -> dict[str,
 
 
 def chat_body(model: str, request: Request, dialect: Dialect, exact: bool) -> dict[str, Any]:
-    """A conversation, in words that a server of this dialect knows.
+    """The body of a request to /chat/completions.
 
-    Where ids are asked for, nothing is streamed: servers leave some out then, and watching must not change the record.
+    exact: ask for token ids. Such a response is not streamed: servers omit some ids from streams, and an observer must
+    not change what is recorded.
     """
     extended = dialect is Dialect.EXTENDED
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_message_out(message, extended) for message in request.messages],
-        **_sampling(sampling, request.stop_ids, everything=extended),
+        "messages": [_message_fields(message, extended) for message in request.messages],
+        **_sampling_fields(sampling, request.stop_ids, include_defaults=extended),
     }
     if request.tools:
         body["tools"] = [dict(tool) for tool in request.tools]
     if sampling.max_tokens is not None:
-        limit = "max_completion_tokens" if dialect is Dialect.OPENAI else "max_tokens"
-        body[limit] = sampling.max_tokens
+        body["max_completion_tokens" if dialect is Dialect.OPENAI else "max_tokens"] = sampling.max_tokens
     if extended and exact:
         body |= {"return_token_ids": True, "logprobs": True}
     elif request.on_text:
@@ -104,17 +96,18 @@ def chat_body(model: str, request: Request, dialect: Dialect, exact: bool) -> di
     return body
 
 
-def _sampling(sampling: Sampling, stop_ids: frozenset[int], *, everything: bool) -> dict[str, Any]:
-    """The sampling fields; without `everything`, only those that a plain server knows or that differ.
+def _sampling_fields(sampling: Sampling, stop_ids: frozenset[int], *, include_defaults: bool) -> dict[str, Any]:
+    """The sampling fields of a request.
 
-    What is left out need not be off: vLLM fills it from the model's own `generation_config.json`.
+    include_defaults: also send filters that are off. vLLM takes omitted ones from the model's `generation_config.json`,
+    but not every server knows them all.
     """
     body: dict[str, Any] = {"temperature": sampling.temperature}
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
-        if everything or getattr(sampling, name) != off:
+        if include_defaults or getattr(sampling, name) != off:
             body[name] = getattr(sampling, name)
     if body.get("top_k") == 0:
-        body["top_k"] = -1  # every server reads -1 as all; some refuse 0
+        body["top_k"] = -1  # all servers take -1 as off; some reject 0
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     if sampling.stop:
@@ -124,78 +117,60 @@ def _sampling(sampling: Sampling, stop_ids: frozenset[int], *, everything: bool)
     return body
 
 
-def _message_out(message: Message, extended: bool) -> dict[str, Any]:
-    """A message as the API wants it: arguments as text, pictures as `image_url` parts."""
+def _message_fields(message: Message, extended: bool) -> dict[str, Any]:
+    """A message in the format of the API: arguments as text, images as `image_url` parts."""
     out = message.to_dict()
     if not isinstance(message.content, str):
-        out["content"] = [_part_out(part) for part in message.content]
+        out["content"] = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": part.url}}
+            for part in message.content
+        ]
     if message.tool_calls:
-        out["tool_calls"] = [_call_out(call) for call in message.tool_calls]
+        # A call that could not be parsed is sent without arguments: servers parse the text, and bad JSON in the history
+        # would fail every later request of the chain.
+        out["tool_calls"] = []
+        for call in message.tool_calls:
+            arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+            function = {"name": call.name or "unknown", "arguments": arguments}
+            out["tool_calls"].append({"id": call.id, "type": "function", "function": function})
     thinking = out.pop("reasoning_content", "")
-    if extended and thinking:  # some servers read the one name, some the other
+    if extended and thinking:  # servers use one name or the other
         out |= {"reasoning_content": thinking, "reasoning": thinking}
     if message.role == "tool" and not extended:
         out.pop("name", None)
     return out
 
 
-def _part_out(part: str | Image) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": part.url}}
-
-
-def _call_out(call: ToolCall) -> dict[str, Any]:
-    # A call that could not be read goes back without arguments: servers parse the text, and bad JSON in the
-    # history would kill every later request of the chain.
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    function = {"name": call.name or "unknown", "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-# What a bad status means.
-
-
-def refusal(response: httpx.Response, text: str, model: str, key: str | None = None) -> Exception:
-    """The error that an answer with a bad status means. A key that its text echoes is not told."""
+def status_error(response: httpx.Response, text: str, *, model: str, api_key: str | None = None) -> Exception:
+    """The exception for a response with an error status. If its text contains the API key, the key is masked."""
     status = response.status_code
     try:
         data = parse_json(text)
     except BodyError:
         data = None
-    words = words_of(data) if isinstance(data, Mapping) else text
-    words = (words.replace(key, "…") if key else words)[:500]
-    said = f"{response.url} answered {status}: {words or response.reason_phrase}"
+    detail = error_message(data) if isinstance(data, Mapping) else text
+    detail = (detail.replace(api_key, "…") if api_key else detail)[:500]
+    message = f"{response.url} answered {status}: {detail or response.reason_phrase}"
     if status in (408, 429) or status >= 500:
-        return Retryable(said, _retry_after(response))
+        return Retryable(message, parse_retry_after(response.headers.get("retry-after", "")))
     if status in (401, 403):
-        return ConfigError(f"{said}; check api_key= or OPENAI_API_KEY")
+        return ConfigError(f"{message}; check api_key= or OPENAI_API_KEY")
     if status in (404, 405) or status < 400:
-        return ConfigError(f"{said}; check model={model!r}, and that base_url= ends as the server's does (/v1)")
-    if _TOO_LONG.search(words):
-        return Rejected(f"{said}; allow fewer turns or less max_tokens, or serve a longer context", True)
-    return Rejected(said, False)
+        return ConfigError(f"{message}; check model={model!r}, and that base_url= ends as the server's does (/v1)")
+    if _CONTEXT_EXCEEDED.search(detail):
+        return Rejected(f"{message}; allow fewer turns or less max_tokens, or serve a longer context", True)
+    return Rejected(message, False)
 
 
-def words_of(data: Mapping[str, Any]) -> str:
-    """What the server says is wrong, in its own words."""
+def error_message(data: Mapping[str, Any]) -> str:
+    """The server's own message in the body of an error."""
     error = data.get("error", data)
-    said = (error.get("message") or error.get("detail")) if isinstance(error, Mapping) else error
-    return str(said or json.dumps(data))
+    message = (error.get("message") or error.get("detail")) if isinstance(error, Mapping) else error
+    return str(message or json.dumps(data))
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, or its name where it says nothing."""
+    """The message of an exception, or its class name if it has none."""
     return str(error) or type(error).__name__
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("retry-after", "").strip()
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None

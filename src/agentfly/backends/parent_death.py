@@ -1,7 +1,7 @@
-"""No orphans: vLLM's processes end with the one they work for, also where that is killed.
+"""vLLM plugin that ends vLLM's processes with their parent, even if the parent is killed.
 
-vLLM calls `die_with_parent` in each of its processes: it is one of vLLM's plugins, by the package's entry points.
-Whoever starts vLLM through AgentFly marks the environment; vLLM that is started otherwise is left as it is.
+vLLM calls `die_with_parent` in each of its processes (entry point `vllm.general_plugins`). It only has an effect where
+AgentFly started vLLM and set `PARENT_VARIABLE`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 
 from agentfly.sandbox.inside import kernel
 
-MARK = "AGENTFLY_STARTS_VLLM"
-"""The environment variable that names the process for which vLLM works."""
+PARENT_VARIABLE = "AGENTFLY_STARTS_VLLM"
+"""Environment variable with the id of the process that started vLLM."""
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent ends; nothing in the process that the mark names."""
-    owner = os.environ.get(MARK)
+    """Have the kernel kill this process when its parent ends; no effect in the process that started vLLM."""
+    owner = os.environ.get(PARENT_VARIABLE)
     if owner is None or owner == str(os.getpid()) or sys.platform != "linux":
         return
     kernel.die_with_parent()
-    if os.getppid() == 1 and owner != "1":  # the parent ended before it was asked for
+    if os.getppid() == 1 and owner != "1":  # the parent ended before the request reached the kernel
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -50,25 +51,28 @@ class ServeConfig:
     @property
     def arguments(self) -> list[str]:
         """Command-line arguments of the server."""
+        from vllm.platforms import current_platform
+
+        from agentfly.backends.engine.loading import resolve_device, resolve_dtype
+        from agentfly.backends.engine.memory import cache_bytes
         from agentfly.models import resolve
 
+        on_cpu = bool(current_platform.is_cpu())
+        device = resolve_device("cpu" if on_cpu else None)
+        dtype = str(resolve_dtype(self.dtype, device)).removeprefix("torch.")
         ours = [
             "--model", resolve(self.model), "--served-model-name", self.model, "--host", self.host,
-            "--port", str(self.port), "--dtype", self._dtype(), "--logprobs-mode", "processed_logprobs",
+            "--port", str(self.port), "--dtype", dtype, "--logprobs-mode", "processed_logprobs",
             "--enable-prefix-caching",
         ]  # fmt: skip
         if self.tool_parser:
             ours += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
         given = {flag.partition("=")[0] for flag in self.flags}
-        if _on_cpu():
-            ours += [] if "--enforce-eager" in given else ["--enforce-eager"]
-            ours += [] if "--kv-cache-memory-bytes" in given else ["--kv-cache-memory-bytes", str(_memory())]
+        if on_cpu and "--enforce-eager" not in given:
+            ours += ["--enforce-eager"]
+        if on_cpu and "--kv-cache-memory-bytes" not in given:
+            ours += ["--kv-cache-memory-bytes", str(cache_bytes(None, device))]
         return [*ours, *self.flags]
-
-    def _dtype(self) -> str:
-        from agentfly.backends.engine.loading import resolve_device, resolve_dtype
-
-        return str(resolve_dtype(self.dtype, resolve_device("cpu" if _on_cpu() else None))).removeprefix("torch.")
 
     @property
     def usage(self) -> str:
@@ -94,15 +98,22 @@ def serve(
 
 def run_server(config: ServeConfig) -> int:
     """Serve until SIGINT, SIGTERM or the server's own end; return its exit code."""
-    from agentfly.backends.parent_death import MARK
+    from agentfly.backends.parent_death import PARENT_VARIABLE
 
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "serving needs vllm, in an environment of its own: pip install 'agentfly-rl[vllm]'; "
             "`make vllm` builds one for CPUs"
         )
-    _check_port(config)
-    environment = {**os.environ, MARK: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1"}
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"{config.host}:{config.port} is not available ({error.strerror}); choose another --port"
+            ) from error
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1"}
     if config.updatable:
         environment["VLLM_SERVER_DEV_MODE"] = "1"
     command = [sys.executable, "-c", _PROGRAM, *config.arguments]
@@ -112,30 +123,34 @@ def run_server(config: ServeConfig) -> int:
             with _SignalFlag() as signals:
                 return _watch(config, process, signals)
         finally:
-            _stop(process)
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its child processes end with it
 
 
 def _watch(config: ServeConfig, process: subprocess.Popen[bytes], signals: _SignalFlag) -> int:
+    """Print the address when the server is ready; return when it ends or a signal arrives."""
+    import httpx
+
     ready = False
     while (code := process.poll()) is None:
         if signals.received:
             print("agentfly: stopping the server", flush=True)
             return 0
-        if not ready and (ready := _is_ready(config)):
-            print(f"agentfly: {config.model} is served at {config.url}/v1; use it with\n  {config.usage}", flush=True)
+        if not ready:
+            health = httpx.stream("GET", f"{config.url}/health", timeout=2, trust_env=False)
+            with contextlib.suppress(httpx.HTTPError), health as response:
+                ready = response.is_success
+            if ready:
+                print(
+                    f"agentfly: {config.model} is served at {config.url}/v1; use it with\n  {config.usage}", flush=True
+                )
         time.sleep(0.2)
     if not ready:
         raise BackendFault(f"vLLM ended with exit code {code} before it was ready; its output is above")
     return code
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the server, and kill it after `STOP_TIMEOUT`; its child processes end with it."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 class _SignalFlag:
@@ -154,40 +169,6 @@ class _SignalFlag:
 
     def _record(self, _: int, __: FrameType | None) -> None:
         self.received = True
-
-
-def _is_ready(config: ServeConfig) -> bool:
-    import httpx
-
-    try:
-        with httpx.stream("GET", f"{config.url}/health", timeout=2, trust_env=False) as response:
-            return response.is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _check_port(config: ServeConfig) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            raise ConfigError(
-                f"{config.host}:{config.port} is not available ({error.strerror}); choose another --port"
-            ) from error
-
-
-def _on_cpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
-
-
-def _memory() -> int:
-    from agentfly.backends.engine.loading import resolve_device
-    from agentfly.backends.engine.memory import cache_bytes
-
-    return cache_bytes(None, resolve_device("cpu"))
 
 
 def parse_extra_flags(extra: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import httpx
 import pydantic
 
-from agentfly.backends import answers, openai_api
+from agentfly.backends import openai_api
 from agentfly.backends.base import Request
 from agentfly.backends.client import ClientBackend
 from agentfly.environment import Environment, Pool
@@ -38,10 +38,7 @@ Conversation = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[st
 
 
 class _ModelServerClient(ClientBackend):
-    """The client of the backends; it can also list the models and add fields to requests."""
-
-    async def list_models(self) -> list[str]:
-        return [card.id for card in await self._send("/models", None, answers.read_models) if card.id]
+    """The client of the backends; it can also add fields to requests."""
 
     def with_fields(self, extra: Mapping[str, Any]) -> _ModelServerClient:
         """Return a client with the same connections that adds these fields to every request."""
@@ -112,7 +109,7 @@ class ModelServer(Environment):
     async def _find_model(self) -> str:
         """Return the name of the model, which the server must list."""
         with _raise_dead_server():
-            models = await self._client.list_models()
+            models = [card.id for card in await self._client.list_models() if card.id]
         model, url = self._client.model, self._client.base_url
         listed = ", ".join(models[:20]) or "nothing"
         if model in models:

@@ -1,4 +1,4 @@
-"""What vLLM itself leaves to the garbage collector is not held against a test."""
+"""Ignore the ResourceWarnings of vLLM itself."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""A small model in a folder of its own, with heads as wide as vLLM wants them on a CPU, and what tests ask of vLLM."""
+"""A small model with the head size that vLLM needs on a CPU, and helpers for its processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""vLLM on a CPU against plain transformers: the same tokens, the same log-probabilities, and weights that change."""
+"""vLLM on a CPU compared with transformers: tokens, log-probabilities and weight updates."""
 
 import asyncio
 import random
@@ -55,7 +55,7 @@ def close(got: Any, expected: Any) -> None:
 # ── tokens ──
 
 
-async def test_greedy_turns_are_those_of_transformers_whatever_is_batched(model: Any, backend: VLLMBackend) -> None:
+async def test_greedy_turns_equal_transformers_in_any_batch(model: Any, backend: VLLMBackend) -> None:
     rows = prompts([4, 33, 17, 60, 9], seed=2)
     got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))
     for row, each in zip(rows, got, strict=True):
@@ -66,7 +66,7 @@ async def test_greedy_turns_are_those_of_transformers_whatever_is_batched(model:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+async def test_logprobs_are_those_of_the_sampled_distribution(
     model: Any, backend: VLLMBackend, temperature: float
 ) -> None:
     requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
@@ -76,9 +76,7 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
 
 
 @pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
-async def test_filters_leave_the_rest_as_likely_as_transformers_says(
-    model: Any, backend: VLLMBackend, rest: dict[str, Any]
-) -> None:
+async def test_logprobs_with_filters_equal_transformers(model: Any, backend: VLLMBackend, rest: dict[str, Any]) -> None:
     row = prompts([8])[0]
     wanted = filtered(model, row, 0.7, **rest)
     draws = await asyncio.gather(
@@ -88,7 +86,7 @@ async def test_filters_leave_the_rest_as_likely_as_transformers_says(
         assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
 
 
-async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backend: VLLMBackend) -> None:
+async def test_seed_gives_the_same_tokens_in_any_batch(backend: VLLMBackend) -> None:
     rows = prompts([9, 25, 40, 6], seed=3)
     alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
     together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
@@ -96,7 +94,7 @@ async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backen
     assert (await backend.generate(asked(rows[0], 20, seed=-3))).token_ids != alone[0].token_ids
 
 
-async def test_what_ends_a_turn_is_part_of_it_and_nothing_sampled_is_cut(backend: VLLMBackend) -> None:
+async def test_stop_tokens_and_stop_strings_are_part_of_the_turn(backend: VLLMBackend) -> None:
     row = prompts([12])[0]
     free = list((await backend.generate(asked(row, 40, seed=3))).token_ids)
     stop = free[5]
@@ -113,7 +111,7 @@ async def test_what_ends_a_turn_is_part_of_it_and_nothing_sampled_is_cut(backend
     assert len(got.logprobs) == first + 1
 
 
-async def test_the_model_s_own_end_of_text_ends_nothing_unless_asked(model: Any, backend: VLLMBackend) -> None:
+async def test_eos_of_the_model_does_not_end_a_turn(model: Any, backend: VLLMBackend) -> None:
     rows = torch.randint(3, VOCABULARY, (4000, 3), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         (ending, *_) = rows[model(rows).logits[:, -1].argmax(-1) == 2].tolist()
@@ -121,7 +119,7 @@ async def test_the_model_s_own_end_of_text_ends_nothing_unless_asked(model: Any,
     assert (got.token_ids[0], len(got.token_ids), got.finish) == (2, 8, FinishReason.LENGTH)
 
 
-async def test_a_turn_is_heard_as_it_is_sampled_and_a_listener_that_raises_ends_it(backend: VLLMBackend) -> None:
+async def test_tokens_are_streamed_and_an_exception_of_the_callback_ends_the_turn(backend: VLLMBackend) -> None:
     heard: list[list[int]] = []
     got = await backend.generate(asked(prompts([10])[0], 30, seed=1, on_tokens=lambda ids: heard.append(list(ids))))
     assert [each for ids in heard for each in ids] == list(got.token_ids)
@@ -135,7 +133,7 @@ async def test_a_turn_is_heard_as_it_is_sampled_and_a_listener_that_raises_ends_
     await until(lambda: not backend._engine._llm.get_num_unfinished_requests())  # type: ignore[union-attr]
 
 
-async def test_a_cancelled_turn_leaves_the_engine(backend: VLLMBackend) -> None:
+async def test_cancelled_turn_is_aborted_in_the_engine(backend: VLLMBackend) -> None:
     llm = backend._engine._llm
     assert llm is not None
     begun = asyncio.Event()
@@ -149,17 +147,17 @@ async def test_a_cancelled_turn_leaves_the_engine(backend: VLLMBackend) -> None:
     await asyncio.gather(*turns, return_exceptions=True)
     assert all(turn.cancelled() for turn in turns)
     await until(lambda: not llm.get_num_unfinished_requests())
-    assert not backend._engine._turns
+    assert not backend._engine._running
 
 
-async def test_what_cannot_be_sampled_is_refused_before_it_costs(backend: VLLMBackend) -> None:
+async def test_invalid_requests_are_rejected(backend: VLLMBackend) -> None:
     for prompt, said in ([[], "empty prompt"], [[VOCABULARY], "the token 300, the model knows 0 to 299"],
                          [[5] * 512, "has 512 tokens, the context 512"], [["a"], "token ids, not of str"]):  # fmt: skip
         with pytest.raises(BackendFault, match=said):
             await backend.generate(asked(prompt))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"vLLM samples at 0\.01 and above"):
         await backend.generate(asked([5], temperature=0.001))
-    with pytest.raises(ConfigError, match="vLLM refuses this sampling: temperature must be in"):
+    with pytest.raises(ConfigError, match="vLLM rejects these sampling settings: temperature must be in"):
         await backend.generate(asked([5], temperature=3.0))
     request = asked([5])
     object.__setattr__(request, "images", (Image("data:,"),))
@@ -171,7 +169,7 @@ async def test_what_cannot_be_sampled_is_refused_before_it_costs(backend: VLLMBa
 # ── weights ──
 
 
-async def test_no_token_is_computed_on_a_past_of_other_weights(model: Any, updated: VLLMBackend) -> None:
+async def test_update_discards_cached_keys_and_values(model: Any, updated: VLLMBackend) -> None:
     other, request = model_of(seed=9), asked(prompts([300])[0], 10, seed=1, chain="0/0")
     before = await updated.generate(request)
     await updated.update_weights(other.named_parameters(), 1)
@@ -182,7 +180,7 @@ async def test_no_token_is_computed_on_a_past_of_other_weights(model: Any, updat
     assert set(before.weight_versions) == {0}
 
 
-async def test_weights_that_are_left_out_stay_as_they_are(model: Any, updated: VLLMBackend) -> None:
+async def test_weights_that_are_left_out_are_unchanged(model: Any, updated: VLLMBackend) -> None:
     mixed, other, request = model_of(), model_of(seed=9), asked(prompts([20])[0], 10, seed=1)
     name = "model.layers.1.self_attn.q_proj.weight"
     with torch.no_grad():
@@ -196,7 +194,7 @@ async def test_weights_that_are_left_out_stay_as_they_are(model: Any, updated: V
     close(got.logprobs, scored(mixed, request, got))
 
 
-async def test_weights_that_do_not_fit_are_refused_and_all_stays_as_it_was(model: Any, backend: VLLMBackend) -> None:
+async def test_invalid_weights_are_rejected_and_change_nothing(model: Any, backend: VLLMBackend) -> None:
     def broken() -> Iterator[tuple[str, Any]]:
         yield from list(model.named_parameters())[:2]
         raise ValueError("the disk is gone")
@@ -207,7 +205,7 @@ async def test_weights_that_do_not_fit_are_refused_and_all_stays_as_it_was(model
         ([(norm, torch.zeros(1))], r"has the shape \(1,\), not \(128,\)"),
         ([(norm, 3)], "is a int, not a tensor"),
         ([(norm, torch.zeros(128))] * 2, "came twice"),
-        ([("model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(1))], "say lora="),
+        ([("model.layers.0.self_attn.q_proj.lora_A.weight", torch.zeros(1))], "with lora="),
         (broken(), "the disk is gone"),
         (7, "not iterable"),
     ):
@@ -220,7 +218,7 @@ async def test_weights_that_do_not_fit_are_refused_and_all_stays_as_it_was(model
 
 
 @pytest.mark.parametrize("then", ["continue", "finish", "abort"])
-async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str, updated: VLLMBackend) -> None:
+async def test_running_turns_follow_on_update(then: str, updated: VLLMBackend) -> None:
     other, halfway = model_of(seed=9), asyncio.Event()
     updated._on_update = OnUpdate(then)
     seen: list[int] = []
@@ -250,7 +248,7 @@ async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str,
             close(got.logprobs[late:], scored(other, request, got)[late:])
 
 
-async def test_numbers_that_are_none_stop_the_run_and_better_weights_cure_it(model: Any, updated: VLLMBackend) -> None:
+async def test_non_finite_logits_raise_until_the_weights_are_replaced(model: Any, updated: VLLMBackend) -> None:
     await updated.update_weights([("model.norm.weight", torch.full((128,), float("nan")))], 3)
     with pytest.raises(NonFiniteError, match=r"not finite \(weights of version 3\)"):
         await updated.generate(asked([5] * 10))
@@ -258,7 +256,7 @@ async def test_numbers_that_are_none_stop_the_run_and_better_weights_cure_it(mod
     assert set((await updated.generate(asked([5] * 10))).weight_versions) == {4}
 
 
-async def test_an_update_that_is_cancelled_is_seen_through(updated: VLLMBackend) -> None:
+async def test_cancelled_update_completes(updated: VLLMBackend) -> None:
     other, request = model_of(seed=9), asked(prompts([20])[0], 6, seed=1)
     update = asyncio.create_task(updated.update_weights(other.named_parameters(), 1))
     await asyncio.sleep(0)
@@ -270,18 +268,18 @@ async def test_an_update_that_is_cancelled_is_seen_through(updated: VLLMBackend)
     close(got.logprobs, scored(other, request, got))
 
 
-async def test_sleeping_needs_a_gpu(backend: VLLMBackend) -> None:
-    with pytest.raises(ConfigError, match="say sleeps=True"):
+async def test_sleep_needs_a_gpu(backend: VLLMBackend) -> None:
+    with pytest.raises(ConfigError, match="enable_sleep_mode=True"):
         await backend.sleep()
     with pytest.raises(ConfigError, match="cannot sleep on a CPU"):
-        backend_of("anything", sleeps=True)
+        backend_of("anything", enable_sleep_mode=True)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"engine": {"logprobs_mode": "raw_logits"}}, "is the backend's own"),
-        ({"engine": {"max_model_len": 3}}, "say context_length="),
+        ({"engine": {"logprobs_mode": "raw_logits"}}, "is set by the backend and cannot be changed"),
+        ({"engine": {"max_model_len": 3}}, "use its setting context_length="),
         ({"engine": {"enforce_eagre": 1}}, "did you mean 'enforce_eager'"),
         ({"on_update": "never"}, "one of continue, finish, abort"),
         ({"dtype": "int3"}, "dtype is one of"),
@@ -291,12 +289,12 @@ async def test_sleeping_needs_a_gpu(backend: VLLMBackend) -> None:
         ({"engine": {"tensor_parallel_size": "many"}}, "vLLM does not take"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=said):
         backend_of(saved(model_of(), tmp_path), **settings)
 
 
-async def test_close_leaves_nothing_and_tells_who_waits(backend: VLLMBackend) -> None:
+async def test_close_ends_all_processes_and_fails_pending_calls(backend: VLLMBackend) -> None:
     begun = asyncio.Event()
     running = asyncio.create_task(backend.generate(asked([5, 6], 500, on_tokens=lambda _: begun.set())))
     await begun.wait()
@@ -311,10 +309,10 @@ async def test_close_leaves_nothing_and_tells_who_waits(backend: VLLMBackend) ->
     assert not descendants()
 
 
-async def test_sleep_gives_the_gpu_back_and_nothing_is_lost(tmp_path: Any) -> None:
+async def test_sleep_frees_gpu_memory_and_loses_nothing(tmp_path: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("sleeping needs a GPU, and torch sees none")
-    backend = backend_of(saved(model_of(), tmp_path), sleeps=True)
+    backend = backend_of(saved(model_of(), tmp_path), enable_sleep_mode=True)
     request = asked(prompts([20])[0], 12, temperature=0)
     before = await backend.generate(request)
     for keep in (True, False):
@@ -329,7 +327,7 @@ async def test_sleep_gives_the_gpu_back_and_nothing_is_lost(tmp_path: Any) -> No
     await backend.close()
 
 
-async def test_a_head_that_would_stay_old_is_refused(tmp_path: Path) -> None:
+async def test_update_of_a_tied_head_on_a_cpu_is_rejected(tmp_path: Path) -> None:
     """On a CPU, vLLM keeps a packed copy of a head that is shared with the embeddings."""
     if not current_platform.is_cpu():
         pytest.skip("a GPU keeps no packed copy")

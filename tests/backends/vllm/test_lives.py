@@ -1,4 +1,4 @@
-"""Engines that are adapted, killed, started anew and closed: what was in use is not lost, nothing is left behind."""
+"""LoRA adapters, engines that are killed and restarted, and clean-up on close."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 import torch
 
 from agentfly.backends.vllm import VLLMBackend
-from agentfly.backends.weight_files import MEMORY
+from agentfly.backends.weight_files import SHARED_MEMORY
 from agentfly.errors import BackendFault
 from tests.backends.engine.tiny import asked, scored
 from tests.backends.vllm.small import backend_of, descendants, model_of, named, saved, until
@@ -56,7 +56,7 @@ def backend(tmp_path_factory: Any) -> Iterator[VLLMBackend]:
 REQUEST = asked([7, 8, 9] * 50, 12, seed=1)
 
 
-async def test_an_adapter_is_applied_without_merging_and_changes_with_no_stale_past(backend: VLLMBackend) -> None:
+async def test_adapter_is_applied_without_merging_and_updates_discard_the_cache(backend: VLLMBackend) -> None:
     got = await backend.generate(REQUEST)
     close(got, scored(model_of(), REQUEST, got))
     for version in (1, 2):
@@ -69,7 +69,7 @@ async def test_an_adapter_is_applied_without_merging_and_changes_with_no_stale_p
             assert (torch.tensor(got.logprobs) - scored(model, REQUEST, got)).abs().max() > 1e-3
 
 
-async def test_a_base_that_changes_under_an_adapter_keeps_it(backend: VLLMBackend) -> None:
+async def test_update_of_the_base_model_keeps_the_adapter(backend: VLLMBackend) -> None:
     model = adapted(2)
     await backend.update_weights(trained(model), 2)
     base = [(name, each * 1.1) for name, each in model.named_parameters() if not each.requires_grad]
@@ -82,7 +82,7 @@ async def test_a_base_that_changes_under_an_adapter_keeps_it(backend: VLLMBacken
     await backend.update_weights(model_of().named_parameters(), 4)
 
 
-async def test_a_killed_engine_costs_its_turns_and_the_next_has_the_last_weights(backend: VLLMBackend) -> None:
+async def test_killed_engine_fails_its_turns_and_restarts_with_the_last_weights(backend: VLLMBackend) -> None:
     model = adapted(5)
     await backend.update_weights(trained(model), 5)
     begun = asyncio.Event()
@@ -98,7 +98,7 @@ async def test_a_killed_engine_costs_its_turns_and_the_next_has_the_last_weights
     close(first, scored(model, REQUEST, first))
 
 
-async def test_an_engine_that_dies_again_and_again_is_given_up(
+async def test_engine_is_restarted_at_most_three_times_in_a_row(
     backend: VLLMBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = []
@@ -113,13 +113,13 @@ async def test_an_engine_that_dies_again_and_again_is_given_up(
     with pytest.raises(BackendFault, match=r"engine died|no memory left"):
         await backend.generate(asked([5, 6], 500))
     for _ in range(5):
-        with pytest.raises(BackendFault, match=r"no memory left|ended 4 times in a row"):
+        with pytest.raises(BackendFault, match=r"no memory left|died 4 times in a row"):
             await backend.generate(REQUEST)
     assert len(starts) == 3
 
 
-async def test_close_leaves_nothing(backend: VLLMBackend) -> None:
-    place = backend._engine._handover._room
+async def test_close_deletes_files_and_ends_processes(backend: VLLMBackend) -> None:
+    place = backend._engine._weight_folder._folder
     assert place is not None
     assert place.is_dir()
     await asyncio.gather(backend.close(), backend.close())
@@ -154,8 +154,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["kill", "end"])
-def test_a_process_that_is_killed_or_forgets_to_close_leaves_nothing(how: str, tmp_path: Path) -> None:
-    program, before = tmp_path / "program.py", set(MEMORY.glob("agentfly-weights-*"))
+def test_killed_or_unclosed_process_leaves_no_processes_and_files(how: str, tmp_path: Path) -> None:
+    program, before = tmp_path / "program.py", set(SHARED_MEMORY.glob("agentfly-weights-*"))
     program.write_text(textwrap.dedent(PROGRAM))
     folder = saved(model_of(), tmp_path / "model")
     with subprocess.Popen([sys.executable, program, folder, how], stdout=subprocess.PIPE, text=True) as process:
@@ -163,7 +163,7 @@ def test_a_process_that_is_killed_or_forgets_to_close_leaves_nothing(how: str, t
         for line in process.stdout:
             if line.startswith("begun"):
                 break
-        theirs, place = descendants(), set(MEMORY.glob("agentfly-weights-*")) - before
+        theirs, place = descendants(), set(SHARED_MEMORY.glob("agentfly-weights-*")) - before
         assert (len(theirs), len(place)) == (2, 1)
         if how == "kill":
             process.kill()

@@ -1,4 +1,4 @@
-"""A real vLLM server, as `agentfly serve` starts it, asked over HTTP; and a whole agent on vLLM, both ways."""
+"""A real vLLM server started by `agentfly serve`, and agents on the vLLM backend and on the server."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ async def client(server: str, folder: str) -> AsyncIterator[ClientBackend]:
     await backend.close()
 
 
-async def test_tokens_in_tokens_and_log_probabilities_out(client: ClientBackend) -> None:
+async def test_tokens_and_logprobs_equal_transformers(client: ClientBackend) -> None:
     model, rows = model_of(), prompts([4, 33, 17], seed=2)
     for row, got in zip(
         rows, await asyncio.gather(*(client.generate(asked(row, 12, temperature=0)) for row in rows)), strict=True
@@ -92,14 +92,14 @@ async def test_tokens_in_tokens_and_log_probabilities_out(client: ClientBackend)
     assert (await client.generate(request)).token_ids == got.token_ids
 
 
-async def test_what_ends_a_turn_is_part_of_it(client: ClientBackend) -> None:
+async def test_stop_token_is_part_of_the_turn(client: ClientBackend) -> None:
     row = prompts([12])[0]
     free = list((await client.generate(asked(row, 40, seed=3))).token_ids)
     got = await client.generate(asked(row, 40, seed=3, stop_ids=frozenset({free[5]})))
     assert (list(got.token_ids), got.finish) == (free[: free.index(free[5]) + 1], FinishReason.STOP)
 
 
-async def test_a_turn_that_is_cancelled_leaves_the_server(client: ClientBackend, server: str) -> None:
+async def test_cancelled_turn_is_aborted_on_the_server(client: ClientBackend, server: str) -> None:
     import httpx
 
     begun = asyncio.Event()
@@ -120,7 +120,7 @@ async def test_a_turn_that_is_cancelled_leaves_the_server(client: ClientBackend,
             await asyncio.sleep(0.1)
 
 
-async def test_weights_change_when_turns_have_ended_and_no_past_is_stale(client: ClientBackend) -> None:
+async def test_update_waits_for_running_turns_and_discards_the_cache(client: ClientBackend) -> None:
     model, other = model_of(), model_of(seed=9)
     request, begun = asked(prompts([300])[0], 12, seed=1), asyncio.Event()
     await client.generate(request)
@@ -149,7 +149,7 @@ async def test_weights_change_when_turns_have_ended_and_no_past_is_stale(client:
         (["{folder}", "--host", "192.0.2.1"], "is not available"),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_a_line(arguments: list[str], said: str, folder: str) -> None:
+def test_invalid_arguments_are_one_line_errors(arguments: list[str], said: str, folder: str) -> None:
     command = [sys.executable, "-m", "agentfly.cli", "serve", *(each.format(folder=folder) for each in arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert ended.returncode == 2
@@ -180,7 +180,7 @@ def tiny() -> Path:
     return Path(models.resolve("tiny"))
 
 
-async def test_an_agent_uses_its_tool_on_vllm_in_process(tiny: Path) -> None:
+async def test_agent_calls_its_tool_on_the_vllm_backend(tiny: Path) -> None:
     from agentfly.environments.lookup import Lookup
 
     settings = {"dtype": "float32", "kv_memory": 1 << 27}
@@ -189,7 +189,7 @@ async def test_an_agent_uses_its_tool_on_vllm_in_process(tiny: Path) -> None:
     await agent.close()
 
 
-async def test_an_agent_uses_its_tool_through_the_server_which_dies_with_its_parent(tiny: Path) -> None:
+async def test_agent_calls_its_tool_through_the_server_which_ends_with_its_parent(tiny: Path) -> None:
     from agentfly.environments.lookup import Lookup
 
     others = descendants()

@@ -1,4 +1,4 @@
-"""The recipe that trains with the embedded engine trains with vLLM: two fields are changed."""
+"""A recipe for the embedded engine trains with vLLM after changing two fields."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def folder(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("changes", [[], ["lora_rank=4"]], ids=["all weights", "adapters"])
-def test_the_same_recipe_learns_with_vllm(folder: Path, tmp_path: Path, changes: list[str]) -> None:
+def test_recipe_trains_with_vllm(folder: Path, tmp_path: Path, changes: list[str]) -> None:
     """Every publish is checked by the canary, so a run that ends well was sampled with the weights it trained."""
     settings = ["backend.backend=vllm", f"backend.kv_memory={1 << 26}", f"model={folder}", "loggers=[]"]
     train_recipe(Recipe(RECIPE), [*settings, "steps=3", "num_chains=8", *changes], tmp_path / "run")

@@ -91,7 +91,7 @@ def test_published_files_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ([7], "not an object with columns"),
     ):
         write(file, wrong)
-        with pytest.raises(DataError, match=observations):
+        with pytest.raises(DataError, match=error):
             spider_tasks("train")
     write(file, [{"db_id": "gone", "question": "?", "query": "SELECT 1"}])
     with pytest.raises(DataError, match=r"no gone\.sqlite"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agentfly.backends.base import Backend, OnUpdate, Request
+from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine.engine import Engine
 from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
@@ -17,7 +17,6 @@ from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner
 from agentfly.backends.engine.probe import supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import refuse_extremes
-from agentfly.backends.prompt import validate_prompt
 from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec

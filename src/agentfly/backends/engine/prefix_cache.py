@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentfly.backends.base import Tokens
 from agentfly.backends.engine.kv_cache import Block, KVCache
 from agentfly.backends.engine.request import EngineRequest
-from agentfly.backends.prompt import Tokens
 
 HEAD = 16
 """Tokens that two sequences must have in common to be looked at."""

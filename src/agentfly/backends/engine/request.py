@@ -6,10 +6,9 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
-from agentfly.backends.base import Request
+from agentfly.backends.base import Request, Tokens
 from agentfly.backends.engine.kv_cache import Block
 from agentfly.backends.engine.sampler import SamplingRow, uniform
-from agentfly.backends.prompt import Tokens
 from agentfly.types import Completion, FinishReason
 
 Decode = Callable[[Sequence[int]], str]

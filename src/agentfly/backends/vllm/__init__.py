@@ -1,8 +1,8 @@
-"""vLLM in processes beside this one: tokens in, tokens and log-probabilities out, weights by a folder both can read."""
+"""vLLM in separate processes; weight updates go through a folder that both sides can read."""
 
 import os
 
-# Its words go to stdout, where a run is shown live; and whether its makers are told of it is not ours to decide.
+# vLLM logs to stdout, where a run is shown live. Usage statistics are the user's decision.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 

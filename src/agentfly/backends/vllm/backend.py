@@ -1,4 +1,4 @@
-"""`backend="vllm"`: tokens from vLLM, whose processes are started and ended with the backend."""
+"""`backend="vllm"`: samples with vLLM, whose processes start and end with the backend."""
 
 from __future__ import annotations
 
@@ -15,22 +15,32 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from agentfly.backends.base import Backend, OnUpdate, Request
+from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes
 from agentfly.backends.engine.sampler import is_plain
-from agentfly.backends.prompt import validate_prompt
 from agentfly.backends.vllm.engine import VLLMEngine
-from agentfly.backends.weight_files import WeightFolder, lora_of
+from agentfly.backends.weight_files import WeightFolder, load_lora_config
 from agentfly.errors import BackendFault, ConfigError, NonFiniteError
 from agentfly.models import resolve
-from agentfly.types import Completion, FinishReason, Sampling
+from agentfly.types import Completion, FinishReason
 
-COLDEST = 0.01
-"""vLLM samples at this temperature where a lower one is asked for."""
-_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM makes room for."""
+MIN_TEMPERATURE = 0.01
+"""vLLM replaces lower temperatures, except 0, by this one."""
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts for max_lora_rank."""
+_SETTINGS = {
+    "model": "model",
+    "dtype": "dtype",
+    "max_model_len": "context_length",
+    "max_num_seqs": "max_rows",
+    "kv_cache_memory_bytes": "kv_memory",
+    "enable_sleep_mode": "enable_sleep_mode",
+    "enable_lora": "lora",
+    "max_lora_rank": "lora",
+}
+"""Engine arguments that are set by a setting of the backend."""
 
 
 class VLLMBackend(Backend):
@@ -46,99 +56,114 @@ class VLLMBackend(Backend):
         max_rows: int | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
         lora: Any = None,
-        sleeps: bool = False,
-        handover: str | None = None,
+        enable_sleep_mode: bool = False,
+        weights_dir: str | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model`: a folder or a hub name, or one of `agentfly models`.
+        """Start the engine. None means a suitable default everywhere.
 
-        `kv_memory`: bytes for keys and values. `max_rows`: most turns sampled at once. `on_update`: what becomes of
-        turns under way when the weights change: continue, finish, abort. `lora`: an adapter's folder, or its
-        configuration (a peft.LoraConfig, or a mapping of its fields), for an adapter that `update_weights` brings.
-        `sleeps`: whether `sleep` may be called. `handover`: a folder for weights on their way, which vLLM's workers
-        must see too. `engine`: further fields of vLLM's AsyncEngineArgs. None, everywhere, takes what suits.
+        Args:
+            model: Folder, hub name, or a model of `agentfly models`.
+            dtype: float32, bfloat16 or float16.
+            context_length: Maximum number of tokens of prompt and completion together.
+            kv_memory: Size of the KV cache in bytes.
+            max_rows: Maximum number of sequences in a batch.
+            on_update: What running requests do when the weights change: continue, finish or abort.
+            lora: An adapter's folder, or its configuration (a peft.LoraConfig or a mapping of its fields) if
+                `update_weights` brings the weights.
+            enable_sleep_mode: Allow `sleep`.
+            weights_dir: Folder for weight updates, which vLLM's workers must be able to read.
+            engine: Further fields of vLLM's AsyncEngineArgs.
         """
-        self._on_update = _on_update(on_update)
-        if sleeps and current_platform.is_cpu():
-            raise ConfigError("vLLM cannot sleep on a CPU: there is no other memory to go to; leave sleeps= out")
-        at = torch.device("cpu" if current_platform.is_cpu() else "cuda")
-        config, adapter = lora_of(lora)
+        self._on_update = OnUpdate.of(on_update)
+        if self._on_update is OnUpdate.CONTINUE and not VLLMEngine.reports_versions:
+            raise ConfigError(
+                f"vLLM {vllm.__version__} does not report which weights sampled which token: "
+                "set on_update='finish' or 'abort', or install vLLM 0.32"
+            )
+        on_cpu = current_platform.is_cpu()
+        if enable_sleep_mode and on_cpu:
+            raise ConfigError("vLLM cannot sleep on a CPU, which has no GPU memory to free; omit enable_sleep_mode=")
+        device = torch.device("cpu" if on_cpu else "cuda")
+        lora_config, adapter = load_lora_config(lora)
+        max_lora_rank = None
+        if lora_config is not None:
+            max_lora_rank = next((each for each in _LORA_RANKS if each >= int(lora_config["r"])), None)
+            if max_lora_rank is None:
+                raise ConfigError(f"vLLM takes adapters of a rank up to {_LORA_RANKS[-1]}, not {lora_config['r']}")
         own = {
-            "dtype": str(resolve_dtype(dtype, at)).removeprefix("torch."),
+            "dtype": str(resolve_dtype(dtype, device)).removeprefix("torch."),
             "max_model_len": context_length,
             "max_num_seqs": max_rows,
-            "kv_cache_memory_bytes": cache_bytes(kv_memory, at) if kv_memory or at.type == "cpu" else None,
+            "kv_cache_memory_bytes": cache_bytes(kv_memory, device) if kv_memory or on_cpu else None,
             "logprobs_mode": "processed_logprobs",
-            "enable_sleep_mode": sleeps or None,
-            "enable_lora": config is not None or None,
-            "max_lora_rank": None if config is None else _rank(int(config["r"])),
+            "enable_sleep_mode": enable_sleep_mode or None,
+            "enable_lora": lora_config is not None or None,
+            "max_lora_rank": max_lora_rank,
         }
-        given = {name: value for name, value in own.items() if value is not None}
-        arguments = {**_quiet(at), **_validate_engine_fields(engine or {}, own), **given}
-        place = None if handover is None else Path(handover).expanduser()
-        self._engine = VLLMEngine(arguments, WeightFolder(resolve(model), config, adapter, place))
-        self._sleeps = sleeps
+        arguments = {
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "enforce_eager": on_cpu,  # on a CPU, compilation takes longer than it saves
+            **_validate_engine_args(engine or {}),
+            **{name: value for name, value in own.items() if value is not None},
+        }
+        parent = None if weights_dir is None else Path(weights_dir).expanduser()
+        self._engine = VLLMEngine(arguments, WeightFolder(resolve(model), lora_config, adapter, parent))
+        self._can_sleep = enable_sleep_mode
         self.context_length = int(self._engine.config.model_config.max_model_len)
-        self._vocabulary = int(self._engine.config.model_config.get_vocab_size())
-        weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its processes behind
+        self._vocab_size = int(self._engine.config.model_config.get_vocab_size())
+        weakref.finalize(self, self._engine.stop)  # a backend that was not closed must not leave processes behind
 
     @property
     def weight_version(self) -> int:
         return self._engine.version
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one turn in the batch with all others. What `on_tokens` raises is raised here, and ends the turn."""
+        """Sample one turn. An exception of `on_tokens` ends the turn and is raised."""
         assert self.context_length is not None
         if request.images:
-            raise ConfigError("this backend shows a model text only")
-        prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
-        params = _params(request, self.context_length - len(prompt))
-        said = await self._engine.sample(prompt.tolist(), params, request.on_tokens)
-        if not all(map(math.isfinite, said.logprobs)):
-            raise NonFiniteError(f"the model's logits are not finite (weights of version {said.versions[-1]})")
-        if said.finish not in _FINISHES:
-            raise BackendFault(f"vLLM ended the turn with {said.finish!r}")
-        raw = said.logprobs if is_plain(request.sampling) and request.sampling.temperature in (0, 1) else None
-        return Completion(said.ids, said.logprobs, said.versions, _FINISHES[said.finish], raw_logprobs=raw)
+            raise ConfigError("this backend takes text only, not images")
+        prompt = validate_prompt(request.prompt, self._vocab_size, self.context_length)
+        params = _sampling_params(request, self.context_length - len(prompt))
+        turn = await self._engine.sample(prompt.tolist(), params, request.on_tokens)
+        if not all(map(math.isfinite, turn.logprobs)):
+            raise NonFiniteError(f"the model's logits are not finite (weights of version {turn.versions[-1]})")
+        if turn.finish not in _FINISH_REASONS:
+            raise BackendFault(f"vLLM ended the turn with {turn.finish!r}")
+        # The log-probabilities are those of the distribution sampled from; without filters it is the model's own.
+        unfiltered = is_plain(request.sampling) and request.sampling.temperature in (0, 1)
+        raw = turn.logprobs if unfiltered else None
+        return Completion(turn.ids, turn.logprobs, turn.versions, _FINISH_REASONS[turn.finish], raw_logprobs=raw)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Load weights, by their names in the checkpoint, between two steps. What is left out stays as it is.
+        """Load weights between two steps, given by their names in the checkpoint; the others stay unchanged.
 
-        The weights of a LoRA adapter go by peft's names, and are applied without merging.
+        Weights of a LoRA adapter have peft's names, and are applied without merging.
         """
         await self._engine.update(weights, version, self._on_update)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Give the GPU's memory back until `wake_up`; turns under way end, or are ended, as `on_update` says.
+        """Free the GPU memory until `wake_up`; running requests are handled as `on_update` says.
 
-        `keep_weights`: hold them in the host's memory; otherwise they are loaded from the folder again.
+        keep_weights: keep them in host memory; otherwise `wake_up` loads them from their files.
         """
-        if not self._sleeps:
-            raise ConfigError("say sleeps=True when the backend is made: vLLM has to manage its memory from the start")
+        if not self._can_sleep:
+            raise ConfigError("create the backend with enable_sleep_mode=True: vLLM needs its own memory allocator")
         await self._engine.sleep(1 if keep_weights else 2, self._on_update)
 
     async def wake_up(self) -> None:
-        """Take the memory again. Turns that were asked for meanwhile have waited, and are sampled."""
+        """Allocate the GPU memory again; requests that arrived while the engine slept are sampled."""
         await self._engine.wake_up()
 
     async def close(self) -> None:
         await self._engine.close()
 
 
-def _on_update(asked: str | OnUpdate) -> OnUpdate:
-    chosen = OnUpdate.of(asked)
-    if chosen is OnUpdate.CONTINUE and not VLLMEngine.stamps:
-        raise ConfigError(
-            f"vLLM {vllm.__version__} does not tell which weights sampled which token: "
-            "say on_update='finish' or 'abort', or install vLLM 0.32"
-        )
-    return chosen
-
-
-def _params(request: Request, room: int) -> SamplingParams:
-    sampling: Sampling = request.sampling
-    if 0 < sampling.temperature < COLDEST:
-        raise ConfigError(f"vLLM samples at {COLDEST} and above, not at {sampling.temperature}; 0 is greedy")
+def _sampling_params(request: Request, max_tokens: int) -> SamplingParams:
+    sampling = request.sampling
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        raise ConfigError(f"vLLM samples at {MIN_TEMPERATURE} and above, not at {sampling.temperature}; 0 is greedy")
     try:
         return SamplingParams(
             temperature=sampling.temperature,
@@ -147,43 +172,30 @@ def _params(request: Request, room: int) -> SamplingParams:
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
             seed=None if sampling.seed is None else sampling.seed % (1 << 63),
-            max_tokens=min(int(sampling.max_tokens or room), room),
+            max_tokens=min(int(sampling.max_tokens or max_tokens), max_tokens),
             stop=list(sampling.stop),
             stop_token_ids=sorted(request.stop_ids),
-            ignore_eos=True,  # the template knows what ends a turn
+            ignore_eos=True,  # the template knows which tokens end a turn
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
             skip_special_tokens=False,
             logprobs=0,
             output_kind=RequestOutputKind.DELTA if request.on_tokens else RequestOutputKind.FINAL_ONLY,
         )
-    except Exception as error:  # vLLM's own kind of it, in versions that have one
-        raise ConfigError(f"vLLM refuses this sampling: {error}") from error
+    except Exception as error:  # some versions of vLLM raise their own class
+        raise ConfigError(f"vLLM rejects these sampling settings: {error}") from error
 
 
-def _quiet(at: torch.device) -> dict[str, Any]:
-    """What a run wants of vLLM unless it says otherwise. On a CPU, compiling takes longer than it saves."""
-    return {"disable_log_stats": True, "use_tqdm_on_load": False, "enforce_eager": at.type == "cpu"}
-
-
-def _validate_engine_fields(engine: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The engine's further fields, none of which may be one that has a setting, or that there is not."""
-    settings = {"max_model_len": "context_length", "kv_cache_memory_bytes": "kv_memory", "max_num_seqs": "max_rows",
-                "enable_sleep_mode": "sleeps", "enable_lora": "lora", "max_lora_rank": "lora"}  # fmt: skip
+def _validate_engine_args(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `engine`; raises ConfigError for unknown arguments and those that the backend sets itself."""
+    known = AsyncEngineArgs.__dataclass_fields__
     for name in engine:
-        if name in own or name == "model":
-            instead = f"; say {settings.get(name, name)}=" if name != "logprobs_mode" else ", and must be as it is"
-            raise ConfigError(f"engine[{name!r}] is the backend's own{instead}")
-        if name not in AsyncEngineArgs.__dataclass_fields__:
-            close = difflib.get_close_matches(name, AsyncEngineArgs.__dataclass_fields__, 1)
+        if name == "logprobs_mode":
+            raise ConfigError("engine['logprobs_mode'] is set by the backend and cannot be changed")
+        if name in _SETTINGS:
+            raise ConfigError(f"engine[{name!r}] is set by the backend; use its setting {_SETTINGS[name]}=")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"vLLM {vllm.__version__} has no engine argument {name!r}{hint}")
     return engine
-
-
-def _rank(rank: int) -> int:
-    """The least rank that vLLM makes room for and that an adapter of this rank fits."""
-    fitting = [each for each in _RANKS if each >= rank]
-    if not fitting:
-        raise ConfigError(f"vLLM takes adapters of a rank up to {_RANKS[-1]}, not {rank}")
-    return fitting[0]

@@ -1,7 +1,7 @@
-"""AsyncLLM on a thread and an event loop of its own, so that any event loop may ask for tokens.
+"""vLLM's AsyncLLM in its own thread and event loop, so that requests may come from any event loop.
 
-An engine that dies costs the turns under way; the next turn starts another, from the weights that were in use. After
-`RESTARTS` of them in a row it is given up.
+When the engine dies, the running requests fail, and the next request starts a new engine with the weights in use. After
+`MAX_RESTARTS` restarts without a finished request, requests fail.
 """
 
 from __future__ import annotations
@@ -25,299 +25,306 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from agentfly.backends.base import CLOSED, OnUpdate
-from agentfly.backends.parent_death import MARK
-from agentfly.backends.weight_files import WeightFiles, WeightFolder, discard
+from agentfly.backends.parent_death import PARENT_VARIABLE
+from agentfly.backends.weight_files import WeightFiles, WeightFolder
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.threads import compute
 
-RESTARTS = 3
-"""Engines that may be started one after the other without one turn sampled."""
-_PAUSES = {OnUpdate.CONTINUE: "keep", OnUpdate.FINISH: "wait", OnUpdate.ABORT: "abort"}
+MAX_RESTARTS = 3
+_PAUSE_MODES = {OnUpdate.CONTINUE: "keep", OnUpdate.FINISH: "wait", OnUpdate.ABORT: "abort"}
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class VLLMTurn:
-    """A turn as vLLM samples it."""
+    """The tokens of a request."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: str = ""
-    """vLLM's word for how it ended."""
+    """vLLM's finish reason."""
 
     def add(self, output: Any, version: int) -> Sequence[int]:
-        """Take in what was sampled since the last time; its ids."""
+        """Append the tokens of an output, and return their ids."""
         ids = output.token_ids
         self.ids += ids
-        self.logprobs += [each[token].logprob for token, each in zip(ids, output.logprobs or (), strict=True)]
+        self.logprobs += [entry[token].logprob for token, entry in zip(ids, output.logprobs or (), strict=True)]
         self.versions += [version] * len(ids)
         if output.finish_reason is not None:
             self.finish = output.finish_reason
-            for span in getattr(output, "weight_versions", None) or ():  # it knows better than who hears of it later
+            # `version` is the current one here; vLLM reports the one each token was sampled with.
+            for span in getattr(output, "weight_versions", None) or ():
                 self.versions[span.start : span.end] = [int(span.version)] * (span.end - span.start)
         return list(ids)
 
 
 class VLLMEngine:
-    """A vLLM engine at work."""
+    """A vLLM engine. Its methods may be called from any event loop."""
 
-    stamps = hasattr(AsyncLLM, "update_weight_version")
-    """Whether this vLLM tells which weights sampled which token."""
+    reports_versions = hasattr(AsyncLLM, "update_weight_version")
+    """Whether this version of vLLM reports which weights sampled which token."""
 
-    def __init__(self, arguments: Mapping[str, Any], handover: WeightFolder) -> None:
-        """Returns when the engine takes requests, which is the better part of a minute."""
-        self._arguments, self._handover = dict(arguments), handover
+    def __init__(self, arguments: Mapping[str, Any], weight_folder: WeightFolder) -> None:
+        """Start the engine, which takes up to a minute; return when it accepts requests."""
+        self.version = 0
+        self._arguments = dict(arguments)
+        self._weight_folder = weight_folder
         self._llm: AsyncLLM | None = None
-        self._numbers = itertools.count()
-        self._turns: dict[asyncio.Task[Any], str] = {}
-        """The turns under way, and why they end, where that was decided here."""
-        self._starts = self.version = 0
-        self._level = 0
-        """How deep it sleeps; 0 is awake."""
+        self._request_ids = itertools.count()
+        self._running: dict[asyncio.Task[Any], str] = {}
+        """Running requests, each with the message of its fault if the engine cancelled it."""
+        self._restarts = 0
+        self._sleep_level = 0
+        """0: awake."""
         self._closed = False
-        self._closing = threading.RLock()
-        """So that whatever is asked before the end reaches the loop before the end does."""
+        self._close_lock = threading.RLock()
+        """Orders calls and `stop`: a call that was accepted reaches the loop before the stop does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agentfly-vllm", daemon=True)
         self._thread.start()
+
+        async def start() -> Any:
+            self._update_lock = asyncio.Lock()
+            self._llm = await self._start()
+            return self._llm.vllm_config
+
         try:
-            self.config = self._submit(self._first).result()
+            self.config = self._submit(start).result()
         except BaseException:
             self.stop()
             raise
 
     async def sample(
-        self, prompt: list[int], params: SamplingParams, hear: Callable[[Sequence[int]], None] | None
+        self, prompt: list[int], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
     ) -> VLLMTurn:
-        """Sample one turn; `hear` is called, here, with what was sampled since the last time."""
-        loop, news = asyncio.get_running_loop(), asyncio.Queue[Sequence[int] | None]()
+        """Sample one turn; `on_tokens` is called in the caller's event loop."""
+        loop = asyncio.get_running_loop()
+        outputs = asyncio.Queue[Sequence[int] | None]()
 
-        def tell(ids: Sequence[int]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(news.put_nowait, ids)
+        def put(ids: Sequence[int]) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+                loop.call_soon_threadsafe(outputs.put_nowait, ids)
 
-        asked = self._ask(self._sample, prompt, params, None if hear is None else tell)
-        asked.add_done_callback(lambda _: news.put_nowait(None))
+        future = self._call(self._sample, prompt, params, None if on_tokens is None else put)
+        future.add_done_callback(lambda _: outputs.put_nowait(None))
         try:
-            while (ids := await news.get()) is not None:
-                if hear is not None:
-                    hear(ids)
-            return await asked
+            while (ids := await outputs.get()) is not None:
+                if on_tokens is not None:
+                    on_tokens(ids)
+            return await future
         finally:
-            asked.cancel()
+            future.cancel()
 
-    async def update(self, weights: Iterable[tuple[str, Any]], version: int, then: OnUpdate) -> None:
-        """Change the weights. Once begun it is seen through, whether or not anybody still waits."""
-        await asyncio.shield(self._ask(self._update, weights, version, then))
+    async def update(self, weights: Iterable[tuple[str, Any]], version: int, on_update: OnUpdate) -> None:
+        """Change the weights. An update that has begun completes even if the caller is cancelled."""
+        await asyncio.shield(self._call(self._update, weights, version, on_update))
 
-    async def sleep(self, level: int, then: OnUpdate) -> None:
-        """Give the GPU's memory back: the weights go to the host's memory (1), or nowhere (2)."""
-        await asyncio.shield(self._ask(self._sleep, level, then))
+    async def sleep(self, level: int, on_update: OnUpdate) -> None:
+        """Free the GPU memory. Level 1 moves the weights to host memory, level 2 discards them."""
+        await asyncio.shield(self._call(self._sleep, level, on_update))
 
     async def wake_up(self) -> None:
-        """Take the memory again; what was asked for meanwhile is sampled."""
-        await asyncio.shield(self._ask(self._wake_up))
+        """Allocate the GPU memory again."""
+        await asyncio.shield(self._call(self._wake_up))
 
     def stop(self) -> None:
-        """Have everything end. Whoever still waits is told."""
-        with self._closing:
+        """Stop the engine; running requests raise BackendFault."""
+        with self._close_lock:
             if not self._closed:
                 self._closed = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def close(self) -> None:
-        """Stop, and wait until no process is left."""
+        """Stop, and wait until all processes have ended."""
         self.stop()
-        while self._thread.is_alive():  # a thread may be waited for by many, in any loop
+        while self._thread.is_alive():  # several callers, in several loops, may wait for the thread
             await asyncio.to_thread(self._thread.join, 1.0)
 
-    def _ask(self, what: Callable[..., Awaitable[T]], *args: Any) -> asyncio.Future[T]:
-        return asyncio.wrap_future(self._submit(what, *args))
+    def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self._submit(function, *args))
 
-    def _submit(self, what: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+    def _submit(self, function: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+        """Run a coroutine function in the engine's loop."""
+
         async def run() -> T:
             try:
-                return await what(*args)
+                return await function(*args)
             except asyncio.CancelledError as error:
                 if not self._closed:
                     raise
-                raise BackendFault(CLOSED) from error  # whoever asked was not cancelled: the engine was
+                raise BackendFault(CLOSED) from error  # cancelled by `_run`, not by the caller
 
-        with self._closing:
-            if self._closed or not self._thread.is_alive():  # closed, or in a fork, which has no thread
+        with self._close_lock:
+            if self._closed or not self._thread.is_alive():  # a forked process has no thread
                 raise BackendFault(CLOSED)
             return asyncio.run_coroutine_threadsafe(run(), self._loop)
 
-    # ── in the thread ──
+    # ── in the engine's thread ──
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(asyncio.sleep(0))  # what was asked last has begun, and can be told
-            self._end_turns(CLOSED)
+            self._loop.run_until_complete(asyncio.sleep(0))  # start the calls submitted last, so that they can fail
+            self._cancel_running(CLOSED)
             self._shut_down()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
-            self._handover.close()
-
-    async def _first(self) -> Any:
-        self._updating = asyncio.Lock()
-        self._llm = await self._start()
-        return self._llm.vllm_config
+            self._weight_folder.close()
 
     async def _start(self) -> AsyncLLM:
-        """An engine with the weights in use."""
+        """Start an engine with the weights in use."""
+        model = self._weight_folder.model
         try:
             with _mark_children():
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=self._handover.model, **self._arguments))
-        except (OSError, TypeError, ValueError) as error:  # pydantic's are ValueErrors
-            said = " ".join(describe(error).split())[:500]
-            raise ConfigError(f"vLLM does not take {self._handover.model!r} with these settings: {said}") from error
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **self._arguments))
+        except (OSError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors
+            message = " ".join(describe(error).split())[:500]
+            raise ConfigError(f"vLLM does not take {model!r} with these settings: {message}") from error
         except Exception as error:
-            raise BackendFault(f"vLLM does not start ({describe(error)}); its own words are on stderr") from error
-        if self._handover.adapter is not None:
-            await llm.add_lora(self._adapter())
-        if self.stamps:
+            raise BackendFault(f"vLLM does not start ({describe(error)}); its own error is on stderr") from error
+        if self._weight_folder.adapter is not None:
+            await llm.add_lora(self._lora_request())
+        if self.reports_versions:
             await llm.update_weight_version(str(self.version))
         return llm
 
-    def _adapter(self) -> LoRARequest | None:
-        folder = self._handover.adapter
+    def _lora_request(self) -> LoRARequest | None:
+        folder = self._weight_folder.adapter
         return LoRARequest("adapter", 1, str(folder)) if folder is not None else None
 
-    async def _alive(self) -> AsyncLLM:
-        """The engine, if need be another one."""
-        async with self._updating:
-            return await self._restart_if_dead()
-
-    async def _restart_if_dead(self) -> AsyncLLM:
+    async def _ensure_alive(self) -> AsyncLLM:
+        """Return the engine; restart it if it is dead. The caller holds the update lock."""
         if self._llm is not None and not self._llm.errored:
             return self._llm
         if self._closed:
             raise BackendFault(CLOSED)
         self._shut_down()
-        if self._starts >= RESTARTS:
-            raise BackendFault(f"vLLM's engine ended {self._starts + 1} times in a row; its own words are on stderr")
-        self._starts += 1
-        _LOG.warning("vLLM's engine is gone; another is started, with the weights of version %s", self.version)
+        if self._restarts >= MAX_RESTARTS:
+            raise BackendFault(f"vLLM's engine died {self._restarts + 1} times in a row; its own error is on stderr")
+        self._restarts += 1
+        _LOG.warning("vLLM's engine died; starting a new one with the weights of version %s", self.version)
         self._llm = await self._start()
-        self._level = 0
+        self._sleep_level = 0
         return self._llm
 
     def _shut_down(self) -> None:
-        llm, self._llm = self._llm, None
+        llm = self._llm
+        self._llm = None
         if llm is not None:
             llm.shutdown()
 
-    def _end_turns(self, why: str) -> None:
-        for task in self._turns:
-            self._turns[task] = why
+    def _cancel_running(self, message: str) -> None:
+        for task in self._running:
+            self._running[task] = message
             task.cancel()
 
     async def _sample(
-        self, prompt: list[int], params: SamplingParams, tell: Callable[[Sequence[int]], None] | None
+        self, prompt: list[int], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
     ) -> VLLMTurn:
-        this = asyncio.current_task()
-        assert this is not None
-        llm = self._llm if self._llm is not None and not self._llm.errored else await self._alive()
-        self._turns[this] = ""
-        said, name = VLLMTurn(), f"turn-{next(self._numbers)}"
+        task = asyncio.current_task()
+        assert task is not None
+        llm = self._llm
+        if llm is None or llm.errored:
+            async with self._update_lock:
+                llm = await self._ensure_alive()
+        self._running[task] = ""
+        turn = VLLMTurn()
+        request_id = f"turn-{next(self._request_ids)}"
         try:
-            stream = llm.generate({"prompt_token_ids": prompt}, params, name, lora_request=self._adapter())
+            stream = llm.generate({"prompt_token_ids": prompt}, params, request_id, lora_request=self._lora_request())
             async with contextlib.aclosing(stream):
                 async for output in stream:
-                    fresh = said.add(output.outputs[0], self.version)
-                    if tell is not None and fresh:
-                        tell(fresh)
+                    ids = turn.add(output.outputs[0], self.version)
+                    if on_tokens is not None and ids:
+                        on_tokens(ids)
         except EngineDeadError as error:
-            raise BackendFault(self._turns[this] or "vLLM's engine died; its own words are on stderr") from error
+            raise BackendFault(self._running[task] or "vLLM's engine died; its own error is on stderr") from error
         except asyncio.CancelledError as error:
-            if not self._turns[this]:
+            if not self._running[task]:
                 raise
-            raise BackendFault(self._turns[this]) from error
+            raise BackendFault(self._running[task]) from error
         except AgentFlyError:
             raise
         except Exception as error:
             raise BackendFault(f"vLLM could not sample: {describe(error)}") from error
         finally:
-            del self._turns[this]
-        self._starts = 0
-        return said
+            del self._running[task]
+        self._restarts = 0
+        return turn
 
-    async def _update(self, weights: Iterable[tuple[str, Any]], version: int, then: OnUpdate) -> None:
-        async with self._updating:
-            llm = await self._restart_if_dead()
-            if self._level:
+    async def _update(self, weights: Iterable[tuple[str, Any]], version: int, on_update: OnUpdate) -> None:
+        async with self._update_lock:
+            llm = await self._ensure_alive()
+            if self._sleep_level:
                 raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
-            handed = await compute(self._handover.write, weights)
-            if handed.model is not None and _keeps_its_head(self.config):
-                discard(handed)
+            files = await compute(self._weight_folder.write, weights)
+            # On a CPU, vLLM keeps a packed copy of an output head that is shared with the embeddings.
+            text_config = self.config.model_config.hf_text_config
+            if files.model is not None and current_platform.is_cpu() and text_config.tie_word_embeddings:
+                files.delete()
                 raise ConfigError(
-                    "vLLM on a CPU goes on with the head it has packed where a model shares it with its embeddings, so "
-                    "it would sample with a head of the old weights; use backend='transformers' here, or a GPU"
+                    "vLLM on a CPU keeps its packed copy of an output head that the model shares with its embeddings, "
+                    "so it would sample with a head of the old weights; use backend='transformers' here, or a GPU"
                 )
             try:
-                await llm.pause_generation(mode=_PAUSES[then], clear_cache=True)
-                await self._take(llm, handed, version)
+                await llm.pause_generation(mode=_PAUSE_MODES[on_update], clear_cache=True)
+                await self._load(llm, files, version)
                 self.version = version
                 await llm.resume_generation()
             except Exception as error:
-                discard(handed)
-                why = f"vLLM did not take the weights of version {version}: {describe(error)}"
-                self._end_turns(why)
-                self._shut_down()  # its weights may be of no version; the next turn has those of the last one
-                raise BackendFault(why) from error
-            self._handover.keep(handed)
+                files.delete()
+                message = f"vLLM did not take the weights of version {version}: {describe(error)}"
+                self._cancel_running(message)
+                self._shut_down()  # its weights may be inconsistent; the next request restarts it with the last ones
+                raise BackendFault(message) from error
+            self._weight_folder.commit(files)
 
-    async def _take(self, llm: AsyncLLM, handed: WeightFiles, version: int) -> None:
-        if handed.model is not None:
-            await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(handed.model)})
-        if handed.adapter is not None:
-            await llm.add_lora(LoRARequest("adapter", 1, str(handed.adapter), load_inplace=True))
-        if self.stamps:
+    async def _load(self, llm: AsyncLLM, files: WeightFiles, version: int) -> None:
+        if files.model is not None:
+            await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(files.model)})
+        if files.adapter is not None:
+            await llm.add_lora(LoRARequest("adapter", 1, str(files.adapter), load_inplace=True))
+        if self.reports_versions:
             await llm.update_weight_version(str(version))
 
-    async def _sleep(self, level: int, then: OnUpdate) -> None:
-        async with self._updating:
-            llm = await self._restart_if_dead()
-            if self._level:
-                raise ConfigError("the engine sleeps already")
-            await llm.sleep(level, mode=_PAUSES[then])
-            self._level = level
+    async def _sleep(self, level: int, on_update: OnUpdate) -> None:
+        async with self._update_lock:
+            llm = await self._ensure_alive()
+            if self._sleep_level:
+                raise ConfigError("the engine already sleeps")
+            await llm.sleep(level, mode=_PAUSE_MODES[on_update])
+            self._sleep_level = level
 
     async def _wake_up(self) -> None:
-        async with self._updating:
-            llm = await self._restart_if_dead()
-            if self._level == 2:
+        async with self._update_lock:
+            llm = await self._ensure_alive()
+            if self._sleep_level == 2:
+                in_use = WeightFiles(Path(self._weight_folder.model), self._weight_folder.adapter)
                 await llm.wake_up(["weights"])
-                await self._take(llm, WeightFiles(Path(self._handover.model), self._handover.adapter), self.version)
+                await self._load(llm, in_use, self.version)
                 await llm.wake_up(["kv_cache"])
-            elif self._level:
+            elif self._sleep_level:
                 await llm.wake_up()
-            self._level = 0
+            self._sleep_level = 0
 
 
 @contextlib.contextmanager
 def _mark_children() -> Iterator[None]:
-    """Processes that are started meanwhile know whose they are."""
-    before = os.environ.get(MARK)
-    os.environ[MARK] = str(os.getpid())
+    """Set the variable that makes processes started inside the block end with this process."""
+    before = os.environ.get(PARENT_VARIABLE)
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     try:
         yield
     finally:
-        del os.environ[MARK]
+        del os.environ[PARENT_VARIABLE]
         if before is not None:
-            os.environ[MARK] = before
-
-
-def _keeps_its_head(config: Any) -> bool:
-    return current_platform.is_cpu() and bool(config.model_config.hf_text_config.tie_word_embeddings)
+            os.environ[PARENT_VARIABLE] = before

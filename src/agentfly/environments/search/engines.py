@@ -13,10 +13,9 @@ import re
 import reprlib
 import sqlite3
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,12 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agentfly.environments.search.index import Hit, Passage, Retriever, load_index
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
+from agentfly.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 
 RETRIES = 4
 TIMEOUT = 20.0
@@ -41,6 +42,14 @@ _TAG = re.compile(r"<[^>]*>")
 
 class SearchFailed(AgentFlyError):
     """A search engine rejected the request, or still failed after the retries."""
+
+
+class _RetryableSearch(SearchFailed):
+    """A transient failure. `wait`: seconds that the engine asks for, or None."""
+
+    def __init__(self, message: str, wait: float | None) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 class Cache:
@@ -123,8 +132,8 @@ class SearchEngine:
     """Environment variable of the API key; None: no key needed."""
     max_results: int = 10
     """Largest number of results per request."""
-    per_second: float = 5.0
-    """Default rate limit: requests per second."""
+    per_second: float | None = 5.0
+    """Default rate limit: requests per second; None: no limit."""
 
 
 class Provider:
@@ -146,11 +155,9 @@ class Provider:
         if engine.key is not None and not self._key:
             raise ConfigError(f"{engine.name} needs a key: set the environment variable {engine.key}")
         per_second = per_second if per_second is not None else engine.per_second
-        if not per_second > 0:
+        if per_second is not None and not per_second > 0:
             raise ConfigError(f"a rate must be above 0 searches a second, not {per_second!r}")
-        self._interval = 1 / per_second
-        self._next_slot = 0.0  # time.monotonic() of the next request
-        self._rate_lock = threading.Lock()
+        self._rate_limiter = None if per_second is None else RateLimiter(1, 1 / per_second)
         self._cache = cache if cache is not None else Cache()
         headers = {**HEADERS, "User-Agent": "agentfly"}
         self._client = httpx.Client(timeout=timeout, headers=headers, follow_redirects=True)
@@ -169,34 +176,33 @@ class Provider:
         """Send a query. Transient failures are retried with exponential backoff, or after `Retry-After`."""
         arguments = self.engine.build_request(query, min(k, self.engine.max_results), self._key)
         request = {"method": "GET", "url": self._address, **arguments}
-        problem = hint = ""
-        for attempt in range(self._retries + 1):
-            with self._rate_lock:  # evenly spaced slots, shared by all threads
-                now = time.monotonic()
-                slot = max(now, self._next_slot)
-                self._next_slot = slot + self._interval
-            if slot > now:
-                time.sleep(slot - now)
-            delay = min(2.0**attempt / 2, MAX_RETRY_DELAY)
-            try:
-                with self._client.stream(**request) as response:
-                    if response.is_success:
-                        passages = self._parse(parse_json(read_body_sync(response, self._max_response_bytes)))
-                        return [Hit(each, 1 / rank) for rank, each in enumerate(passages[:k], 1)]
-                    status = response.status_code
-                    problem = f"status {status}: {read_error_text_sync(response):.120}"
-                if status in (401, 403):
-                    key = self.engine.key
-                    hint = f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
-                if status not in _RETRYABLE_STATUSES:
-                    break
-                with suppress(KeyError, ValueError):  # no header, or a date
-                    delay = min(max(float(response.headers["retry-after"]), 0.0), MAX_RETRY_DELAY)
-            except (httpx.HTTPError, ValueError) as error:
-                problem = describe(error)
-            if attempt < self._retries:
-                time.sleep(delay)
-        raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {problem}{hint}")
+        attempts = Retrying(
+            retry=retry_if_exception_type((_RetryableSearch, httpx.HTTPError, ValueError)),
+            wait=WaitAsAsked(0.5, max_backoff=MAX_RETRY_DELAY, max_asked=MAX_RETRY_DELAY),
+            stop=stop_after_attempt(self._retries + 1),
+            reraise=True,
+        )
+        try:
+            passages = attempts(self._send, request)
+        except (SearchFailed, httpx.HTTPError, ValueError) as error:
+            problem = str(error) if isinstance(error, SearchFailed) else describe(error)
+            raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {problem}") from error
+        return [Hit(each, 1 / rank) for rank, each in enumerate(passages[:k], 1)]
+
+    def _send(self, request: dict[str, Any]) -> list[Passage]:
+        if self._rate_limiter is not None:
+            self._rate_limiter.acquire_blocking()
+        with self._client.stream(**request) as response:
+            if response.is_success:
+                return self._parse(parse_json(read_body_sync(response, self._max_response_bytes)))
+            status = response.status_code
+            problem = f"status {status}: {read_error_text_sync(response):.120}"
+        if status in _RETRYABLE_STATUSES:
+            raise _RetryableSearch(problem, parse_retry_after(response.headers.get("retry-after", "")))
+        if status in (401, 403):
+            key = self.engine.key
+            problem += f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
+        raise SearchFailed(problem)
 
     def _parse(self, reply: Any) -> list[Passage]:
         """Parse a JSON response. Raises ValueError if it is malformed."""
@@ -226,7 +232,7 @@ def server(address: str) -> SearchEngine:
             lambda query, k, _: {"method": "POST", "json": {"query": query, "top_k": k}},
             lambda reply: [Passage.of(row, number) for number, row in enumerate(reply["results"])],
             max_results=100,
-            per_second=10_000,
+            per_second=None,
         )
     address = address.rstrip("/")
     return SearchEngine(
@@ -236,7 +242,7 @@ def server(address: str) -> SearchEngine:
         # Without scores, a row is the document itself.
         lambda reply: [Passage.of(row.get("document", row), number) for number, row in enumerate(reply["result"][0])],
         max_results=100,
-        per_second=10_000,
+        per_second=None,
     )
 
 

@@ -1,69 +1,69 @@
-"""The gate between turns and updates, from one event loop and from several."""
+"""The lock between turns and weight updates, in one event loop and in several."""
 
 import asyncio
 import threading
 
 import pytest
 
-from agentfly.backends.update_lock import UpdateLock
+from agentfly.backends.event_loops import UpdateLock
 
 
-async def test_an_update_waits_for_turns_and_holds_back_those_that_come() -> None:
-    gate, said, end = UpdateLock(), [], asyncio.Event()
+async def test_update_waits_for_running_turns_and_blocks_new_ones() -> None:
+    lock, events, end = UpdateLock(), [], asyncio.Event()
 
     async def turn(name: str, wait: bool = False) -> None:
-        async with gate.turn():
-            said.append(name)
+        async with lock.turn():
+            events.append(name)
             if wait:
                 await end.wait()
 
     async def update(name: str) -> None:
-        async with gate.update():
-            said.append(name)
+        async with lock.update():
+            events.append(name)
             await asyncio.sleep(0.02)
-            said.append(f"{name} over")
+            events.append(f"{name} over")
 
     first = asyncio.create_task(turn("first", wait=True))
     await asyncio.sleep(0)
     updates = [asyncio.create_task(update(name)) for name in ("update", "another")]
     await asyncio.sleep(0.03)
-    assert said == ["first"]
+    assert events == ["first"]
     held = asyncio.create_task(turn("held"))
     await asyncio.sleep(0.03)
-    assert said == ["first"]
+    assert events == ["first"]
     end.set()
     await asyncio.gather(first, held, *updates)
-    assert said[:3] == ["first", "update", "update over"]
-    assert sorted(said[3:]) == ["another", "another over", "held"]
+    assert events[:3] == ["first", "update", "update over"]
+    assert sorted(events[3:]) == ["another", "another over", "held"]
 
 
-async def test_whoever_gives_up_leaves_the_gate_open() -> None:
-    gate = UpdateLock()
-    async with gate.turn():
-        update = asyncio.create_task(gate.update().__aenter__())
+async def test_cancellation_and_exceptions_release_the_lock() -> None:
+    lock = UpdateLock()
+    async with lock.turn():
+        update = asyncio.create_task(lock.update().__aenter__())
         await asyncio.sleep(0.02)
         update.cancel()
         with pytest.raises(asyncio.CancelledError):
             await update
     with pytest.raises(KeyError):
-        async with gate.update():
+        async with lock.update():
             raise KeyError
-    async with asyncio.timeout(5), gate.turn():
+    async with asyncio.timeout(5), lock.turn():
         pass
 
 
-async def test_loops_in_other_threads_are_waited_for() -> None:
-    gate, inside, end = UpdateLock(), threading.Event(), threading.Event()
+async def test_update_waits_for_turns_of_other_event_loops() -> None:
+    lock, inside, end = UpdateLock(), threading.Event(), threading.Event()
 
     async def turn() -> None:
-        async with gate.turn():
+        async with lock.turn():
             inside.set()
             await asyncio.to_thread(end.wait)
 
     thread = threading.Thread(target=lambda: asyncio.run(turn()))
     thread.start()
     await asyncio.to_thread(inside.wait)
-    update = asyncio.create_task(gate.update().__aenter__())
+    update = asyncio.create_task(lock.update().__aenter__())
     await asyncio.sleep(0.05)
     assert not update.done()
     end.set()

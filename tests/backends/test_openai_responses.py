@@ -1,4 +1,4 @@
-"""Answers that break the protocol, from a real server on loopback: the server's fault, retried, and bounded."""
+"""Responses that violate the protocol, from a real server on loopback: retried, reported, and limited in size."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("speaks", "reply", "words"), MALFORMED)
-async def test_malformed_answer_is_retried_and_reported(
+async def test_malformed_response_is_retried_and_reported(
     openai_server: OpenAIServer, speaks: str, reply: Reply, words: str
 ) -> None:
     backend, path = client(openai_server, speaks, vocab_size=300, retries=1), PATHS[speaks]
@@ -131,7 +131,7 @@ async def test_malformed_event_ends_a_stream_even_with_its_finish_reason(
         "[" * 900 + "]" * 900,
     ],
 )
-async def test_call_arguments_that_no_record_can_keep_are_the_models_mistake(
+async def test_call_arguments_that_cannot_be_stored_are_a_problem_of_the_call(
     openai_server: OpenAIServer, arguments: str
 ) -> None:
     openai_server.answers("/chat/completions", says(call({"name": "add", "arguments": arguments})))
@@ -152,7 +152,7 @@ async def test_streamed_call_arguments_must_be_text(openai_server: OpenAIServer)
     pieces = [{"index": 0, "function": {"name": "add", "arguments": {"a": 1}}}]
     reply = event({"choices": [{"delta": {"content": "x", "tool_calls": pieces}, "finish_reason": "stop"}]})
     openai_server.answers("/chat/completions", streams(reply))
-    with pytest.raises(BackendFault, match=r"broke off after 1 pieces: .* not as text"):
+    with pytest.raises(BackendFault, match=r"broke off after 1 deltas: .* not as text"):
         await client(openai_server, "messages", exact=False).generate(ask(on_text=lambda text: None))
 
 
@@ -161,20 +161,20 @@ async def test_rounding_above_zero_is_accepted(openai_server: OpenAIServer) -> N
     assert list((await client(openai_server, "tokens").generate(ask())).logprobs) == [1e-6, 0]
 
 
-async def test_compressed_answer_is_read(openai_server: OpenAIServer) -> None:
+async def test_compressed_response_is_read(openai_server: OpenAIServer) -> None:
     openai_server.answers("/completions", sends(PACKED[:20], PACKED[20:], content_encoding="gzip"))
     assert list((await client(openai_server, "tokens").generate(ask())).token_ids) == [7, 8]
     assert openai_server.seen[0].headers["accept-encoding"] == "gzip"
 
 
-async def test_answer_with_text_parts_is_read(openai_server: OpenAIServer) -> None:
+async def test_message_with_text_parts_is_read(openai_server: OpenAIServer) -> None:
     parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "42."}]
     openai_server.answers("/chat/completions", says(chat({"content": parts})))
     done = await client(openai_server, "messages").generate(ask())
     assert done.message == Message("assistant", "It is 42.")
 
 
-async def test_answer_cannot_name_a_file_of_this_machine(openai_server: OpenAIServer, tmp_path: Path) -> None:
+async def test_response_cannot_name_a_local_file(openai_server: OpenAIServer, tmp_path: Path) -> None:
     (tmp_path / "private.png").write_bytes(PICTURE)
     parts = [{"type": "image", "image": str(tmp_path / "private.png")}]
     openai_server.answers("/chat/completions", says(chat({"content": parts})))
@@ -182,19 +182,19 @@ async def test_answer_cannot_name_a_file_of_this_machine(openai_server: OpenAISe
         await client(openai_server, "messages", retries=0).generate(ask())
 
 
-async def test_deep_arguments_are_the_models_mistake(openai_server: OpenAIServer) -> None:
+async def test_deeply_nested_arguments_are_a_problem_of_the_call(openai_server: OpenAIServer) -> None:
     openai_server.answers("/chat/completions", says(call({"name": "add", "arguments": DEEP.decode()})))
     done = await client(openai_server, "messages").generate(ask())
     assert done.message is not None
     assert "not JSON" in done.message.tool_calls[0].problem
 
 
-# The size of an answer.
+# The size of a response.
 
 
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("speaks", ["tokens", "messages"])
-async def test_oversized_answer_is_cut_off(openai_server: OpenAIServer, speaks: str, status: int) -> None:
+async def test_oversized_response_is_cut_off(openai_server: OpenAIServer, speaks: str, status: int) -> None:
     openai_server.answers(PATHS[speaks], sends(b'{"choices": [', b"0, " * 10_000, status=status, repeat=300))
     with pytest.raises(BackendFault, match="larger than max_response_bytes="):
         await client(openai_server, speaks, max_response_bytes=100_000, retries=0).generate(ask())
