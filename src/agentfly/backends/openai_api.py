@@ -9,9 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -19,6 +17,7 @@ import httpx
 from agentfly.backends.base import Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.http_body import BodyError, parse_json
+from agentfly.retrying import parse_retry_after
 from agentfly.types import Image, Message, Sampling, ToolCall
 
 _TOO_LONG = re.compile(
@@ -167,7 +166,7 @@ def refusal(response: httpx.Response, text: str, model: str, key: str | None = N
     words = (words.replace(key, "…") if key else words)[:500]
     said = f"{response.url} answered {status}: {words or response.reason_phrase}"
     if status in (408, 429) or status >= 500:
-        return Retryable(said, _retry_after(response))
+        return Retryable(said, parse_retry_after(response.headers.get("retry-after", "")))
     if status in (401, 403):
         return ConfigError(f"{said}; check api_key= or OPENAI_API_KEY")
     if status in (404, 405) or status < 400:
@@ -187,15 +186,3 @@ def words_of(data: Mapping[str, Any]) -> str:
 def reason(error: Exception) -> str:
     """What an exception says, or its name where it says nothing."""
     return str(error) or type(error).__name__
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("retry-after", "").strip()
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None

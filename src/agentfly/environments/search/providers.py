@@ -10,19 +10,19 @@ import html
 import os
 import re
 import reprlib
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agentfly.environments.search.cache import Cache
 from agentfly.environments.search.passages import Hit, Passage
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
+from agentfly.retrying import RateLimiter, WaitAsAsked, parse_retry_after
 
 RETRIES = 4
 TIMEOUT = 20.0
@@ -35,6 +35,14 @@ _TAG = re.compile(r"<[^>]*>")
 
 class SearchFailed(AgentFlyError):
     """An engine gave no results, again and again, or refused."""
+
+
+class _Retryable(SearchFailed):
+    """A response after which asking again may help. `wait`: seconds that the engine asks for, or None."""
+
+    def __init__(self, message: str, wait: float | None) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class Engine:
     """The environment variable with the key; None: it needs none."""
     most: int = 10
     """Results that may be asked for at once."""
-    per_second: float = 5.0
+    per_second: float | None = 5.0
+    """Most requests in a second, evenly spaced; None: no limit."""
 
 
 class Provider:
@@ -71,7 +80,10 @@ class Provider:
         self.engine, self._retries, self._max_response_bytes = engine, retries, max_response_bytes
         self._address = os.environ.get(f"AGENTFLY_{engine.name.upper()}_URL") or engine.address
         self._key = _key_of(engine)
-        self._rate = _Rate(per_second if per_second is not None else engine.per_second)
+        per_second = engine.per_second if per_second is None else per_second
+        if per_second is not None and not per_second > 0:
+            raise ConfigError(f"a rate must be above 0 searches a second, not {per_second!r}")
+        self._rate = None if per_second is None else RateLimiter(1, 1 / per_second)
         self._cache = cache if cache is not None else Cache()
         headers = {**HEADERS, "User-Agent": "agentfly"}
         self._client = httpx.Client(timeout=timeout, headers=headers, follow_redirects=True)
@@ -92,28 +104,33 @@ class Provider:
         return [Hit(each, 1 / rank) for rank, each in enumerate(passages, 1)]
 
     def _replied(self, request: dict[str, Any]) -> list[Passage]:
-        """The passages of the reply. What may pass is tried again, later and later, or when the engine says."""
-        wrong = hint = ""
-        for attempt in range(self._retries + 1):
-            self._rate.wait()
-            pause = min(2.0**attempt / 2, LONGEST_PAUSE)
-            try:
-                with self._client.stream(**request) as response:
-                    if response.is_success:
-                        return self._read(parse_json(read_body_sync(response, self._max_response_bytes)))
-                    status = response.status_code
-                    wrong = f"status {status}: {read_error_text_sync(response):.120}"
-                if status in (401, 403):
-                    key = self.engine.key
-                    hint = f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
-                if status not in _AGAIN:
-                    break
-                pause = _told_pause(response, pause)
-            except (httpx.HTTPError, ValueError) as error:
-                wrong = describe(error)
-            if attempt < self._retries:
-                time.sleep(pause)
-        raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {wrong}{hint}")
+        """The passages of the reply. Retries, with a growing pause or the one the engine asks for."""
+        attempts = Retrying(
+            retry=retry_if_exception_type((_Retryable, httpx.HTTPError, ValueError)),
+            wait=WaitAsAsked(0.5, max_backoff=LONGEST_PAUSE, max_asked=LONGEST_PAUSE),
+            stop=stop_after_attempt(self._retries + 1),
+            reraise=True,
+        )
+        try:
+            return attempts(self._attempt, request)
+        except (SearchFailed, httpx.HTTPError, ValueError) as error:
+            wrong = str(error) if isinstance(error, SearchFailed) else describe(error)
+            raise SearchFailed(f"{self.engine.name} at {self._address} could not be asked: {wrong}") from error
+
+    def _attempt(self, request: dict[str, Any]) -> list[Passage]:
+        if self._rate is not None:
+            self._rate.acquire_blocking()
+        with self._client.stream(**request) as response:
+            if response.is_success:
+                return self._read(parse_json(read_body_sync(response, self._max_response_bytes)))
+            status = response.status_code
+            wrong = f"status {status}: {read_error_text_sync(response):.120}"
+        if status in _AGAIN:
+            raise _Retryable(wrong, parse_retry_after(response.headers.get("retry-after", "")))
+        if status in (401, 403):
+            key = self.engine.key
+            wrong += f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
+        raise SearchFailed(wrong)
 
     def _read(self, reply: Any) -> list[Passage]:
         """The passages of a reply. Raises ValueError for one that the engine's format does not allow."""
@@ -132,30 +149,6 @@ def _key_of(engine: Engine) -> str:
     if not (key := os.environ.get(engine.key, "").strip()):
         raise ConfigError(f"{engine.name} needs a key: set the environment variable {engine.key}")
     return key
-
-
-def _told_pause(response: httpx.Response, otherwise: float) -> float:
-    try:
-        return min(max(float(response.headers["retry-after"]), 0.0), LONGEST_PAUSE)
-    except (KeyError, ValueError):
-        return otherwise
-
-
-class _Rate:
-    """Lets so many through a second, evenly spaced, whoever comes."""
-
-    def __init__(self, per_second: float) -> None:
-        if not per_second > 0:
-            raise ConfigError(f"a rate must be above 0 searches a second, not {per_second!r}")
-        self._gap, self._next, self._lock = 1 / per_second, 0.0, threading.Lock()
-
-    def wait(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            begin = max(now, self._next)
-            self._next = begin + self._gap
-        if begin > now:
-            time.sleep(begin - now)
 
 
 def plain_text(markup: str) -> str:
@@ -177,7 +170,7 @@ def server(address: str) -> Engine:
             lambda query, k, _: {"method": "POST", "json": {"query": query, "top_k": k}},
             lambda reply: [Passage.of(row, number) for number, row in enumerate(reply["results"])],
             most=100,
-            per_second=10_000,
+            per_second=None,
         )
     address = address.rstrip("/")
     return Engine(
@@ -186,7 +179,7 @@ def server(address: str) -> Engine:
         lambda query, k, _: {"method": "POST", "json": {"queries": [query], "topk": k, "return_scores": True}},
         lambda reply: [Passage.of(_document(row), number) for number, row in enumerate(reply["result"][0])],
         most=100,
-        per_second=10_000,
+        per_second=None,
     )
 
 

@@ -7,7 +7,6 @@ import http.client
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -22,7 +21,6 @@ SUPERVISOR, WORKER = "agentfly-superv", "agentfly-worker"
 """Process names; the kernel keeps fifteen characters."""
 PROGRAM = "agentfly.resources.supervisor.process"
 """The module that a supervisor runs; it is in the command line from the first moment."""
-_ATTEMPTS = 3
 
 
 def sweep(own: str) -> None:
@@ -60,8 +58,15 @@ def remove(kind: str, what: str) -> None:
         return
     address, _, container = what.rpartition(" ")
     parts = urlsplit(address)
-    for attempt in range(_ATTEMPTS):
-        with contextlib.suppress(OSError, http.client.HTTPException):
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_incrementing  # seldom needed
+
+    for attempt in Retrying(
+        retry=retry_if_exception_type((OSError, http.client.HTTPException)),
+        wait=wait_incrementing(start=0.5, increment=0.5),
+        stop=stop_after_attempt(3),
+        retry_error_callback=lambda _: None,  # best effort: a supervisor has no caller to report to
+    ):
+        with attempt:
             if parts.scheme == "unix":
                 connection = http.client.HTTPConnection("localhost", timeout=30)
                 connection.sock = socket.socket(socket.AF_UNIX)
@@ -71,6 +76,6 @@ def remove(kind: str, what: str) -> None:
                 connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=30)
             with contextlib.closing(connection):
                 connection.request("DELETE", f"/containers/{quote(container, safe='')}?force=1&v=1")
-                if connection.getresponse().status in (204, 404):
-                    return
-        time.sleep(0.5 * (attempt + 1))
+                status = connection.getresponse().status
+                if status not in (204, 404):
+                    raise OSError(f"status {status}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import docker
 import requests
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from agentfly.errors import EnvironmentFault
 from agentfly.sandbox.base import SandboxUnavailable
@@ -183,16 +183,15 @@ class ContainerEngine:
     def remove(self, name: str) -> ContainerExit:
         """Kill and remove a container; a missing one is ignored."""
         with self._translate_errors("remove a container"):
-            for attempts_left in reversed(range(_REMOVE_ATTEMPTS)):
-                try:
+            attempts = Retrying(  # it may be exiting, or another process may be removing it
+                retry=retry_if_exception_type(docker.errors.APIError),
+                wait=wait_fixed(0.1),
+                stop=stop_after_attempt(_REMOVE_ATTEMPTS),
+                reraise=True,
+            )
+            for attempt in attempts:
+                with attempt, contextlib.suppress(docker.errors.NotFound):
                     self._api.remove_container(name, v=True, force=True)
-                    break
-                except docker.errors.NotFound:
-                    break
-                except docker.errors.APIError:  # it is exiting, or another process is removing it
-                    if not attempts_left:
-                        raise
-                time.sleep(0.1)
         return ContainerExit()
 
     def close(self) -> None:

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
 from agentfly.environment import Environment, InstanceHandle, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.instance import Instance
@@ -50,7 +52,6 @@ _JOIN_SECONDS = 60.0
 _METRICS_SECONDS = 10.0
 """Timeout for reading its pool metrics."""
 _JOIN_ATTEMPTS = 3
-"""Attempts to join, since an actor without clients may end itself at that moment."""
 
 
 class RayManager(ResourceManager):
@@ -214,23 +215,27 @@ class RayManager(ResourceManager):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._join_lock:
-            attempts = itertools.count(1)
-            while self._actor is None:
-                node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-                local = {"num_cpus": 0, "scheduling_strategy": node}
-                named = {"name": self.name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
-                options = {"max_concurrency": MAX_CONCURRENCY, **local, **named}
-                actor = ray.remote(ManagerActor).options(**options).remote(self.budget)
-                heartbeat = ray.remote(Heartbeat).options(**local).remote()
-                try:
-                    get_answer(call_actor(actor, "join", self._client_id, heartbeat, self.budget), _JOIN_SECONDS)
-                except ActorUnreachable as error:
-                    if next(attempts) == _JOIN_ATTEMPTS:
-                        raise self._handle_unreachable(None, error) from error
-                    continue
-                self._actor = actor
-                self._heartbeat = heartbeat
-                weakref.finalize(self, kill, heartbeat)  # a Ray worker outlives the task that dropped its manager
+            if self._actor is not None:
+                return self._actor
+            node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            local = {"num_cpus": 0, "scheduling_strategy": node}
+            named = {"name": self.name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+            options = {"max_concurrency": MAX_CONCURRENCY, **local, **named}
+            # An actor without clients may end itself at the moment of joining.
+            attempts = Retrying(
+                retry=retry_if_exception_type(ActorUnreachable), stop=stop_after_attempt(_JOIN_ATTEMPTS), reraise=True
+            )
+            try:
+                for attempt in attempts:
+                    with attempt:
+                        actor = ray.remote(ManagerActor).options(**options).remote(self.budget)
+                        heartbeat = ray.remote(Heartbeat).options(**local).remote()
+                        get_answer(call_actor(actor, "join", self._client_id, heartbeat, self.budget), _JOIN_SECONDS)
+            except ActorUnreachable as error:
+                raise self._handle_unreachable(None, error) from error
+            self._actor = actor
+            self._heartbeat = heartbeat
+            weakref.finalize(self, kill, heartbeat)  # a Ray worker outlives the task that dropped its manager
             return self._actor
 
     def _handle_unreachable(self, actor: Any, error: ActorUnreachable) -> EnvironmentFault:

@@ -1,0 +1,108 @@
+"""Waiting times, Retry-After headers and rate limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from tenacity import Retrying, stop_after_attempt
+
+from agentfly.errors import ConfigError
+from agentfly.retrying import RateLimiter, WaitAsAsked, parse_retry_after
+
+
+class Busy(Exception):
+    def __init__(self, wait: float | None = None) -> None:
+        self.wait = wait
+
+
+def waits(wait: WaitAsAsked, error: Exception, attempts: int) -> list[float]:
+    slept: list[float] = []
+    retrying = Retrying(wait=wait, stop=stop_after_attempt(attempts), sleep=slept.append, reraise=True)
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        retrying(fail)
+    return slept
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    assert waits(WaitAsAsked(0.5, max_backoff=3.0), Busy(), 6) == [0.5, 1.0, 2.0, 3.0, 3.0]
+    jittered = waits(WaitAsAsked(1.0, max_backoff=1.0, jitter=0.25), ValueError(), 50)
+    assert min(jittered) >= 0.75
+    assert max(jittered) <= 1.25
+    assert len(set(jittered)) > 1
+
+
+def test_wait_that_the_server_asks_for_replaces_the_backoff() -> None:
+    assert waits(WaitAsAsked(60.0), Busy(0.25), 3) == [0.25, 0.25]
+    assert waits(WaitAsAsked(60.0, max_asked=2.0), Busy(9.0), 2) == [2.0]
+
+
+def test_retry_after_is_a_number_or_a_date() -> None:
+    assert parse_retry_after(" 1.5 ") == 1.5
+    assert parse_retry_after("-3") == 0.0
+    later = parse_retry_after(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True))
+    assert later is not None
+    assert 50 < later <= 60
+    assert parse_retry_after("soon") is None
+    assert parse_retry_after("") is None
+
+
+async def test_rate_limit_holds_over_any_period() -> None:
+    limiter = RateLimiter(3, seconds=0.2)
+    times = []
+
+    async def acquire() -> None:
+        await limiter.acquire()
+        times.append(time.monotonic())
+
+    await asyncio.gather(*(acquire() for _ in range(9)))
+    assert all(later - earlier > 0.19 for earlier, later in zip(times, times[3:], strict=False))
+    assert times[2] - times[0] < 0.1
+
+
+async def test_cancelled_wait_uses_no_slot() -> None:
+    limiter = RateLimiter(1, seconds=0.3)
+    await limiter.acquire()
+    began = time.monotonic()
+    waiting = [asyncio.create_task(limiter.acquire()) for _ in range(5)]
+    await asyncio.sleep(0)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await limiter.acquire()
+    assert time.monotonic() - began < 0.6
+
+
+def test_rate_limit_holds_over_threads_and_event_loops() -> None:
+    limiter = RateLimiter(2, seconds=0.2)
+    times: list[float] = []
+
+    def blocking() -> None:
+        limiter.acquire_blocking()
+        times.append(time.monotonic())
+
+    async def in_loop() -> None:
+        await limiter.acquire()
+        times.append(time.monotonic())
+
+    threads = [threading.Thread(target=blocking) for _ in range(3)]
+    threads += [threading.Thread(target=asyncio.run, args=(in_loop(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times.sort()
+    assert all(later - earlier > 0.15 for earlier, later in zip(times, times[2:], strict=False))
+
+
+def test_rate_of_nothing_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="both must be positive"):
+        RateLimiter(0, seconds=60)
