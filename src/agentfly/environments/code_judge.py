@@ -22,10 +22,12 @@ from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.judge_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session, SessionClosed
+from agentfly.sandbox.mounts import INSIDE
 from agentfly.sandbox.shared import shared_sandbox
 
 _INSIDE = Path(__file__).parent / "judge_inside"
 _PACKAGE = "agentfly_judge"
+_FRAMES = "agentfly.sandbox.inside.frames"
 _LOAD = """
 import sys, types
 def load(files):
@@ -162,7 +164,8 @@ class _Judgement:
             self.failures.append(f"{step.label}: {wrong.partition(': ')[2]}")
 
     async def _begin(self, session: Session) -> str:
-        files = {_PACKAGE: "", **{f"{_PACKAGE}.{name}": source for name, source in _inside().items()}}
+        files = {_FRAMES: (INSIDE / "frames.py").read_text(), _PACKAGE: ""}
+        files |= {f"{_PACKAGE}.{name}": source for name, source in _inside().items()}
         loading = await session.run(_LOAD.format(package=_PACKAGE, files=files))
         if not loading.ok:
             raise EnvironmentFault(f"the judge does not start: {loading.message or loading.error}")
