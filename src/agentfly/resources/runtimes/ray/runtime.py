@@ -28,6 +28,7 @@ from agentfly.resources.runtimes.ray.cluster import (
 )
 from agentfly.sandbox.inside import kernel, process_tree
 from agentfly.threads import call
+from agentfly.validation import NonNegativeFloat, validate
 
 _CLEANUP_SECONDS = 2.0
 """Time for an actor to kill the processes of its instance before the actor itself is killed."""
@@ -105,8 +106,7 @@ class RayRuntime:
 
     def __post_init__(self) -> None:
         for name, amount in {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}.items():
-            if not isinstance(amount, int | float) or isinstance(amount, bool) or not amount >= 0:
-                raise ConfigError(f"RayRuntime's {name} must be a number of at least 0, not {amount!r}")
+            validate(f"RayRuntime's {name}", amount, NonNegativeFloat)
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
         """Create an instance in a new actor."""
