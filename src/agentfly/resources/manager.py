@@ -22,7 +22,6 @@ from agentfly.resources.lease import GroupLeases, InstanceProvider, Leases
 from agentfly.resources.metrics import PoolMetrics
 from agentfly.resources.pool import PoolState
 from agentfly.types import Task
-from agentfly.validation import PositiveInt, validate
 
 
 class InProcess:
@@ -56,6 +55,8 @@ class ResourceManager:
         memory: int | None = None,
     ) -> None:
         """pools: overrides of the environments' own settings. instances, memory (bytes): limits over all pools."""
+        from agentfly.validation import PositiveInt, validate  # containers import this module without pydantic
+
         self.pools = dict(pools or {})
         for env_class, pool in self.pools.items():
             if not (inspect.isclass(env_class) and issubclass(env_class, Environment)) or not isinstance(pool, Pool):

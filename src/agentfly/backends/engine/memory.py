@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
-import os
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from agentfly.validation import PositiveInt, validate
@@ -29,9 +28,7 @@ def cache_bytes(asked: int | None, device: torch.device) -> int:
 
 def free_memory() -> int:
     """Bytes of this machine's memory that nobody uses, what files are cached in among them where the kernel tells."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

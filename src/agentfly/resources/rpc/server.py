@@ -57,8 +57,13 @@ class RpcServer:
         """Run `make` (create the instance), `get` (read an attribute) or `call`; the encoded value."""
         if operation == "make":
             host_state, pickled_class = args
-            if host_state is not None:
-                _apply_host_state(**host_state)
+            if host_state is not None:  # take over the host's import path, working directory and environment
+                sys.path[:] = host_state["path"]
+                os.chdir(host_state["folder"])
+                environ = host_state["environ"]
+                for each in set(os.environ) - set(environ) - {OWNER}:
+                    del os.environ[each]
+                os.environ.update({each: environ[each] for each in environ if each != OWNER})
             self._instance = pickle.loads(pickled_class)()
             return "null"
         if operation == "get":
@@ -72,15 +77,6 @@ class RpcServer:
                 f"{type(self._instance).__name__}.{name} returned {error}, which cannot leave its worker; "
                 f"return text, numbers, lists, dicts, bytes or images, of at most {LIMIT >> 10} KB"
             ) from None
-
-
-def _apply_host_state(path: list[str], folder: str, environ: dict[str, str]) -> None:
-    """Take over the host's import path, working directory and environment variables."""
-    sys.path[:] = path
-    os.chdir(folder)
-    for name in set(os.environ) - set(environ) - {OWNER}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in environ.items() if name != OWNER})
 
 
 def _serialize_error(error: BaseException) -> str:
