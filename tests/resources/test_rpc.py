@@ -511,7 +511,7 @@ class TestPlain:
     async def test_answer_cannot_modify_proxy_internals(self) -> None:
         class Liar:
             async def ask(self, _: bytes) -> bytes:
-                names = {name: {"is": 1} for name in ("_remote", "__class__", "press", "double", "pool")}
+                names = {name: {"value": 1} for name in ("_remote", "__class__", "press", "double", "pool")}
                 return json.dumps({"value": 1, "version": 1, "attributes": names}).encode()
 
         env = await make_proxy(Counter, Liar())
@@ -524,7 +524,7 @@ class TestPlain:
 
             async def ask(self, _: bytes) -> bytes:
                 self.asked += 1
-                flood = {f"a{self.asked}": {"is": "x" * 100_000}}
+                flood = {f"a{self.asked}": {"value": "x" * 100_000}}
                 return json.dumps({"value": 1, "version": self.asked, "attributes": flood}).encode()
 
         flood = Flood()

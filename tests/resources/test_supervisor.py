@@ -163,7 +163,7 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
     another = Supervisor()
     try:
         worker = another.open()
-        worker.line.close()
+        worker.socket.close()
         # What was started with an empty environment carries no mark.
         assert await none_left(lambda: marked(owner)) == []
         assert await none_left(lambda: [str(folder)] * folder.exists()) == []

@@ -26,7 +26,7 @@ MIRROR_LIMIT = 64 << 10
 OWNER = "AGENTFLY_OWNER"
 """Environment variable with the name of the process that a worker belongs to; the host's environment never sets it."""
 _MAX_TRACE = 8000
-_GONE, _BIG = "{}", '{"big":true}'
+_GONE, _BIG = "{}", '{"too_big":true}'
 
 
 class RpcServer:
@@ -116,14 +116,14 @@ class Mirror:
             if not name.isidentifier() or name.startswith("_"):
                 continue
             try:
-                form = f'{{"is":{write(value, left, pictures=False)}}}'
+                form = f'{{"value":{write(value, left, images=False)}}}'
             except TooBig:
                 form = _BIG
             except NotSerializable as error:
-                form = json.dumps({"stays": f"it is {error}"})
+                form = json.dumps({"reason": f"it is {error}"})
             except RuntimeError:  # modified by another thread during the encoding: the next answer sends it
                 form = self._sent.get(name, (_GONE,))[0]
             except Exception as error:  # raised by a subclass of a plain type
-                form = json.dumps({"stays": f"looking at it raised {describe(error)}"})
+                form = json.dumps({"reason": f"looking at it raised {describe(error)}"})
             left = max(left - len(form), 0)
             yield name, form

@@ -39,11 +39,11 @@ class ProcessRuntime:
             raise EnvironmentFault(f"no worker process for {env_class.__name__}: {error}") from error
         connection = None
         try:
-            connection = await RpcConnection.open(worker.line, worker.wait)
+            connection = await RpcConnection.open(worker.socket, worker.wait)
             return _WorkerHandle(await make_proxy(env_class, connection), worker, connection)
         except BaseException:
             worker.drop()
-            (connection or worker.line).close()
+            (connection or worker.socket).close()
             raise
 
 

@@ -93,10 +93,27 @@ class SupervisorProcess:
             self._execute(json.loads(message), files)
 
     def _execute(self, command: dict[str, Any], files: list[int]) -> None:
+        """Start a worker with its guardian, end one, or register a resource. files: descriptors for a worker."""
         if command["do"] == "open":
             with contextlib.suppress(ImportError):
                 importlib.import_module(command["load"])  # imported once, and shared by all later workers
-            self._fork_guardian(command["number"], *files)
+            rpc_fd, exit_pipe = files
+            supervisor = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                os.write(exit_pipe, f"no process can be forked: {error}\n".encode())
+            else:
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for file in map(int, os.listdir("/dev/fd")):
+                        if file > 2 and file not in (rpc_fd, exit_pipe):
+                            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
+                                os.close(file)
+                    run_guardian(rpc_fd, exit_pipe, supervisor)
+                self._guardians[pid] = command["number"]
+            os.close(rpc_fd)
+            os.close(exit_pipe)
         elif command["do"] == "end":
             for pid in [pid for pid, number in self._guardians.items() if number == command["number"]]:
                 os.kill(pid, signal.SIGTERM)  # our child and not reaped: the pid cannot have been reused
@@ -104,24 +121,6 @@ class SupervisorProcess:
             self._registered[command["kind"], command["what"]] = None
         else:
             self._registered.pop((command["kind"], command["what"]), None)
-
-    def _fork_guardian(self, number: int, line: int, exit_pipe: int) -> None:
-        supervisor = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.write(exit_pipe, f"no process can be forked: {error}\n".encode())
-        else:
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                for file in map(int, os.listdir("/dev/fd")):
-                    if file > 2 and file not in (line, exit_pipe):
-                        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
-                            os.close(file)
-                run_guardian(line, exit_pipe, supervisor)
-            self._guardians[pid] = number
-        os.close(line)
-        os.close(exit_pipe)
 
     def _kill_strays(self) -> None:
         """Kill children that are not guardians: they were adopted from a worker whose guardian is gone."""
@@ -171,8 +170,8 @@ def main(control: int, owner: int) -> None:
         os._exit(0)
 
 
-def run_guardian(line: int, exit_pipe: int, supervisor: int) -> NoReturn:
-    """Run a worker that serves requests on `line`, and end it with all its descendants.
+def run_guardian(rpc_fd: int, exit_pipe: int, supervisor: int) -> NoReturn:
+    """Run a worker that serves requests on the socket `rpc_fd`, and end it with all its descendants.
 
     Writes this process's pid to `exit_pipe` at the start, and the worker's wait status at the end.
     """
@@ -186,8 +185,8 @@ def run_guardian(line: int, exit_pipe: int, supervisor: int) -> NoReturn:
         worker = os.fork()
         if worker == 0:
             os.close(exit_pipe)
-            _run_worker(line, own)
-        os.close(line)
+            _run_worker(rpc_fd, own)
+        os.close(rpc_fd)
         _write_number(exit_pipe, own)
         status = None
         while status is None:  # reap children until the worker has ended, by itself or by a SIGTERM to this process
@@ -216,7 +215,7 @@ def _write_number(exit_pipe: int, number: int) -> None:
         os.write(exit_pipe, f"{number}\n".encode())
 
 
-def _run_worker(line: int, guardian: int) -> NoReturn:
+def _run_worker(rpc_fd: int, guardian: int) -> NoReturn:
     status = 1
     try:
         _die_with(guardian)
@@ -226,7 +225,7 @@ def _run_worker(line: int, guardian: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARDIAN_SIGNALS)
-        asyncio.run(connection.serve(socket.socket(fileno=line)))
+        asyncio.run(connection.serve(socket.socket(fileno=rpc_fd)))
         status = 0
     except BaseException:
         traceback.print_exc()
