@@ -370,7 +370,7 @@ async def test_reward_of_the_chain_counts_at_its_last_turn() -> None:
         ([], "an empty list of rewards"),
         ("no_such_reward", "no reward is named 'no_such_reward'"),
         ([returning(1, "same"), returning(2, "same")], "two rewards have the same name among same, same"),
-        ({returning(1): float("nan")}, "weight of reward .*nan; it must be a finite number"),
+        ({returning(1): float("nan")}, "weight of reward .* must be a finite number, not nan"),
         ({returning(1): "2"}, "weight of reward .*'2'"),
         ([(returning(1), 0.5)], "is not a reward"),
     ],

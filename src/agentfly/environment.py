@@ -45,7 +45,7 @@ class InstanceHandle:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
 
-    def death(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why the instance can no longer be used, if that is known without waiting; else None."""
         return None
 
@@ -53,13 +53,13 @@ class InstanceHandle:
         """Bytes the instance uses now; None if it cannot be measured apart from the current process."""
         return None
 
-    async def rest(self) -> None:
-        """Use as few resources as possible until `wake`: the instance is idle."""
+    async def pause(self) -> None:
+        """Use as few resources as possible until `resume`: the instance is idle."""
 
-    async def wake(self) -> None:
-        """Undo `rest`."""
+    async def resume(self) -> None:
+        """Undo `pause`."""
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """Free everything that is left. Called after `close`, also if `close` failed or timed out."""
 
 

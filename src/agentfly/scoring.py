@@ -26,6 +26,7 @@ from agentfly.threads import call
 from agentfly.tooling import Context
 from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
+from agentfly.validation import FiniteFloat, validate
 
 TIMEOUT = 600.0
 MAX_PREDICTION = 131_072
@@ -218,9 +219,8 @@ class Scorer:
                 raise ConfigError(
                     f"{given!r} is not a reward; decorate the function with @reward, or pass a reward's name"
                 )
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise ConfigError(f"the weight of reward {given!r} is {weight!r}; it must be a finite number")
-            self.rewards.append((found, float(weight)))
+            weight = validate(f"the weight of reward {given!r}", weight, FiniteFloat)
+            self.rewards.append((found, weight))
         names = [each.name for each, _ in self.rewards]
         if not names:
             raise ConfigError("an empty list of rewards; give one, or reward=None")

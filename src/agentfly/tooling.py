@@ -27,6 +27,7 @@ from agentfly.segment import to_plain
 from agentfly.threads import call
 from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
+from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
 
 MAX_LENGTH = 8192
 TIMEOUT = 120.0
@@ -102,10 +103,9 @@ class Tool:
         """The class that defines this method; None for a function, and for a method bound to its instance."""
         self._attribute = function.__name__
         """The method's attribute name in that class."""
-        if max_length < 1 or (timeout is not None and timeout <= 0):
-            raise ConfigError(f"tool {self.name!r}: max_length and timeout must be above 0 (timeout=None: no limit)")
-        if not isinstance(retries, int) or retries < 0:
-            raise ConfigError(f"tool {self.name!r}: retries must be a whole number from 0, not {retries!r}")
+        validate(f"tool {self.name!r}: max_length", max_length, PositiveInt)
+        validate(f"tool {self.name!r}: timeout", timeout, PositiveFloat | None, " (None: no limit)")
+        validate(f"tool {self.name!r}: retries", retries, NonNegativeInt)
         TOOLS.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -952,20 +952,20 @@ class Bed(InstanceHandle):
     log: ClassVar[list[str]] = []
     dead = ""
 
-    def death(self) -> str | None:
+    def exit_reason(self) -> str | None:
         return self.dead or None
 
     def memory(self) -> int:
         return 1000
 
-    async def rest(self) -> None:
-        self.log.append("rest")
+    async def pause(self) -> None:
+        self.log.append("pause")
 
-    async def wake(self) -> None:
-        self.log.append("wake")
+    async def resume(self) -> None:
+        self.log.append("resume")
 
-    async def end(self) -> None:
-        self.log.append("end")
+    async def terminate(self) -> None:
+        self.log.append("terminate")
 
 
 class Hotel:
@@ -987,11 +987,11 @@ async def test_idle_instance_is_paused_resumed_and_closed(monkeypatch: pytest.Mo
     for _ in range(2):
         async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
-        resting = Bed.log.count("rest") + 1
-        await until(lambda resting=resting: Bed.log.count("rest") == resting)
+        pauses = Bed.log.count("pause") + 1
+        await until(lambda pauses=pauses: Bed.log.count("pause") == pauses)
     assert (only(manager).max_instances, only(manager).memory, only(manager).runtime) == (3, 1000, "hotel")
     await manager.close()
-    assert Bed.log == ["rest", "wake", "rest", "end"]
+    assert Bed.log == ["pause", "resume", "pause", "terminate"]
 
 
 async def test_instance_that_died_while_idle_is_evicted() -> None:
@@ -1007,20 +1007,20 @@ async def test_instance_that_died_while_idle_is_evicted() -> None:
 
 
 class Sleeper(Bed):
-    """Hangs or breaks when it is put to rest or woken."""
+    """Hangs or breaks when it is paused or resumed."""
 
     broken = ""
 
-    async def rest(self) -> None:
-        await super().rest()
-        if self.broken == "rest":
+    async def pause(self) -> None:
+        await super().pause()
+        if self.broken == "pause":
             await asyncio.sleep(60)
 
-    async def wake(self) -> None:
+    async def resume(self) -> None:
         await asyncio.sleep(0.01)
-        if self.broken == "wake":
-            raise OSError("it does not wake")
-        await super().wake()
+        if self.broken == "resume":
+            raise OSError("it does not resume")
+        await super().resume()
 
 
 class Hostel(Hotel):
@@ -1029,23 +1029,23 @@ class Hostel(Hotel):
         return self.beds[-1]
 
 
-async def rested(manager: ResourceManager, hostel: Hostel, broken: str) -> Environment:
-    """An instance that has been lent once and was then put to rest."""
+async def pause_instance(manager: ResourceManager, hostel: Hostel, broken: str) -> Environment:
+    """An instance that has been leased once and was then paused."""
     Bed.log.clear()
     async with manager.leases(TASK, [World]) as leases:
         first = await leases.get(World)
     for bed in hostel.beds:
         bed.broken = broken  # type: ignore[attr-defined]
-    await until(lambda: Bed.log == ["rest"])
+    await until(lambda: Bed.log == ["pause"])
     return first
 
 
-@pytest.mark.parametrize("broken", ["rest", "wake"])
+@pytest.mark.parametrize("broken", ["pause", "resume"])
 async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
     manager = pooled(World, runtime=hostel, reset_timeout=0.05, idle_seconds=60.0)
-    first = await rested(manager, hostel, broken)
+    first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
     async with manager.leases(TASK, [World]) as leases, asyncio.timeout(20):
         assert await leases.get(World) is not first
@@ -1053,12 +1053,12 @@ async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pyte
     await manager.close()
 
 
-@pytest.mark.parametrize("broken", ["", "wake"])
+@pytest.mark.parametrize("broken", ["", "resume"])
 async def test_shared_instance_is_resumed_once(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
     manager = pooled(World, runtime=hostel, scope="global", concurrent=True, idle_seconds=60.0)
-    first = await rested(manager, hostel, broken)
+    first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
 
     async def chain(name: str) -> bool:
@@ -1067,5 +1067,5 @@ async def test_shared_instance_is_resumed_once(monkeypatch: pytest.MonkeyPatch, 
 
     assert await asyncio.gather(*map(chain, "abc")) == [not broken] * 3
     assert (only(manager).leased, only(manager).warm, only(manager).evicted) == (0, 1, bool(broken))
-    assert Bed.log.count("wake") == (not broken)
+    assert Bed.log.count("resume") == (not broken)
     await manager.close()

@@ -24,9 +24,10 @@ from agentfly import Environment, Task, tool
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, DataError, EnvironmentFault, describe
 from agentfly.resources.rpc import codec
-from agentfly.resources.rpc.connection import ANSWER, FrameProtocol, RpcConnection
+from agentfly.resources.rpc.connection import FrameProtocol, RpcConnection
 from agentfly.resources.rpc.proxy import make_proxy
 from agentfly.resources.rpc.server import RpcServer
+from agentfly.sandbox.inside.frames import ANSWER, CANCEL, QUESTION
 from agentfly.scoring import reward
 from agentfly.threads import call
 from agentfly.tooling import Context
@@ -510,7 +511,7 @@ class TestPlain:
     async def test_answer_cannot_modify_proxy_internals(self) -> None:
         class Liar:
             async def ask(self, _: bytes) -> bytes:
-                names = {name: {"is": 1} for name in ("_remote", "__class__", "press", "double", "pool")}
+                names = {name: {"value": 1} for name in ("_remote", "__class__", "press", "double", "pool")}
                 return json.dumps({"value": 1, "version": 1, "attributes": names}).encode()
 
         env = await make_proxy(Counter, Liar())
@@ -523,7 +524,7 @@ class TestPlain:
 
             async def ask(self, _: bytes) -> bytes:
                 self.asked += 1
-                flood = {f"a{self.asked}": {"is": "x" * 100_000}}
+                flood = {f"a{self.asked}": {"value": "x" * 100_000}}
                 return json.dumps({"value": 1, "version": self.asked, "attributes": flood}).encode()
 
         flood = Flood()
@@ -546,7 +547,7 @@ class TestLine:
         asked = asyncio.create_task(line.ask(b"x"))
         await asyncio.sleep(0)
         with theirs:
-            theirs.sendall(b"\xff" * 13)
+            theirs.sendall(b"\xff\xff\xff\xffA")
             with pytest.raises(EnvironmentFault, match="it sent a frame of 4294967295 bytes"):
                 await asked
             with pytest.raises(EnvironmentFault, match="it sent a frame"):
@@ -555,7 +556,7 @@ class TestLine:
 
     async def test_unexpected_answers_are_ignored(self) -> None:
         class Deaf(FrameProtocol):
-            max_payload = 100
+            limits: ClassVar = {QUESTION: 100, CANCEL: 100}
 
             def __init__(self) -> None:
                 super().__init__()
@@ -585,7 +586,7 @@ class TestLine:
         with contextlib.suppress(asyncio.CancelledError):
             await given_up
         assert await line.ask(b"d") == b"D"
-        assert deaf.kinds == [b"R", b"R", b"R", b"C", b"R"]
+        assert deaf.kinds == [QUESTION, QUESTION, QUESTION, CANCEL, QUESTION]
         deaf.close()
         with pytest.raises(EnvironmentFault, match="it is gone"):
             await line.ask(b"e")

@@ -21,7 +21,8 @@ import pytest
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.rpc.server import OWNER
 from agentfly.resources.runtimes.process import ProcessRuntime
-from agentfly.resources.supervisor import Supervisor, get_supervisor, leftovers
+from agentfly.resources.supervisor import Supervisor, get_supervisor
+from agentfly.resources.supervisor import process as supervisor_process
 from agentfly.sandbox.owner import process_name
 from tests.resources.runtimes.test_process import TREE, World, none_left
 
@@ -56,7 +57,7 @@ async def main():
         print("started", flush=True)
         if MODE == "stay":
             await asyncio.sleep(600)
-        await asyncio.gather(*(each.end() for each in handle[MODE == "churn" :]))
+        await asyncio.gather(*(each.terminate() for each in handle[MODE == "churn" :]))
         if MODE == "end":
             return
 
@@ -108,10 +109,10 @@ def test_starting_supervisor_is_not_swept() -> None:
     gone.kill()
     gone.communicate()
     wait = "import time; time.sleep(60)"
-    starting = subprocess.Popen([sys.executable, "-c", f"{wait} # {leftovers.PROGRAM}"], env=marked)
+    starting = subprocess.Popen([sys.executable, "-c", f"{wait} # {supervisor_process.PROGRAM}"], env=marked)
     stray = subprocess.Popen([sys.executable, "-c", wait], env=marked)
     try:
-        leftovers.sweep("")
+        supervisor_process.sweep("")
         assert stray.wait(10) == -signal.SIGKILL
         assert starting.poll() is None
     finally:
@@ -162,7 +163,7 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
     another = Supervisor()
     try:
         worker = another.open()
-        worker.line.close()
+        worker.socket.close()
         # What was started with an empty environment carries no mark.
         assert await none_left(lambda: marked(owner)) == []
         assert await none_left(lambda: [str(folder)] * folder.exists()) == []
@@ -177,7 +178,7 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
 
 
 def marked(owner: str) -> list[str]:
-    return [f"{each.pid} {each.name()}" for each, named in leftovers.iter_owners() if named == owner]
+    return [f"{each.pid} {each.name()}" for each, named in supervisor_process.iter_owners() if named == owner]
 
 
 async def test_killed_supervisor_is_reported_and_restarted(tmp_path: Path) -> None:
@@ -192,12 +193,12 @@ async def test_killed_supervisor_is_reported_and_restarted(tmp_path: Path) -> No
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFault, match="the supervisor of its process was killed"):
         await waiting
-    assert handle.death() == "the supervisor of its process was killed"
-    await handle.end()
+    assert handle.exit_reason() == "the supervisor of its process was killed"
+    await handle.terminate()
     again = await ProcessRuntime().create(World)
     assert get_supervisor().pid != pid
     assert await again.environment.step() == "step 1"  # type: ignore[attr-defined]
-    await again.end()
+    await again.terminate()
     get_supervisor().close()
     assert not folder.exists()
 
@@ -212,7 +213,7 @@ async def test_worker_dies_with_killed_guardian() -> None:
         await handle.environment.sleep(600)  # type: ignore[attr-defined]
     assert await none_left(lambda: of_owner("nobody's mark", mark)) == []
     assert await other.environment.step() == "step 1"  # type: ignore[attr-defined]
-    await asyncio.gather(handle.end(), other.end())
+    await asyncio.gather(handle.terminate(), other.terminate())
 
 
 async def test_terminal_signals_do_not_end_the_supervisor() -> None:
@@ -224,14 +225,14 @@ async def test_terminal_signals_do_not_end_the_supervisor() -> None:
     assert os.getsid(pid) == pid != os.getsid(0)
     assert await handle.environment.step() == "step 1"  # type: ignore[attr-defined]
     assert get_supervisor().pid == pid
-    await handle.end()
+    await handle.terminate()
 
 
 async def test_no_zombies() -> None:
     for _ in range(3):
         handle = await ProcessRuntime().create(World)
         await asyncio.to_thread(handle.environment.spawn, f"zombie-{os.getpid()}-")  # type: ignore[attr-defined]
-        await handle.end()
+        await handle.terminate()
     below = Path(f"/proc/{get_supervisor().pid}/task/{get_supervisor().pid}/children")
     assert await none_left(lambda: below.read_text().split()) == []
 
@@ -242,7 +243,7 @@ def _in_a_fork(told: Any) -> None:
         try:
             return str(await handle.environment.step())  # type: ignore[attr-defined]
         finally:
-            await handle.end()
+            await handle.terminate()
 
     before = get_supervisor().pid
     told.send((before, asyncio.run(use()), get_supervisor().pid))
@@ -259,7 +260,7 @@ async def test_forked_process_has_its_own_supervisor() -> None:
     assert (before, said, child.exitcode) == (None, "step 1", 0)
     assert its_supervisor != get_supervisor().pid
     assert await handle.environment.step() == "step 1"  # type: ignore[attr-defined]
-    await handle.end()
+    await handle.terminate()
     ours.close(), theirs.close()
 
 

@@ -222,7 +222,7 @@ def test_text_is_appended_to_the_last_user_message() -> None:
 
 @pytest.mark.parametrize("rule", [KeepImages, KeepObservations, StepHistory])
 def test_negative_number_is_rejected(rule: Any) -> None:
-    with pytest.raises(ConfigError, match="greater than or equal to 0"):
+    with pytest.raises(ConfigError, match="a whole number of at least 0"):
         rule(-1)
 
 

@@ -26,7 +26,7 @@ ALARM = Alarm("entropy_collapse", "the model [bold]hardly[/bold] varies", ("3/1"
 RECORDS = [
     StepRecord(0, 10, eval=EvalFigures(0.31, 0.24, 0.39, 64)),
     step(1, 0.4, metrics=METRICS),
-    step(2, 0.5, metrics=METRICS, eval=EvalFigures(0.52, 0.4, 0.6, 64), lent=12, waiting=3, alarms=(ALARM,)),
+    step(2, 0.5, metrics=METRICS, eval=EvalFigures(0.52, 0.4, 0.6, 64), leased=12, waiting=3, alarms=(ALARM,)),
 ]
 
 
@@ -44,7 +44,7 @@ def test_the_panel_shows_everything_and_fits(width: int) -> None:
     for part in (
         "step 2/10", "7 min left", "reward 0.5", "best 0.5", "held out 0.31 → 0.52 (0.40–0.60)", "success 50%",
         "turns 2.0", "calls 1.4", "tokens 1,182", "kl 0.012", "entropy 1.31", "clipped 4.1%", "grad norm 0.82",
-        "tokens/s 3,412", "lent/waiting 12/3", "4 s/step", "generate 75%", "update 25%", "generate 3/8",
+        "tokens/s 3,412", "leased/waiting 12/3", "4 s/step", "generate 75%", "update 25%", "generate 3/8",
         "step 2 entropy collapse: the model [bold]hardly[/bold] varies", "[3/1, 5/2]", "▁█",
     ):  # fmt: skip
         assert part in text, part

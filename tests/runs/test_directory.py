@@ -27,7 +27,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     alarm = Alarm("kl_blow_up", "far \udc80 off", ("0/1", "2/3"), 1)
     records = [
         StepRecord(0, 10, eval=EvalFigures(0.25, 0.1, 0.4, 16, {"pass@1": 0.25})),
-        step(1, lent=3, waiting=2, alarms=(alarm,)),
+        step(1, leased=3, waiting=2, alarms=(alarm,)),
         step(2, eval=EvalFigures(0.5, 0.3, 0.7, 16)),
     ]
     with RunWriter.create(tmp_path / "run", CONFIG, recipe) as run:

@@ -45,6 +45,7 @@ def test_programs_inside_use_the_standard_library_only() -> None:
         assert names <= sys.stdlib_module_names, path
 
 
-def test_programs_inside_are_not_imported_by_the_host() -> None:
+def test_host_imports_only_the_message_format_of_the_programs_inside() -> None:
     for path in INSIDE.parent.glob("*.py"):
-        assert not {name for name in imported_modules(path) if ".inside" in name}, path
+        names = {name for name in imported_modules(path) if ".inside" in name}
+        assert all(name.startswith("agentfly.sandbox.inside.frames") for name in names), path

@@ -170,7 +170,7 @@ async def _find_error(leases: Leases, env_class: type[Environment]) -> str:
     try:
         await leases.get(env_class)
         async with asyncio.timeout(env_class.pool.reset_timeout):
-            await leases.act([env_class], lambda lent: call(lent[env_class].check))
+            await leases.act([env_class], lambda environments: call(environments[env_class].check))
     except EnvironmentFault as fault:
         return str(fault)
     except Exception as error:
@@ -241,10 +241,10 @@ def _manager_view(status: ManagerStatus) -> Iterator[RenderableType]:
         yield sanitize_text(Text(f"  {status.error}\n", "red"))
         return
     yield metrics_table(status.pools)
-    leases = [(lent, each.environment) for each in status.pools for lent in each.leases]
+    leases = [(lease, each.environment) for each in status.pools for lease in each.leases]
     leases.sort(key=lambda lease: -lease[0].seconds)
-    for lent, environment in leases[:LEASES]:
-        yield sanitize_text(Text(f"  {environment} {lent.instance}: {lent}", "dim"))
+    for lease, environment in leases[:LEASES]:
+        yield sanitize_text(Text(f"  {environment} {lease.instance}: {lease}", "dim"))
     if len(leases) > LEASES:
         yield Text(f"  and {len(leases) - LEASES} more recent leases", "dim")
     for each in status.pools:

@@ -107,7 +107,7 @@ class PlaySession:
         context = Context(self.task, turn=self._turn)
         self._turn += 1
         return await self._leases.act(
-            tool.environments, lambda lent: tool.run(call.arguments, context=context, environments=lent)
+            tool.environments, lambda envs: tool.run(call.arguments, context=context, environments=envs)
         )
 
     async def state(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ async def starts(subject: Subject) -> str:
         try:
             await instance.step("close", pool.reset_timeout)
         finally:
-            await instance.handle.end()
+            await instance.handle.terminate()
     subject.started = True
     return f"reset for {task.id or task.question!r:.60}"
 

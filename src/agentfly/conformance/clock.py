@@ -7,12 +7,14 @@ seconds of CPU time; or, regardless of CPU time, when `WALL` times n seconds hav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 WALL = 5.0
 """Wall-clock seconds per second of a limit."""
@@ -55,27 +57,23 @@ async def time_limit(seconds: float) -> AsyncIterator[asyncio.Timeout]:
 
 def cpu_seconds() -> float:
     """CPU time of this process and all its children, including those that have ended."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    # utime, stime, cutime and cstime of /proc/PID/stat, counted from the state field
-    running = sum(sum(map(int, fields[11:15])) for _, fields in descendants()) / ticks
-    ended = os.times()
-    return time.process_time() + ended.children_user + ended.children_system + running
+    total = time.process_time()
+    own = os.times()
+    total += own.children_user + own.children_system
+    for process in descendants():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
-def descendants() -> Iterator[tuple[int, list[str]]]:
-    """Yield live descendant processes: pid, and the fields of /proc/PID/stat from the state on. Empty without /proc."""
+def descendants() -> list[psutil.Process]:
+    """Live descendant processes, without zombies. Empty on systems other than Linux."""
     if sys.platform != "linux":
-        return
-    children: dict[int, list[tuple[int, list[str]]]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # the process ended meanwhile
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append((int(stat.parent.name), fields))
-    parents = [os.getpid()]
-    for parent in parents:
-        for child, fields in children.get(parent, []):
-            parents.append(child)
-            yield child, fields
+        return []
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from agentfly.conformance.clock import Stopwatch, descendants
 from agentfly.conformance.report import NotApplicable, PropertyFailed
 from agentfly.conformance.subject import Subject, format_error
@@ -56,11 +58,12 @@ async def close_releases(subject: Subject) -> str:
 def count_resources() -> dict[str, int]:
     """Count the threads, file descriptors and child processes of this process, without idle pool threads."""
     python_threads = threading.enumerate()
-    native = max(len(os.listdir("/proc/self/task")) - len(python_threads), 0)
+    process = psutil.Process()
+    native = max(process.num_threads() - len(python_threads), 0)
     return {
         "threads": native + sum(thread.name != _POOL_THREAD for thread in python_threads),
-        "file descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": sum(1 for _ in descendants()),
+        "file descriptors": process.num_fds(),
+        "processes": len(descendants()),
     }
 
 

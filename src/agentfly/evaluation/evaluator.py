@@ -24,6 +24,7 @@ from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs.files import append_lines, explain_write_error
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
+from agentfly.validation import PositiveInt, validate
 
 __all__ = ["EvalLog", "Evaluation", "evaluate", "validate_counts"]
 
@@ -96,9 +97,8 @@ async def evaluate(
 
 def validate_counts(chains: int, max_concurrent: int | None, unscored: str) -> None:
     """Refuse counts that are not positive integers, and unknown values of `unscored`."""
-    for name, value in (("chains", chains), ("max_concurrent_chains", 1 if max_concurrent is None else max_concurrent)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+    validate("chains", chains, PositiveInt)
+    validate("max_concurrent_chains", max_concurrent, PositiveInt | None)
     if unscored not in ("zero", "leave out"):
         raise ConfigError(f"unscored is 'zero' or 'leave out', not {unscored!r}")
 

@@ -157,7 +157,7 @@ class Allocator:
                 timeout = self.pool(instance.env_class).settings.reset_timeout
                 if instance.pausing is not None:
                     await instance.resume(timeout)
-                if reason := instance.evict_reason or instance.handle.death():
+                if reason := instance.evict_reason or instance.handle.exit_reason():
                     raise EnvironmentFault(reason)
                 if time.monotonic() - instance.idle_since > CHECK_AFTER and len(instance.holders) == 1:
                     await instance.step("check", timeout)
@@ -229,9 +229,24 @@ class Allocator:
         except BaseException as error:
             if isinstance(error, TimeoutError) and instance is None and limit.expired():
                 error = EnvironmentFault(f"the {pool.runtime.name} runtime created no {pool.name} within {seconds:g} s")
-            self._handle_start_failure(pool, instance, error, begun)
+            pool.starting -= 1
+            if instance is not None:
+                instance.evict_reason = describe(error)
+                self._close_instance(pool, instance)
             if not isinstance(error, Exception):
                 raise
+            if instance is None and not isinstance(error, EnvironmentFault):
+                fault = EnvironmentFault(f"{pool.name}() failed: {describe(error)}")
+                fault.__cause__ = error
+                error = fault
+            pool.record_start_failure(error, begun)
+            _LOG.warning("a start of %s failed: %s", pool.name, error)
+            if pool.start_failures.broken:
+                for request in [each for each in pool.queue if each.pending]:
+                    self._fail(request, pool.broken_error())
+            else:
+                delay = max(pool.start_failures.retry_at - time.monotonic(), 0.0)
+                asyncio.get_running_loop().call_later(delay, self._serve, pool)
         else:
             pool.starting -= 1
             pool.started += 1
@@ -240,28 +255,6 @@ class Allocator:
             pool.start_failures.broken = False
             self._add_idle(pool, instance)
         self._serve(pool)
-
-    def _handle_start_failure(
-        self, pool: PoolState, instance: Instance | None, error: BaseException, begun: float
-    ) -> None:
-        pool.starting -= 1
-        if instance is not None:
-            instance.evict_reason = describe(error)
-            self._close_instance(pool, instance)
-        if not isinstance(error, Exception):
-            return
-        if instance is None and not isinstance(error, EnvironmentFault):
-            fault = EnvironmentFault(f"{pool.name}() failed: {describe(error)}")
-            fault.__cause__ = error
-            error = fault
-        pool.record_start_failure(error, begun)
-        _LOG.warning("a start of %s failed: %s", pool.name, error)
-        if pool.start_failures.broken:
-            for request in [each for each in pool.queue if each.pending]:
-                self._fail(request, pool.broken_error())
-        else:
-            delay = max(pool.start_failures.retry_at - time.monotonic(), 0.0)
-            asyncio.get_running_loop().call_later(delay, self._serve, pool)
 
     # ── release ──
 
@@ -297,7 +290,7 @@ class Allocator:
         for pool in self.pools.values():
             for instance in list(pool.idle):
                 idle = now - instance.idle_since
-                instance.evict_reason = instance.evict_reason or instance.handle.death() or ""
+                instance.evict_reason = instance.evict_reason or instance.handle.exit_reason() or ""
                 spare = len(pool.idle) > pool.settings.min_warm and pool.head is None
                 if instance.evict_reason or (spare and idle >= pool.settings.idle_seconds):
                     pool.idle.remove(instance)
@@ -320,14 +313,14 @@ class Allocator:
     async def _terminate(self, pool: PoolState, instance: Instance) -> None:
         """Close an instance unless it is dead, then have its runtime terminate what is left."""
         try:
-            if instance.handle.death() is None:
+            if instance.handle.exit_reason() is None:
                 await instance.step("close", pool.settings.reset_timeout)
         except EnvironmentFault as fault:
             pool.failed_closes += 1
             _LOG.warning("%r: %s", instance, fault)
         try:
             async with asyncio.timeout(pool.settings.reset_timeout):
-                await instance.handle.end()
+                await instance.handle.terminate()
         except Exception as error:
             pool.failed_closes += 1
             _LOG.error("%r could not be terminated: %s", instance, describe(error))

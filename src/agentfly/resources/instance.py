@@ -62,7 +62,7 @@ class Instance:
     async def pause(self, timeout: float) -> None:
         """Pause it. If that fails it is not leased again."""
         try:
-            await self._call(timeout, "rest", self.handle.rest)
+            await self._call(timeout, "pause", self.handle.pause)
         except EnvironmentFault as fault:
             self.evict_reason = str(fault)
 
@@ -71,7 +71,7 @@ class Instance:
         async with self.lock:
             if self.pausing is not None and not self.evict_reason:
                 await self.pausing
-                await self._call(timeout, "wake", self.handle.wake)
+                await self._call(timeout, "resume", self.handle.resume)
                 self.pausing = None
 
     async def _call(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:

@@ -63,7 +63,22 @@ class GroupLeases:
         its chains go before those others. Instances that died are released when the last chain that uses them has
         ended; until then a chain that needs new ones waits, and holds nothing.
         """
-        await self._wait_until_available(shared)
+        # Wait until no other chain acquires the group's instances or uses dead ones.
+        if self._held and (missing := [each.__name__ for each in shared if each not in self._held]):
+            raise ConfigError(f"the chains of a group share the same environments; the first had no {missing[0]}")
+        seconds = min(self._provider.pool(each).settings.wait_timeout for each in shared)
+        try:
+            async with asyncio.timeout(seconds):
+                while self._acquiring or (self._users and self._has_dead_instance):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            names = " and ".join(each.__name__ for each in shared)
+            reason = "another chain of its group still waits for it" if self._acquiring else "it died in use"
+            users = f", and {self._users} chains of its group still have it" if self._users else ""
+            raise QueueTimeout(f"no {names} was free within {seconds:g} s: {reason}{users}") from None
+        if self._has_dead_instance:
+            self.close()
         if not self._held:
             self._acquiring = True
             try:
@@ -86,24 +101,6 @@ class GroupLeases:
             self.leave()
             raise
         return {**acquired, **held}
-
-    async def _wait_until_available(self, shared: EnvClasses) -> None:
-        """Wait until no other chain acquires the group's instances or uses dead ones; release dead ones."""
-        if self._held and (missing := [each.__name__ for each in shared if each not in self._held]):
-            raise ConfigError(f"the chains of a group share the same environments; the first had no {missing[0]}")
-        seconds = min(self._provider.pool(each).settings.wait_timeout for each in shared)
-        try:
-            async with asyncio.timeout(seconds):
-                while self._acquiring or (self._users and self._has_dead_instance):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            names = " and ".join(each.__name__ for each in shared)
-            reason = "another chain of its group still waits for it" if self._acquiring else "it died in use"
-            users = f", and {self._users} chains of its group still have it" if self._users else ""
-            raise QueueTimeout(f"no {names} was free within {seconds:g} s: {reason}{users}") from None
-        if self._has_dead_instance:
-            self.close()
 
     @property
     def _has_dead_instance(self) -> bool:

@@ -55,13 +55,14 @@ class ResourceManager:
         memory: int | None = None,
     ) -> None:
         """pools: overrides of the environments' own settings. instances, memory (bytes): limits over all pools."""
+        from agentfly.validation import PositiveInt, validate  # containers import this module without pydantic
+
         self.pools = dict(pools or {})
         for env_class, pool in self.pools.items():
             if not (inspect.isclass(env_class) and issubclass(env_class, Environment)) or not isinstance(pool, Pool):
                 raise ConfigError(f"pools= maps environment classes to Pool(…), not {env_class!r} to {pool!r}")
         for name, value in (("instances", instances), ("memory", memory)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, or None for no limit, not {value!r}")
+            validate(name, value, PositiveInt | None, ", or None for no limit")
         self.budget = Budget(instances, memory)
         self._allocators: dict[asyncio.AbstractEventLoop, Allocator] = {}
 

@@ -174,7 +174,7 @@ class PoolState:
 
     def is_reusable(self, instance: Instance) -> bool:
         """Whether a released instance may be leased again."""
-        instance.evict_reason = instance.evict_reason or instance.handle.death() or ""
+        instance.evict_reason = instance.evict_reason or instance.handle.exit_reason() or ""
         worn_out = self.settings.max_uses is not None and instance.uses >= self.settings.max_uses
         return not instance.evict_reason and not worn_out
 

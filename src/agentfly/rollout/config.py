@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
+from pydantic import StrictInt
+
 from agentfly.errors import ConfigError
 from agentfly.rollout.chain import ChainSettings
 from agentfly.rollout.events import Observer
 from agentfly.rollout.history import Folding, StepHistory
 from agentfly.rollout.limits import ChainLimits, FailurePolicy
 from agentfly.types import Message, Sampling, Task
+from agentfly.validation import validate
 
 
 class RunOptions(TypedDict, total=False):
@@ -77,8 +80,7 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
         if seed is not None:
             raise ConfigError("seed= and the sampling's seed are two names for one thing; give one")
         seed = sampling.seed
-    if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool))):
-        raise ConfigError(f"seed must be a whole number or None, not {seed!r}")
+    validate("seed", seed, StrictInt | None, " or None")
     observer = options.get("observer")
     if observer is not None and not callable(observer):
         raise ConfigError(f"observer must be a function of an event, not {observer!r}")

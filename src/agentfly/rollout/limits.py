@@ -11,7 +11,7 @@ from agentfly.errors import ConfigError
 from agentfly.tooling import ToolResult
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment
 from agentfly.types import MAX_CALLS, Reply
-from agentfly.validation import PositiveFloat, PositiveInt, validate_fields
+from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate, validate_fields
 
 
 class NextStep(enum.Enum):
@@ -151,8 +151,7 @@ class FailurePolicy:
     parse: TrainingTreatment = TrainingTreatment.TRAIN
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ConfigError(f"retries must be 0 or more, not {self.retries}")
+        validate("retries", self.retries, NonNegativeInt)
 
     @classmethod
     def of(cls, value: FailurePolicy | Mapping[str, Any] | None) -> FailurePolicy:

@@ -21,6 +21,7 @@ from agentfly.rollout.events import ChainEnded, ChainRetried, Event
 from agentfly.runs import metrics as run_metrics
 from agentfly.trajectory import Failure, Trajectory, chain_id
 from agentfly.types import Task
+from agentfly.validation import PositiveInt, validate
 
 MAX_CONCURRENT_CHAINS = 1_000_000
 """Limit for runs that do not set max_concurrent_chains."""
@@ -82,8 +83,7 @@ async def rollout(
     """Run `num_chains` chains per task and yield each trajectory when it is finished."""
     concurrent = num_chains if max_concurrent_chains is None else max_concurrent_chains
     for name, value in (("num_chains", num_chains), ("max_concurrent_chains", concurrent)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        validate(name, value, PositiveInt)
     total = len(tasks) * num_chains
     if max_concurrent_chains is None and total > MAX_CONCURRENT_CHAINS:
         raise ConfigError(f"{total} chains are too many to run at once; set max_concurrent_chains")

@@ -207,8 +207,8 @@ def _interval(figures: EvalFigures) -> Text:
 
 def _metric_rows(record: StepRecord, progress: Progress | None, width: int) -> Table:
     cells = [Text.assemble((f"{label} ", "dim"), value) for label, value in figures(record)]
-    lent, waiting = (record.lent, record.waiting) if progress is None else (progress.lent, progress.waiting)
-    cells.append(Text.assemble(("lent/waiting ", "dim"), f"{lent}/", (f"{waiting}", "yellow" if waiting else "")))
+    leased, waiting = (record.leased, record.waiting) if progress is None else (progress.leased, progress.waiting)
+    cells.append(Text.assemble(("leased/waiting ", "dim"), f"{leased}/", (f"{waiting}", "yellow" if waiting else "")))
     across = max(width // CELL_WIDTH, 1)
     grid = Table.grid(expand=True)
     for _ in range(across):

@@ -155,9 +155,9 @@ def _record(
         known = _numbers(held_out)
         reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
         evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), _numbers(held_out.get("metrics", {})))
-    lent, waiting = (int(figures.get(f"environments/{name}", 0)) for name in ("lent", "waiting"))
+    leased, waiting = (int(figures.get(f"environments/{name}", 0)) for name in ("leased", "waiting"))
     steps = int((held_out or line)["steps"])
-    return StepRecord(step, steps, metrics, seconds, evaluation, lent, waiting, alarms)
+    return StepRecord(step, steps, metrics, seconds, evaluation, leased, waiting, alarms)
 
 
 _OTHER_FIELDS = ("step", "steps", "time", "environments")

@@ -47,7 +47,7 @@ class Progress:
     done: int = 0
     total: int = 0
     """0 if unknown."""
-    lent: int = 0
+    leased: int = 0
     """Environments leased by chains."""
     waiting: int = 0
     """Chains waiting for an environment."""
@@ -65,7 +65,7 @@ class StepRecord:
     """Duration of each phase; their sum is the duration of the step."""
     eval: EvalFigures | None = None
     """None if no evaluation followed the step."""
-    lent: int = 0
+    leased: int = 0
     """Maximum number of environments leased at the same time."""
     waiting: int = 0
     """Maximum number of chains waiting at the same time."""
@@ -77,7 +77,7 @@ class StepRecord:
         out = dict(self.metrics)
         if self.seconds:
             out.update({f"time/{phase}": seconds for phase, seconds in self.seconds.items()})
-            out.update({"environments/lent": self.lent, "environments/waiting": self.waiting})
+            out.update({"environments/leased": self.leased, "environments/waiting": self.waiting})
         if self.eval is not None:
             out.update({f"eval/{name}": value for name, value in self.eval.metrics.items()})
             out.update({"eval/reward": self.eval.reward, "eval/low": self.eval.low, "eval/high": self.eval.high})

@@ -1,7 +1,7 @@
 """SessionChannel: the host's end of a session's socket. Every received byte is untrusted until checked.
 
-A frame is a length (4 bytes), a kind (1 byte) and the payload. Kind and length are checked before the payload is read,
-each call has a byte budget, and JSON must have exactly the expected form. Any violation ends the session.
+Kind and length of a frame are checked before its payload is read, each call has a byte budget, and JSON must have
+exactly the expected form. Any violation ends the session.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-QUESTION, ANSWER, OUTPUT, REPLY, DATA = b"Q", b"A", b"O", b"R", b"D"
-_HEADER = struct.Struct(">Ic")
+from agentfly.sandbox.inside import frames
+from agentfly.sandbox.inside.frames import ANSWER, DATA, OUTPUT, QUESTION, REPLY
+
+__all__ = ["ANSWER", "DATA", "OUTPUT", "QUESTION", "REPLY"]
 _MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20}
 _FRAME_COST = 64  # bytes charged per frame, so that empty frames use up the budget too
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -58,9 +60,9 @@ class SessionChannel:
         """Removes the framing of the transport, such as the stream multiplexing of a container engine."""
         self.gone = False
         """Whether a call found the peer gone."""
-        self._buffer = bytearray()
+        self._buffer = frames.FrameBuffer(_MAX_LENGTH)
         self._budget = 0
-        self._frames = 0
+        self._num_received = 0
         self._waiting: asyncio.Future[None] | None = None
         self._expired = False
 
@@ -92,7 +94,7 @@ class SessionChannel:
 
     async def send(self, kind: bytes, payload: bytes) -> None:
         """Send a frame."""
-        view = memoryview(_HEADER.pack(len(payload), kind) + payload)
+        view = memoryview(frames.pack(kind, payload))
         while view:
             try:
                 view = view[self._socket.send(view) :]
@@ -105,26 +107,24 @@ class SessionChannel:
     def send_now(self, kind: bytes, payload: bytes) -> None:
         """Send a short frame without waiting. If the buffer is full the peer does not read; the deadline handles it."""
         with contextlib.suppress(OSError):
-            self._socket.send(_HEADER.pack(len(payload), kind) + payload)
+            self._socket.send(frames.pack(kind, payload))
 
     async def receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
         """Return kind and payload of the next frame, which must be of one of these kinds."""
         if self._expired:
             raise ChannelTimeout
-        await self._fill(_HEADER.size)
-        length, kind = _HEADER.unpack_from(self._buffer)
-        if kind not in kinds:
-            raise ProtocolViolation(f"a frame of kind {kind!r}")
-        if length > min(_MAX_LENGTH[kind], self._budget):
-            raise ChannelFlooded(f"a frame of {length} bytes")
-        await self._fill(_HEADER.size + length)
-        payload = bytes(memoryview(self._buffer)[_HEADER.size : _HEADER.size + length])
-        del self._buffer[: _HEADER.size + length]
-        self._budget -= length + _FRAME_COST
-        self._frames += 1
-        if self._frames % 64 == 0:  # let other tasks run even while frames arrive without a pause
+        try:
+            while (frame := self._buffer.next(kinds, self._budget)) is None:
+                await self._read()
+        except frames.FrameTooLong as error:
+            raise ChannelFlooded(str(error)) from error
+        except frames.BrokenFrame as error:
+            raise ProtocolViolation(str(error)) from error
+        self._budget -= len(frame[1]) + _FRAME_COST
+        self._num_received += 1
+        if self._num_received % 64 == 0:  # let other tasks run even while frames arrive without a pause
             await asyncio.sleep(0)
-        return kind, payload
+        return frame
 
     async def receive_credentials(self) -> int | None:
         """Wait for the first bytes. Returns the pid of their sender if the socket has SO_PASSCRED, else None."""
@@ -135,17 +135,15 @@ class SessionChannel:
             raise ChannelClosed(str(error)) from error
         if not data:
             raise ChannelClosed("closed before its first message")
-        self._buffer += data
+        self._buffer.feed(data)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 return int(_CREDENTIALS.unpack(content)[0])
         return None
 
-    async def _fill(self, size: int) -> None:
-        """Read until the buffer has `size` bytes."""
-        while len(self._buffer) < size:
-            if self._expired:
-                raise ChannelTimeout
+    async def _read(self) -> None:
+        """Wait for bytes and append them to the buffer."""
+        while not self._expired:
             try:
                 data = self._socket.recv(1 << 18)
             except BlockingIOError:
@@ -157,7 +155,9 @@ class SessionChannel:
             if not data:
                 self.gone = True
                 raise ChannelClosed("the other end is gone")
-            self._buffer += self._unwrap(data)
+            self._buffer.feed(self._unwrap(data))
+            return
+        raise ChannelTimeout
 
     async def _wait(self, writing: bool = False) -> None:
         """Wait until the socket is ready. Reads nothing itself, so a cancellation loses no data."""

@@ -96,7 +96,7 @@ class RolloutBatch:
     """The greedy chain of each task, by group; None unless the algorithm needs one."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds of the rollout, split by what the chains spent their time on."""
-    lent: int = 0
+    leased: int = 0
     """Maximum of environments leased at once."""
     waiting: int = 0
     """Maximum of chains waiting for an environment at once."""
@@ -120,7 +120,7 @@ class Collector:
         self.config = config
         self._sampler = sampler
         self._on_progress = on_progress
-        self._lent = self._waiting = self._done = self._total = 0
+        self._leased = self._waiting = self._done = self._total = 0
 
     async def collect(self, step: int) -> RolloutBatch:
         """Run the chains of `tasks_per_step` tasks; the same step of the same run samples with the same seeds."""
@@ -129,7 +129,7 @@ class Collector:
         trajectories: list[Trajectory] = []
         selection = Selection()
         greedy: dict[int, Episode] | None = {} if config.algorithm.needs_greedy else None
-        self._lent = self._waiting = 0
+        self._leased = self._waiting = 0
         for number in range(ROUNDS if config.zero_variance_rule == "resample" else 1):
             tasks = self._sampler.take(config.tasks_per_step - len(selection.groups))
             seed = (config.seed * 1_000_003 + step) * ROUNDS + number
@@ -156,7 +156,7 @@ class Collector:
             selection,
             greedy,
             seconds=_split_seconds(trajectories, time.perf_counter() - start),
-            lent=self._lent,
+            leased=self._leased,
             waiting=self._waiting,
         )
 
@@ -196,7 +196,7 @@ class Collector:
             pools = self.agent.manager.pool_metrics()
             leased = sum(each.leased for each in pools)
             waiting = sum(each.waiting for each in pools)
-            self._lent = max(self._lent, leased)
+            self._leased = max(self._leased, leased)
             self._waiting = max(self._waiting, waiting)
             self._on_progress(Progress("generate", self._done, self._total, leased, waiting))
             await asyncio.sleep(_POLL_SECONDS)

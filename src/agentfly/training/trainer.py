@@ -293,7 +293,7 @@ class Trainer:
             metrics,
             phases,
             eval=evaluation,
-            lent=batch.lent,
+            leased=batch.leased,
             waiting=batch.waiting,
             alarms=(*self._alarm_monitor.observe(self.step, metrics, batch.trajectories), *self._unwritten),
         )

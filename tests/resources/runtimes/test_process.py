@@ -106,7 +106,7 @@ async def create() -> AsyncIterator[Callable[[type[Environment]], Any]]:
         return handles[-1]
 
     yield make
-    await asyncio.gather(*(each.end() for each in handles))
+    await asyncio.gather(*(each.terminate() for each in handles))
 
 
 def running(mark: str) -> list[str]:
@@ -229,7 +229,7 @@ async def test_worker_output_goes_to_stderr(create: Any, capfd: Any) -> None:
 async def test_death_during_a_call_is_reported(create: Any, act: Any, told: str) -> None:
     handle = await create()
     env, other = handle.environment, (await create()).environment
-    assert handle.death() is None
+    assert handle.exit_reason() is None
     waiting = asyncio.create_task(env.sleep(600))
     with pytest.raises(EnvironmentFault, match=told):
         await call(act, env)
@@ -237,7 +237,7 @@ async def test_death_during_a_call_is_reported(create: Any, act: Any, told: str)
         await waiting
     with pytest.raises(EnvironmentFault, match=told):
         await env.step()
-    assert told in handle.death()
+    assert told in handle.exit_reason()
     assert handle.memory() is None
     assert await other.step() == "step 1"
 
@@ -248,7 +248,7 @@ async def test_hanging_worker_is_killed(create: Any, method: str) -> None:
     pid = (await call(handle.environment.who))[0]
     hung = asyncio.create_task(call(getattr(handle.environment, method)))
     await asyncio.sleep(0.1)
-    await handle.end()
+    await handle.terminate()
     with pytest.raises(EnvironmentFault, match="its process was ended"):
         await hung
     assert not is_there(pid)
@@ -263,22 +263,22 @@ async def test_all_descendants_end_with_the_worker(create: Any) -> None:
     before = doomed.memory()
     assert before is not None
     assert before > 20 << 20
-    await doomed.end()
+    await doomed.terminate()
     assert running(marks[0]) == []
     with pytest.raises(EnvironmentFault):
         await call(killed.environment.kill, signal.SIGKILL)
     assert running(marks[1]) == []
     assert len(running(marks[2])) >= 4
-    await other.end()
+    await other.terminate()
     assert running(marks[2]) == []
 
 
 async def test_ending_twice_and_a_child_that_holds_the_socket(create: Any) -> None:
     handle = await create()
     await handle.environment.fork_and_hold()
-    await asyncio.gather(handle.end(), handle.end())
-    await handle.end()
-    assert handle.death() == "its process was ended"
+    await asyncio.gather(handle.terminate(), handle.terminate())
+    await handle.terminate()
+    assert handle.exit_reason() == "its process was ended"
     with pytest.raises(EnvironmentFault, match="its process was ended"):
         await handle.environment.step()
 
@@ -286,7 +286,7 @@ async def test_ending_twice_and_a_child_that_holds_the_socket(create: Any) -> No
 async def test_cancelled_end_still_kills(create: Any) -> None:
     handle = await create()
     pid = (await call(handle.environment.who))[0]
-    ending = asyncio.create_task(handle.end())
+    ending = asyncio.create_task(handle.terminate())
     await asyncio.sleep(0)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -339,6 +339,6 @@ def test_supervisor_is_shared_between_loops() -> None:
         try:
             return str(await handle.environment.step())
         finally:
-            await handle.end()
+            await handle.terminate()
 
     assert [asyncio.run(once()) for _ in range(2)] == ["step 1", "step 1"]

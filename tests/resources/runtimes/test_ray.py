@@ -123,7 +123,7 @@ async def counter(cluster: Any) -> AsyncIterator[ActorHandle]:
     housed = await RayRuntime().create(Counter)
     assert isinstance(housed, ActorHandle)
     yield housed
-    await housed.end()
+    await housed.terminate()
 
 
 async def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -148,7 +148,7 @@ async def test_instance_in_an_actor(counter: ActorHandle) -> None:
     assert await world.press(3) == "The counter shows 3."
     assert world.shown == 3
     assert await world.pid() != os.getpid()
-    assert counter.death() is None
+    assert counter.exit_reason() is None
     assert (counter.memory() or 0) > 10 << 20
 
 
@@ -156,7 +156,7 @@ async def test_instances_are_spread_over_the_nodes(cluster: Any) -> None:
     housed = await asyncio.gather(*[RayRuntime().create(Counter) for _ in range(4)])
     worlds: list[Any] = [each.environment for each in housed]
     assert len({await world.node() for world in worlds}) == 2
-    await asyncio.gather(*[each.end() for each in housed])
+    await asyncio.gather(*[each.terminate() for each in housed])
 
 
 async def test_cancellation_is_forwarded(counter: ActorHandle) -> None:
@@ -174,8 +174,8 @@ async def test_dead_actor_fault_names_its_node(counter: ActorHandle) -> None:
     world: Any = counter.environment
     with pytest.raises(EnvironmentFault, match=r"Counter on node .* is lost: "):
         await world.crash()
-    await until(lambda: counter.death() is not None)
-    assert "Counter on node" in str(counter.death())
+    await until(lambda: counter.exit_reason() is not None)
+    assert "Counter on node" in str(counter.exit_reason())
 
 
 async def test_end_kills_all_descendants(counter: ActorHandle) -> None:
@@ -183,7 +183,7 @@ async def test_end_kills_all_descendants(counter: ActorHandle) -> None:
     pids = [await world.pid(), *await world.start_others()]
     assert len(pids) == 4
     assert all(map(alive, pids))
-    await counter.end()
+    await counter.terminate()
     await until(lambda: not any(map(alive, pids)))
 
 
@@ -192,7 +192,7 @@ async def test_hanging_actor_is_killed(counter: ActorHandle) -> None:
     pid = await world.pid()
     hanging = asyncio.create_task(world.hang())
     await asyncio.sleep(0.2)
-    await counter.end()
+    await counter.terminate()
     with pytest.raises(EnvironmentFault, match="is lost"):
         await hanging
     await until(lambda: not alive(pid))
@@ -220,8 +220,8 @@ async def test_resources_in_use_are_waited_for(cluster: Any) -> None:
     second = asyncio.create_task(place.create(Counter))
     await asyncio.sleep(0.5)
     assert not second.done()
-    await first.end()
-    await (await second).end()
+    await first.terminate()
+    await (await second).terminate()
 
 
 async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import release_helpers
 from agentfly.types import Completion
+from agentfly.validation import PositiveInt, validate
 
 _LOG = logging.getLogger(__name__)
 
@@ -167,6 +168,5 @@ def _refuse_other(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> N
 
 
 def _count(name: str, asked: int | None) -> int | None:
-    if asked is not None and (not isinstance(asked, int) or isinstance(asked, bool) or asked < 1):
-        raise ConfigError(f"{name} is a whole number from 1, not {asked!r}; None takes what suits the device")
-    return asked
+    count: int | None = validate(name, asked, PositiveInt | None, ", or None for what suits the device")
+    return count

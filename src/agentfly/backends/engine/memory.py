@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
-import os
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
-from agentfly.errors import ConfigError
+from agentfly.validation import PositiveInt, validate
 
 _KEPT = {-3: 32 << 20, -1: 512 << 20, -2: 64 << 20}
 """For mallopt(3): the least that comes from the kernel by itself, what a heap keeps at its end, what it grows by."""
@@ -19,9 +18,8 @@ _KEPT = {-3: 32 << 20, -1: 512 << 20, -2: 64 << 20}
 def cache_bytes(asked: int | None, device: torch.device) -> int:
     """Bytes for keys and values; None takes a share of what is free."""
     if asked is not None:
-        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
-            raise ConfigError(f"kv_memory is a number of bytes, not {asked!r}; None takes a share of what is free")
-        return asked
+        count: int = validate("kv_memory", asked, PositiveInt, " (bytes), or None for a share of what is free")
+        return count
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.5)
@@ -30,9 +28,7 @@ def cache_bytes(asked: int | None, device: torch.device) -> int:
 
 def free_memory() -> int:
     """Bytes of this machine's memory that nobody uses, what files are cached in among them where the kernel tells."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,12 @@ from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.code_judge.unit_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Session, SessionClosed
+from agentfly.sandbox.mounts import INSIDE
 from agentfly.sandbox.shared import shared_sandbox
 
 _INSIDE = Path(__file__).parent / "judge_inside"
 _PACKAGE = "agentfly_judge"
+_FRAMES = "agentfly.sandbox.inside.frames"
 _LOAD = """
 import sys, types
 def load(files):
@@ -149,7 +151,8 @@ class _TestRun:
 
     async def run_session(self, session: Session) -> None:
         """Run the remaining tests as far as this session goes."""
-        files = {_PACKAGE: "", **{f"{_PACKAGE}.{name}": source for name, source in _inside().items()}}
+        files = {_FRAMES: (INSIDE / "frames.py").read_text(), _PACKAGE: ""}
+        files |= {f"{_PACKAGE}.{name}": source for name, source in _inside().items()}
         loading = await session.run(_LOAD.format(package=_PACKAGE, files=files))
         if not loading.ok:
             raise EnvironmentFault(f"the judge does not start: {loading.message or loading.error}")

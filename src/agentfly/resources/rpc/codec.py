@@ -43,13 +43,13 @@ class _UnsupportedType(Exception):
     """Part of a value has this type."""
 
 
-def write(value: Any, limit: int = LIMIT, pictures: bool = True) -> str:
+def write(value: Any, limit: int = LIMIT, images: bool = True) -> str:
     """Encode a value as JSON. Raises NotSerializable if it cannot be encoded in about `limit` bytes.
 
-    pictures: whether to convert Pillow images to Image, which is slow.
+    images: whether to convert Pillow images to Image, which is slow.
     """
     try:
-        text = json.dumps(_Encoder(limit, pictures).encode(value), ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(_Encoder(limit, images).encode(value), ensure_ascii=False, separators=(",", ":"))
     except _UnsupportedType as error:
         whole, part = f"a {type(value).__name__}", f"a {error}"
         raise NotSerializable(whole if whole == part else f"{whole} with {part} in it") from None
@@ -75,9 +75,9 @@ def read(data: bytes) -> Any:
 class _Encoder:
     """Converts one value to JSON types and stops as soon as it exceeds the limit."""
 
-    def __init__(self, limit: int, pictures: bool) -> None:
+    def __init__(self, limit: int, images: bool) -> None:
         self._limit = self._left = limit
-        self._pictures = pictures
+        self._images = images
         self._keys_left = MAX_KEYS
 
     def encode(self, value: Any) -> Any:
@@ -111,7 +111,7 @@ class _Encoder:
         if isinstance(value, bytes | bytearray):
             return {"!bytes": self._encode_bytes(value)}
         package = cls.__module__.partition(".")[0]
-        if package == "PIL" and hasattr(value, "save") and self._pictures:
+        if package == "PIL" and hasattr(value, "save") and self._images:
             return self.encode(Image.of(value))
         if package == "numpy" and (numpy := sys.modules.get("numpy")) is not None:
             array = numpy.asarray(value)

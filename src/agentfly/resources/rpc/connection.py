@@ -1,6 +1,6 @@
 """Framed requests and answers over a socket: the host's end and the worker's end.
 
-A frame is a header (4 bytes payload length, 8 bytes request number, 1 byte type) followed by the payload.
+The payload of each frame begins with the number of the request (8 bytes) that it starts, cancels or answers.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ import asyncio
 import itertools
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from agentfly.errors import EnvironmentFault
 from agentfly.resources.rpc import codec
 from agentfly.resources.rpc.server import RpcServer
+from agentfly.sandbox.inside.frames import ANSWER, CANCEL, NO_LIMIT, QUESTION, BrokenFrame, FrameBuffer, pack
 
-REQUEST, CANCEL, ANSWER = b"R", b"C", b"A"
-_HEADER = struct.Struct(">IQc")
+_NUMBER = struct.Struct(">Q")
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Splits a byte stream into frames. A frame longer than `max_payload` bytes closes the connection."""
+    """Splits a byte stream into frames. One that `limits` (kind → maximum payload) forbids closes the connection."""
 
-    max_payload: int
+    limits: Mapping[bytes, int]
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = FrameBuffer(self.limits)
         self._transport: asyncio.Transport | None = None
         self.broken = ""
         """The protocol error that closed the connection; empty if the other end disconnected."""
@@ -42,24 +42,21 @@ class FrameProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio. Passes every complete frame to `on_frame`."""
-        self._buffer += data
-        while len(self._buffer) >= _HEADER.size:
-            length, number, kind = _HEADER.unpack_from(self._buffer)
-            if length > self.max_payload:
-                self.broken = f"it sent a frame of {length} bytes; at most {self.max_payload} are accepted"
-                self.close()
-                return
-            end = _HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            payload = bytes(memoryview(self._buffer)[_HEADER.size : end])
-            del self._buffer[:end]
-            self.on_frame(kind, number, payload)
+        self._buffer.feed(data)
+        try:
+            while (frame := self._buffer.next()) is not None:
+                kind, payload = frame
+                if len(payload) < _NUMBER.size:
+                    raise BrokenFrame("a frame without a number")
+                self.on_frame(kind, _NUMBER.unpack_from(payload)[0], payload[_NUMBER.size :])
+        except BrokenFrame as error:
+            self.broken = f"it sent {error}"
+            self.close()
 
     def send(self, kind: bytes, number: int, payload: bytes = b"") -> None:
         """Send a frame; does nothing on a closed connection."""
         if self._transport is not None:
-            self._transport.write(_HEADER.pack(len(payload), number, kind) + payload)
+            self._transport.write(pack(kind, payload, prefix=_NUMBER.pack(number)))
 
     def close(self) -> None:
         """Abort the connection."""
@@ -78,8 +75,7 @@ class FrameProtocol(asyncio.Protocol):
 class RpcConnection(FrameProtocol):
     """The host's end: a transport for a proxy."""
 
-    max_payload = codec.LIMIT + (2 << 20)
-    """Size limit of an answer: the value, and the mirrored attributes."""
+    limits = {ANSWER: codec.LIMIT + (2 << 20)}  # noqa: RUF012  (the value, and the mirrored attributes)
 
     def __init__(self, exit_reason: Callable[[], Awaitable[str]]) -> None:
         super().__init__()
@@ -100,7 +96,7 @@ class RpcConnection(FrameProtocol):
         answer: bytes | None = None
         if self._transport is not None:
             waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
-            self.send(REQUEST, number, request)
+            self.send(QUESTION, number, request)
             try:
                 answer = await waiting
             except asyncio.CancelledError:
@@ -128,7 +124,7 @@ class RpcConnection(FrameProtocol):
 class RpcWorker(FrameProtocol):
     """The worker's end: runs every request in its own task and sends the answers."""
 
-    max_payload = (1 << 32) - 1
+    limits = {QUESTION: NO_LIMIT, CANCEL: _NUMBER.size}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +134,7 @@ class RpcWorker(FrameProtocol):
 
     def on_frame(self, kind: bytes, number: int, payload: bytes) -> None:
         """Start or cancel a request."""
-        if kind == REQUEST:
+        if kind == QUESTION:
             task = self._tasks[number] = asyncio.create_task(self._answer(number, payload))
             task.add_done_callback(lambda _: self._tasks.pop(number))
         elif kind == CANCEL and number in self._tasks:

@@ -134,11 +134,11 @@ class Remote:
             self._sizes[name] = len(name) + len(codec.write(form, _MAX_MIRRORED))
             if sum(self._sizes.values()) > _MAX_MIRRORED:
                 raise ValueError("more attributes than an instance may have mirrored")
-            if "is" in form:  # set in one step: another thread may be reading it
-                self._mirrored[name] = form["is"]
+            if "value" in form:  # set in one step: another thread may be reading it
+                self._mirrored[name] = form["value"]
                 self.not_mirrored.pop(name, None)
-            elif "stays" in form or "big" in form:
-                self.not_mirrored[name] = str(form.get("stays", TOO_BIG))[:200]
+            elif "reason" in form or "too_big" in form:
+                self.not_mirrored[name] = str(form.get("reason", TOO_BIG))[:200]
             else:  # deleted
                 self.not_mirrored.pop(name, None)
                 self._mirrored.pop(name, None)

@@ -26,7 +26,7 @@ MIRROR_LIMIT = 64 << 10
 OWNER = "AGENTFLY_OWNER"
 """Environment variable with the name of the process that a worker belongs to; the host's environment never sets it."""
 _MAX_TRACE = 8000
-_GONE, _BIG = "{}", '{"big":true}'
+_GONE, _BIG = "{}", '{"too_big":true}'
 
 
 class RpcServer:
@@ -57,8 +57,13 @@ class RpcServer:
         """Run `make` (create the instance), `get` (read an attribute) or `call`; the encoded value."""
         if operation == "make":
             host_state, pickled_class = args
-            if host_state is not None:
-                _apply_host_state(**host_state)
+            if host_state is not None:  # take over the host's import path, working directory and environment
+                sys.path[:] = host_state["path"]
+                os.chdir(host_state["folder"])
+                environ = host_state["environ"]
+                for each in set(os.environ) - set(environ) - {OWNER}:
+                    del os.environ[each]
+                os.environ.update({each: environ[each] for each in environ if each != OWNER})
             self._instance = pickle.loads(pickled_class)()
             return "null"
         if operation == "get":
@@ -72,15 +77,6 @@ class RpcServer:
                 f"{type(self._instance).__name__}.{name} returned {error}, which cannot leave its worker; "
                 f"return text, numbers, lists, dicts, bytes or images, of at most {LIMIT >> 10} KB"
             ) from None
-
-
-def _apply_host_state(path: list[str], folder: str, environ: dict[str, str]) -> None:
-    """Take over the host's import path, working directory and environment variables."""
-    sys.path[:] = path
-    os.chdir(folder)
-    for name in set(os.environ) - set(environ) - {OWNER}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in environ.items() if name != OWNER})
 
 
 def _serialize_error(error: BaseException) -> str:
@@ -120,14 +116,14 @@ class Mirror:
             if not name.isidentifier() or name.startswith("_"):
                 continue
             try:
-                form = f'{{"is":{write(value, left, pictures=False)}}}'
+                form = f'{{"value":{write(value, left, images=False)}}}'
             except TooBig:
                 form = _BIG
             except NotSerializable as error:
-                form = json.dumps({"stays": f"it is {error}"})
+                form = json.dumps({"reason": f"it is {error}"})
             except RuntimeError:  # modified by another thread during the encoding: the next answer sends it
                 form = self._sent.get(name, (_GONE,))[0]
             except Exception as error:  # raised by a subclass of a plain type
-                form = json.dumps({"stays": f"looking at it raised {describe(error)}"})
+                form = json.dumps({"reason": f"looking at it raised {describe(error)}"})
             left = max(left - len(form), 0)
             yield name, form

@@ -5,15 +5,17 @@ A crash, a memory leak or a held GIL in an environment affects no other chain, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+
+import psutil  # type: ignore[import-untyped]
 
 from agentfly.environment import Environment, InstanceHandle
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.rpc.connection import RpcConnection
 from agentfly.resources.rpc.proxy import make_proxy
 from agentfly.resources.supervisor import Worker, get_supervisor
-from agentfly.sandbox.inside import process_tree
 
 
 class ProcessRuntime:
@@ -37,12 +39,28 @@ class ProcessRuntime:
             raise EnvironmentFault(f"no worker process for {env_class.__name__}: {error}") from error
         connection = None
         try:
-            connection = await RpcConnection.open(worker.line, worker.wait)
+            connection = await RpcConnection.open(worker.socket, worker.wait)
             return _WorkerHandle(await make_proxy(env_class, connection), worker, connection)
         except BaseException:
             worker.drop()
-            (connection or worker.line).close()
+            (connection or worker.socket).close()
             raise
+
+
+def tree_memory(pid: int) -> int | None:
+    """Proportional set size in bytes of a process and all its descendants; None on systems other than Linux."""
+    if sys.platform != "linux":
+        return None
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.AccessDenied:  # count all its pages
+                    total += process.memory_info().rss
+    return total
 
 
 class _WorkerHandle(InstanceHandle):
@@ -53,18 +71,16 @@ class _WorkerHandle(InstanceHandle):
         self._worker = worker
         self._connection = connection
 
-    def death(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why its process ended; None while it runs."""
         return self._connection.broken or self._worker.poll()
 
     def memory(self) -> int | None:
         """Proportional set size in bytes of its process and all descendants."""
         guardian = self._worker.guardian
-        if guardian is None or sys.platform != "linux":
-            return None
-        return process_tree.memory([guardian, *process_tree.descendants(guardian)], 0)
+        return None if guardian is None else tree_memory(guardian)
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """Kill its process and all descendants. A cancellation stops only the waiting, not the kill."""
         self._worker.end()
         self._connection.close()

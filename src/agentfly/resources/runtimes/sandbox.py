@@ -105,7 +105,7 @@ class _SandboxHandle(InstanceHandle):
         self._session = session
         self._memory: int | None = None
 
-    def death(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why the session has ended; None while it is alive."""
         return None if self._session.alive else "its session is over"
 
@@ -117,16 +117,16 @@ class _SandboxHandle(InstanceHandle):
         """Measure the memory of the session."""
         self._memory = await self._session.memory()
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         """Pause the session if its mechanism supports it."""
         await self.measure()
         await self._session.pause()
 
-    async def wake(self) -> None:
+    async def resume(self) -> None:
         """Resume the session."""
         await self._session.resume()
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """End every process of the session."""
         await self._session.close()
 

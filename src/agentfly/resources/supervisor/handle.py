@@ -42,7 +42,7 @@ class Supervisor:
         return self._running.process.pid if self._running else None
 
     def open(self, load: str = "agentfly") -> Worker:
-        """Start a worker that serves requests on `worker.line`, with the module `load` already imported."""
+        """Start a worker that serves requests on `worker.socket`, with the module `load` already imported."""
         ours, theirs = socket.socketpair()
         exit_pipe, exit_writer = os.pipe()
         try:
@@ -161,8 +161,8 @@ class _SupervisorHandle:
 class Worker:
     """One worker process with all its descendants."""
 
-    def __init__(self, supervisor: _SupervisorHandle, number: int, line: socket.socket, exit_pipe: int) -> None:
-        self.line = line
+    def __init__(self, supervisor: _SupervisorHandle, number: int, connected: socket.socket, exit_pipe: int) -> None:
+        self.socket = connected
         """Socket connected to the worker; closed by its user."""
         self._supervisor = supervisor
         self._number = number

@@ -1,10 +1,14 @@
-"""The supervisor's process and the guardians it forks. It has a single thread, which makes forking safe."""
+"""The supervisor's process and the guardians it forks. It has a single thread, which makes forking safe.
+
+At its start it sweeps what earlier processes have left: folders, and processes marked with the name of their owner.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import http.client
 import importlib
 import io
 import json
@@ -13,18 +17,26 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
 
 import psutil  # type: ignore[import-untyped]
 
+from agentfly.errors import EnvironmentFault
 from agentfly.resources.rpc import connection
 from agentfly.resources.rpc.server import OWNER
-from agentfly.resources.supervisor import leftovers
 from agentfly.sandbox.inside import kernel, process_tree
+from agentfly.sandbox.owner import PREFIX, is_leftover, remove_folder
 
+SUPERVISOR, WORKER = "agentfly-superv", "agentfly-worker"
+"""Process names; the kernel keeps fifteen characters."""
+PROGRAM = "agentfly.resources.supervisor.process"
+"""The module that a supervisor runs; it is in the command line from the first moment."""
 LINUX = sys.platform == "linux"
 _END_SECONDS = 30.0
 _GUARDIAN_SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
@@ -81,10 +93,27 @@ class SupervisorProcess:
             self._execute(json.loads(message), files)
 
     def _execute(self, command: dict[str, Any], files: list[int]) -> None:
+        """Start a worker with its guardian, end one, or register a resource. files: descriptors for a worker."""
         if command["do"] == "open":
             with contextlib.suppress(ImportError):
                 importlib.import_module(command["load"])  # imported once, and shared by all later workers
-            self._fork_guardian(command["number"], *files)
+            rpc_fd, exit_pipe = files
+            supervisor = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                os.write(exit_pipe, f"no process can be forked: {error}\n".encode())
+            else:
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for file in map(int, os.listdir("/dev/fd")):
+                        if file > 2 and file not in (rpc_fd, exit_pipe):
+                            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
+                                os.close(file)
+                    run_guardian(rpc_fd, exit_pipe, supervisor)
+                self._guardians[pid] = command["number"]
+            os.close(rpc_fd)
+            os.close(exit_pipe)
         elif command["do"] == "end":
             for pid in [pid for pid, number in self._guardians.items() if number == command["number"]]:
                 os.kill(pid, signal.SIGTERM)  # our child and not reaped: the pid cannot have been reused
@@ -92,24 +121,6 @@ class SupervisorProcess:
             self._registered[command["kind"], command["what"]] = None
         else:
             self._registered.pop((command["kind"], command["what"]), None)
-
-    def _fork_guardian(self, number: int, line: int, exit_pipe: int) -> None:
-        supervisor = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.write(exit_pipe, f"no process can be forked: {error}\n".encode())
-        else:
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                for file in map(int, os.listdir("/dev/fd")):
-                    if file > 2 and file not in (line, exit_pipe):
-                        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed
-                            os.close(file)
-                run_guardian(line, exit_pipe, supervisor)
-            self._guardians[pid] = number
-        os.close(line)
-        os.close(exit_pipe)
 
     def _kill_strays(self) -> None:
         """Kill children that are not guardians: they were adopted from a worker whose guardian is gone."""
@@ -133,7 +144,7 @@ class SupervisorProcess:
             except ChildProcessError:
                 break
         for kind, what in self._registered:
-            leftovers.remove(kind, what)
+            remove(kind, what)
 
 
 def main(control: int, owner: int) -> None:
@@ -141,13 +152,13 @@ def main(control: int, owner: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by guardians, which wait for it
-    _set_process_name(leftovers.SUPERVISOR)
+    _set_process_name(SUPERVISOR)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # workers end by os._exit, which flushes nothing
     supervisor = SupervisorProcess(control, owner)
     if LINUX:
         kernel.adopt_orphans()
-        leftovers.sweep(os.environ.get(OWNER, ""))
+        sweep(os.environ.get(OWNER, ""))
     gc.collect()
     gc.freeze()
     try:
@@ -159,8 +170,8 @@ def main(control: int, owner: int) -> None:
         os._exit(0)
 
 
-def run_guardian(line: int, exit_pipe: int, supervisor: int) -> NoReturn:
-    """Run a worker that serves requests on `line`, and end it with all its descendants.
+def run_guardian(rpc_fd: int, exit_pipe: int, supervisor: int) -> NoReturn:
+    """Run a worker that serves requests on the socket `rpc_fd`, and end it with all its descendants.
 
     Writes this process's pid to `exit_pipe` at the start, and the worker's wait status at the end.
     """
@@ -174,10 +185,18 @@ def run_guardian(line: int, exit_pipe: int, supervisor: int) -> NoReturn:
         worker = os.fork()
         if worker == 0:
             os.close(exit_pipe)
-            _run_worker(line, own)
-        os.close(line)
+            _run_worker(rpc_fd, own)
+        os.close(rpc_fd)
         _write_number(exit_pipe, own)
-        status = _wait_for_worker(worker)
+        status = None
+        while status is None:  # reap children until the worker has ended, by itself or by a SIGTERM to this process
+            if signal.sigwait(_GUARDIAN_SIGNALS) == signal.SIGTERM:
+                os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == worker:
+                        status = ended[1]
+                        break
         if LINUX:
             process_tree.kill_below(own)
         else:
@@ -196,30 +215,17 @@ def _write_number(exit_pipe: int, number: int) -> None:
         os.write(exit_pipe, f"{number}\n".encode())
 
 
-def _wait_for_worker(worker: int) -> int:
-    """Reap children until the worker has ended, by itself or by a SIGTERM to this process; its wait status."""
-    while True:
-        if signal.sigwait(_GUARDIAN_SIGNALS) == signal.SIGTERM:
-            os.kill(worker, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while ended := os.waitpid(-1, os.WNOHANG):
-                if ended[0] == worker:
-                    return ended[1]
-                if not ended[0]:
-                    break
-
-
-def _run_worker(line: int, guardian: int) -> NoReturn:
+def _run_worker(rpc_fd: int, guardian: int) -> NoReturn:
     status = 1
     try:
         _die_with(guardian)
         os.setsid()
-        _set_process_name(leftovers.WORKER)
+        _set_process_name(WORKER)
         for number in _GUARDIAN_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARDIAN_SIGNALS)
-        asyncio.run(connection.serve(socket.socket(fileno=line)))
+        asyncio.run(connection.serve(socket.socket(fileno=rpc_fd)))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -239,3 +245,61 @@ def _set_process_name(name: str) -> None:
     """Set the name that `ps` shows."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
+
+
+def sweep(own: str) -> None:
+    """Kill the marked processes and remove the named folders of owners that are gone.
+
+    Also kills the processes of the owner `own`, left by an earlier supervisor of the same owner. Never kills a
+    supervisor, or an interpreter that is about to become one: it may be cleaning up.
+    """
+    for process, owner in iter_owners():
+        if (owner == own or is_leftover(owner)) and process.pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
+                name = process.name()
+                starting = name != WORKER and any(PROGRAM in each for each in process.cmdline())
+                if name != SUPERVISOR and not starting:  # workers share the supervisor's command line
+                    process.kill()
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
+        if is_leftover(folder.name):
+            with contextlib.suppress(OSError, EnvironmentFault):  # it may be another user's
+                remove_folder(folder)
+
+
+def iter_owners() -> Iterator[tuple[psutil.Process, str]]:
+    """This user's processes with an owner in their environment, and that owner."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == os.getuid() and (owner := process.environ().get(OWNER)) is not None:
+                yield process, owner
+
+
+def remove(kind: str, what: str) -> None:
+    """Remove a `folder`, or a `container` given as `<address of the Docker API> <id>`."""
+    if kind == "folder":
+        with contextlib.suppress(OSError, EnvironmentFault):
+            remove_folder(Path(what))
+        return
+    address, _, container = what.rpartition(" ")
+    parts = urlsplit(address)
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_incrementing  # seldom needed
+
+    for attempt in Retrying(
+        retry=retry_if_exception_type((OSError, http.client.HTTPException)),
+        wait=wait_incrementing(start=0.5, increment=0.5),
+        stop=stop_after_attempt(3),
+        retry_error_callback=lambda _: None,  # best effort: a supervisor has no caller to report to
+    ):
+        with attempt:
+            if parts.scheme == "unix":
+                connection = http.client.HTTPConnection("localhost", timeout=30)
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(30)
+                connection.sock.connect(parts.path)
+            else:
+                connection = http.client.HTTPConnection(parts.hostname or "localhost", parts.port or 2375, timeout=30)
+            with contextlib.closing(connection):
+                connection.request("DELETE", f"/containers/{quote(container, safe='')}?force=1&v=1")
+                status = connection.getresponse().status
+                if status not in (204, 404):
+                    raise OSError(f"status {status}")

@@ -1,6 +1,7 @@
-"""First program in a container, run by `python3 -c`: receives the trusted programs on stdin and starts one of them.
+"""First program in a container, run by `python3 -c` with the source of `frames` as its argument.
 
-They exist only in the memory of this process: the container need not be writable, and user code finds no file of them.
+It receives the trusted programs on stdin and starts one of them. They exist only in the memory of this process: the
+container need not be writable, and user code finds no file of them.
 """
 
 import importlib
@@ -8,13 +9,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
-import os
-import struct
 import sys
 from typing import Any
 
-_HEADER = struct.Struct(">Ic")
-_AWAKE = b'{"awake": 1}'
+_MAX_SOURCES = 16 << 20
 
 
 class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
@@ -28,8 +26,8 @@ class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return importlib.util.spec_from_loader(name, self) if name in self.sources else None
 
     def is_package(self, name: str) -> bool:
-        """Whether it is the package itself."""
-        return "." not in name
+        """Whether it is a package: one that another module is in."""
+        return any(each.startswith(name + ".") for each in self.sources)
 
     def get_source(self, name: str) -> str:
         """Return the source text."""
@@ -40,25 +38,21 @@ class SourceLoader(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
         return "/agentfly/" + name.replace(".", "/") + ("/__init__.py" if self.is_package(name) else ".py")
 
 
-def _read_exactly(size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(0, size - len(data))
-        if not part:
-            raise SystemExit(0)  # the host is gone
-        data += part
-    return data
-
-
 def main() -> None:
     """Report that Python runs, read one frame with the sources and the configuration, start the program."""
     if sys.version_info < (3, 9):  # noqa: UP036 (an image may have any)
         raise SystemExit(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}; sessions need 3.9 or later")
-    os.write(1, _HEADER.pack(len(_AWAKE), b"A") + _AWAKE)
-    length, _ = _HEADER.unpack(_read_exactly(_HEADER.size))
-    message = json.loads(_read_exactly(length))
-    loader = SourceLoader(message["sources"])
+    loader = SourceLoader({"frames": sys.argv[1]})
     sys.meta_path.insert(0, loader)
+    frames: Any = importlib.import_module("frames")
+    del sys.modules["frames"]
+    host = frames.PipeChannel(0, 1)
+    host.sendall(frames.pack(frames.ANSWER, b'{"awake": 1}'))
+    try:
+        message = json.loads(frames.receive(host, _MAX_SOURCES)[1])
+    except EOFError:
+        raise SystemExit(0) from None  # the host is gone
+    loader.sources = message["sources"]
     program = importlib.import_module(message["program"])
     sys.meta_path.remove(loader)
     program.main(message["config"])

@@ -10,39 +10,7 @@ import gc
 import os
 from typing import Any, NoReturn
 
-from . import interpreter, session_init
-
-
-class PipeChannel:
-    """Two pipes with the interface of one socket."""
-
-    def __init__(self) -> None:
-        self._input = os.dup(0)
-        self._output = os.dup(1)
-
-    @property
-    def fds(self) -> set[int]:
-        """File descriptors in use."""
-        return {self._input, self._output}
-
-    def fileno(self) -> int:
-        """Return the file descriptor to poll for input."""
-        return self._input
-
-    def recv(self, size: int, /) -> bytes:
-        """Read up to `size` bytes; empty at the end of the stream."""
-        return os.read(self._input, size)
-
-    def sendall(self, data: bytes, /) -> None:
-        """Write all bytes."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._output, view) :]
-
-    def close(self) -> None:
-        """Close both pipes."""
-        for fd in self.fds:
-            os.close(fd)
+from . import frames, interpreter, session_init
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -53,5 +21,5 @@ def main(config: dict[str, Any]) -> NoReturn:
     interpreter.warm_up()
     gc.collect()
     gc.freeze()
-    pipes = PipeChannel()
+    pipes = frames.PipeChannel(os.dup(0), os.dup(1))
     session_init.main(pipes, pipes.fds, config["limits"], config)

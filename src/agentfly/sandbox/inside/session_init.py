@@ -130,7 +130,7 @@ class SessionInit:
         theirs.close()
         ours.setblocking(False)
         self.interpreter = ours
-        self.replies = frames.FrameBuffer(frames.REPLY, _MAX_REPLY)
+        self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
         self.poller.register(ours.fileno(), select.POLLIN)
 
     def become_user(self) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
+from agentfly.sandbox.inside.frames import DATA, BrokenFrame, pack, receive
+
 from .plain import Reader, Writer
 
-_MOST = 16 << 20
-_HEAD = struct.Struct(">I")
+_MAX_BYTES = 16 << 20
 
 
 class Broken(BaseException):
@@ -136,26 +136,15 @@ class Peer:
     # Bytes
 
     def _send(self, message: Any) -> None:
-        data = json.dumps(message).encode()
         try:
-            self._channel.sendall(_HEAD.pack(len(data)) + data)
+            self._channel.sendall(pack(DATA, json.dumps(message).encode()))
         except OSError as error:
             raise Broken("the solution's process has ended") from error
 
     def _receive(self) -> Any:
-        (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
-        if size > _MOST:
-            raise Broken(f"the solution returned {size} bytes, more than {_MOST}")
-        return json.loads(self._exactly(size))
-
-    def _exactly(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            try:
-                part = self._channel.recv(min(size - len(parts), 1 << 20))
-            except OSError:
-                part = b""
-            if not part:
-                raise Broken("the solution's process has ended")
-            parts += part
-        return bytes(parts)
+        try:
+            return json.loads(receive(self._channel, _MAX_BYTES)[1])
+        except BrokenFrame as error:
+            raise Broken(f"the solution returned too much: {error}") from error
+        except (EOFError, OSError) as error:
+            raise Broken("the solution's process has ended") from error

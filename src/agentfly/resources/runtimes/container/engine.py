@@ -63,7 +63,14 @@ class ContainerEngine:
             parts = api.version().get("Components") or []
             podman = any("podman" in part["Name"].lower() for part in parts)
             engine = cls(address, api, api.info(), podman=podman)
-            engine._require_limits()
+            missing = [name for name in ("MemoryLimit", "PidsLimit") if not engine._info.get(name)]
+            # A rootless engine with cgroup v1 accepts the limits and ignores them.
+            rootless = any("rootless" in each for each in engine._info.get("SecurityOptions") or ())
+            if missing or (rootless and engine._info.get("CgroupVersion") == "1"):
+                raise SandboxUnavailable(
+                    f"this container engine cannot hold a container to its limits ({', '.join(missing) or 'rootless'}, "
+                    f"{engine.cgroup}); run it as root, or on a machine with cgroup v2"
+                )
             for each in api.containers(all=True, filters={"label": [OWNER_LABEL]}):
                 if is_orphan(each["Labels"], stopped=each["State"] in ("exited", "dead")):
                     engine.remove(each["Id"])
@@ -88,16 +95,6 @@ class ContainerEngine:
         """The mechanism that enforces the limits."""
         return f"cgroup v{self._info.get('CgroupVersion', '1')}"
 
-    def _require_limits(self) -> None:
-        missing = [name for name in ("MemoryLimit", "PidsLimit") if not self._info.get(name)]
-        # A rootless engine with cgroup v1 accepts the limits and ignores them.
-        rootless = any("rootless" in each for each in self._info.get("SecurityOptions") or ())
-        if missing or (rootless and self._info.get("CgroupVersion") == "1"):
-            raise SandboxUnavailable(
-                f"this container engine cannot hold a container to its limits ({', '.join(missing) or 'rootless'}, "
-                f"{self.cgroup}); run it as root, or on a machine with cgroup v2"
-            )
-
     def launch(self, name: str, settings: dict[str, Any], host_settings: dict[str, Any]) -> socket.socket:
         """Create and start a container; the socket attached to the stdin, stdout and stderr of its first process."""
         image, program = settings["image"], settings["entrypoint"][0]
@@ -105,8 +102,20 @@ class ContainerEngine:
         attached = None
         try:
             with self._translate_errors(f"start a container of {image!r}"):
-                self._require_runtime(name, host_settings.get("runtime"))
-                attached = self._attach(name)
+                # An engine may ignore the requested runtime, which may be a stronger boundary than its default.
+                runtime = host_settings.get("runtime")
+                found = self._api.inspect_container(name)["HostConfig"].get("Runtime") if runtime else None
+                if found != runtime:
+                    raise SandboxUnavailable(
+                        f"the engine took runtime {found!r} where {runtime!r} was asked for; it knows "
+                        f"{', '.join(self._info.get('Runtimes') or ())}. podman takes it from containers.conf only"
+                    )
+                response = self._api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+                try:  # nothing runs yet, so the HTTP library has buffered no data
+                    attached = socket.socket(fileno=os.dup(response.fileno()))
+                finally:
+                    response._response.close()
+                    response.close()
                 self._api.start(name)
         except BaseException as error:
             if attached:
@@ -139,24 +148,6 @@ class ContainerEngine:
             raise SandboxUnavailable(f"the engine refuses a container of {image!r}: {_error_text(error)}") from error
         except requests.RequestException as error:
             raise EnvironmentFault(f"the container engine is gone: {_error_text(error)}") from error
-
-    def _require_runtime(self, name: str, runtime: str | None) -> None:
-        """Raise if the engine ignored the requested runtime, which may be a stronger boundary than its default."""
-        found = self._api.inspect_container(name)["HostConfig"].get("Runtime") if runtime else None
-        if found != runtime:
-            raise SandboxUnavailable(
-                f"the engine took runtime {found!r} where {runtime!r} was asked for; it knows "
-                f"{', '.join(self._info.get('Runtimes') or ())}. podman takes it from containers.conf only"
-            )
-
-    def _attach(self, name: str) -> socket.socket:
-        """A duplicate of the attached socket. Nothing runs yet, so the HTTP library has buffered no data."""
-        response = self._api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-        try:
-            return socket.socket(fileno=os.dup(response.fileno()))
-        finally:
-            response._response.close()
-            response.close()
 
     def pause(self, name: str, paused: bool) -> None:
         """Freeze or resume all processes."""

@@ -91,12 +91,12 @@ class Container:
 
     def settings(self, limits: Limits, podman: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arguments for the engine: container settings and host settings."""
-        boot = (INSIDE / "bootstrap.py").read_text()
+        boot, frames = ((INSIDE / f"{name}.py").read_text() for name in ("bootstrap", "frames"))
         inodes = "" if podman else f",nr_inodes={limits.inodes}"  # podman does not support it
         tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk}{inodes}"
         settings = {
             "image": self.image,
-            "entrypoint": [self.python, "-I", "-B", "-X", "utf8", "-c", boot],
+            "entrypoint": [self.python, "-I", "-B", "-X", "utf8", "-c", boot, frames],
             "user": self.user,
             "hostname": "sandbox",
             "working_dir": WORK,

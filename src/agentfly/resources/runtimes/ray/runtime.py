@@ -16,6 +16,7 @@ from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.rpc.proxy import attach_proxy
 from agentfly.resources.rpc.serialization import dumps, modules_by_value
 from agentfly.resources.rpc.server import RpcServer
+from agentfly.resources.runtimes.process import tree_memory
 from agentfly.resources.runtimes.ray.cluster import (
     MAX_CONCURRENCY,
     ActorUnreachable,
@@ -28,6 +29,7 @@ from agentfly.resources.runtimes.ray.cluster import (
 )
 from agentfly.sandbox.inside import kernel, process_tree
 from agentfly.threads import call
+from agentfly.validation import NonNegativeFloat, validate
 
 _CLEANUP_SECONDS = 2.0
 """Time for an actor to kill the processes of its instance before the actor itself is killed."""
@@ -52,9 +54,7 @@ class InstanceActor:
 
     async def memory(self) -> int | None:
         """Proportional set size in bytes of this process and all descendants."""
-        if sys.platform != "linux":
-            return None
-        return process_tree.memory([os.getpid(), *process_tree.descendants(os.getpid())], 0)
+        return tree_memory(os.getpid())
 
     async def clear(self) -> None:
         """Kill all descendants: Ray kills only the direct children of a worker."""
@@ -105,8 +105,7 @@ class RayRuntime:
 
     def __post_init__(self) -> None:
         for name, amount in {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}.items():
-            if not isinstance(amount, int | float) or isinstance(amount, bool) or not amount >= 0:
-                raise ConfigError(f"RayRuntime's {name} must be a number of at least 0, not {amount!r}")
+            validate(f"RayRuntime's {name}", amount, NonNegativeFloat)
 
     async def create(self, env_class: type[Environment]) -> InstanceHandle:
         """Create an instance in a new actor."""
@@ -115,11 +114,20 @@ class RayRuntime:
 
     async def create_from_pickle(self, env_class: type[Environment], pickled_class: bytes) -> ActorHandle:
         """Create an instance of a pickled class in a new actor; `env_class` is the class of the local proxy."""
+        reserved = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": dict(self.resources) or None}
+        fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CONCURRENCY}
+        refused = self.options.keys() & {*reserved, *fixed, "name", "lifetime", "namespace", "get_if_exists"}
+        if refused:
+            raise ConfigError(
+                f"RayRuntime's options may not set {', '.join(sorted(refused))}: every instance is a new, unnamed "
+                "actor, and num_cpus, num_gpus and resources are fields of RayRuntime"
+            )
+        options = {"scheduling_strategy": "SPREAD", **reserved, **fixed, **self.options}
         ray = await call(connect)
         needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         await call(raise_if_infeasible, {name: amount for name, amount in needs.items() if amount})
         try:
-            actor = ray.remote(InstanceActor).options(**self._actor_options()).remote()
+            actor = ray.remote(InstanceActor).options(**options).remote()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"Ray does not accept {self}: {error}") from error
         try:
@@ -132,18 +140,6 @@ class RayRuntime:
                 raise EnvironmentFault(f"no actor for {env_class.__name__}: {error}") from error
             raise
         return handle
-
-    def _actor_options(self) -> dict[str, Any]:
-        reserved = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": dict(self.resources) or None}
-        fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CONCURRENCY}
-        if refused := sorted(
-            self.options.keys() & {*reserved, *fixed, "name", "lifetime", "namespace", "get_if_exists"}
-        ):
-            raise ConfigError(
-                f"RayRuntime's options may not set {', '.join(refused)}: every instance is a new, unnamed actor, and "
-                "num_cpus, num_gpus and resources are fields of RayRuntime"
-            )
-        return {"scheduling_strategy": "SPREAD", **reserved, **fixed, **self.options}
 
 
 class _ExitWatcher:
@@ -175,7 +171,7 @@ class ActorHandle(InstanceHandle):
         await self._remote.ask("make", "", (None, pickled_class), {})
         self._memory = await await_answer(call_actor(self.actor, "memory"))
 
-    def death(self) -> str | None:
+    def exit_reason(self) -> str | None:
         """Why its actor died, as soon as Ray reports it; None while it lives."""
         return self._watcher.exit_reason
 
@@ -192,7 +188,7 @@ class ActorHandle(InstanceHandle):
         if done.exception() is None:
             self._memory = done.result()
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """Kill its actor, and first its descendants if the actor still answers."""
         try:
             if self._watcher.exit_reason is None:
