@@ -1,20 +1,33 @@
 """What all tests share: the real tokenizers of model families, and a server on loopback."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from tests.backends.openai_server import OpenAIServer
+from tests.quick import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_ignore_collect,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 
 
 @cache
 def _load(name: str) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(TOKENIZERS / name)
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(TOKENIZERS / name)
 
 
 def load_family(name: str) -> PreTrainedTokenizerFast:
@@ -52,6 +65,8 @@ def _need(name: str) -> None:
 @pytest.fixture(scope="module")
 def running() -> Iterator[OpenAIServer]:
     """A server that a module's tests share."""
+    from tests.backends.openai_server import OpenAIServer
+
     server = OpenAIServer()
     server.start()
     yield server

@@ -396,3 +396,4 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
 
 
 TOOLS: Registry[Tool] = Registry("tool")
+"""All tools by name."""

@@ -331,6 +331,7 @@ print(found.reward.mean)
 """
 
 
+@pytest.mark.integration
 def test_an_evaluation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     def begun(log: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", SLOW, str(log)]

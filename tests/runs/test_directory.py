@@ -183,6 +183,7 @@ for number in range(1, 100_000):
 """
 
 
+@pytest.mark.integration
 def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
@@ -232,6 +233,7 @@ else:
 """
 
 
+@pytest.mark.integration
 def test_a_forked_child_that_outlives_a_killed_writer_does_not_keep_the_run_locked(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -292,6 +294,7 @@ except DataError as error:
 """
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_said_and_spoils_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)

@@ -86,6 +86,7 @@ def test_a_sink_that_is_not_installed_says_what_to_install(tmp_path: Path, monke
         open_loggers(["wandb"], run)
 
 
+@pytest.mark.integration
 def test_runs_import_no_torch_and_no_dashboard() -> None:
     heavy = ("torch", "wandb", "tensorboardX", "matplotlib")
     code = f"import sys, agentfly.runs, agentfly.runs.report; print([name for name in {heavy} if name in sys.modules])"

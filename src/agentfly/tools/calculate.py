@@ -70,6 +70,7 @@ async def calculate(expression: str) -> str:
 
 
 calculator = calculate
+"""Another name of `calculate`."""
 
 
 def _evaluate(node: ast.AST) -> Any:
