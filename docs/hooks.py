@@ -54,10 +54,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return markdown.replace(_COMMANDS, _document_commands()) if _COMMANDS in markdown else markdown
 
 
-def canonical_path(module: str, name: str) -> str:
-    """The path of the module that defines an exported object, with the object's name."""
-    value = getattr(importlib.import_module(module), name)
-    return f"{value.__module__}.{name}"
+def find_exports(module: str) -> dict[str, Any]:
+    """The objects that a module exports, by name: those of `__dir__` where it has one, else those of `__all__`."""
+    source = importlib.import_module(module)
+    names = dir(source) if "__dir__" in vars(source) else source.__all__
+    values = {name: getattr(source, name) for name in sorted(names, key=str.lower)}
+    return {name: value for name, value in values.items() if value.__module__.startswith("agentfly.")}
 
 
 def _is_outside(path: Path) -> bool:
@@ -69,16 +71,14 @@ def _page_of(path: Path) -> str:
 
 
 def _document_exports(module: str) -> str:
-    names = importlib.import_module(module).__all__
-    return "\n\n".join(f"::: {canonical_path(module, name)}" for name in sorted(names, key=str.lower))
+    return "\n\n".join(f"::: {value.__module__}.{name}" for name, value in find_exports(module).items())
 
 
 def _tabulate_exports(module: str) -> str:
     rows = ["| name | |", "|---|---|"]
-    for name in sorted(importlib.import_module(module).__all__, key=str.lower):
-        value = getattr(importlib.import_module(module), name)
+    for name, value in find_exports(module).items():
         summary = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        rows.append(f"| [`{name}`][{canonical_path(module, name)}] | {summary} |")
+        rows.append(f"| [`{name}`][{value.__module__}.{name}] | {summary} |")
     return "\n".join(rows)
 
 
@@ -90,4 +90,12 @@ def _document_commands() -> str:
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="agentfly")
-    return text.partition("\n")[2]  # without the heading: the page has one
+    text = text.partition("\n")[2]  # without the heading: the page has one
+    # Lists of commands have shortened descriptions; link to the full ones.
+    sections = re.split(r"^(#+ `agentfly.*`)$", text, flags=re.MULTILINE)
+    for at in range(0, len(sections), 2):
+        parent = sections[at - 1].strip("# `") if at else "agentfly"
+        link = rf"* [`{parent} \1`](#{parent.replace(' ', '-')}-\1)"
+        head, commands, rest = sections[at].partition("**Commands**:")
+        sections[at] = head + commands + re.sub(r"^\* `([\w-]+)`.*$", link, rest, flags=re.MULTILINE)
+    return "".join(sections)
