@@ -54,7 +54,7 @@ async def test_state_and_files_stay_within_a_chain_and_never_leave_it() -> None:
         assert answers(result, chain)[3].splitlines()[0] == "kept"
 
 
-async def test_an_error_is_shown_with_its_line_and_the_chain_goes_on() -> None:
+async def test_error_is_shown_with_its_line_and_the_chain_continues() -> None:
     told = answers(await played(python("a = 1\nb = a / 0"), python("a")))
     assert "ZeroDivisionError" in told[0]
     assert "line 2" in told[0]
@@ -65,7 +65,7 @@ class Tight(CodeInterpreter):
     limits = Limits(seconds=2, memory=128 << 20, processes=16)
 
 
-async def test_a_session_that_had_to_be_killed_is_told_of_and_replaced() -> None:
+async def test_killed_session_is_reported_and_replaced() -> None:
     result = await played(
         python("x = 1\nimport os, signal\nos.kill(1, signal.SIGKILL); os._exit(1)"),
         python("'x' in globals()"),
@@ -111,7 +111,7 @@ async def test_file_tools() -> None:
     assert told[10] == "Error: bytes is not a text file."
 
 
-async def test_figures_come_back_as_pictures() -> None:
+async def test_figures_are_returned_as_images() -> None:
     plot = (
         "import sys, types\n"
         "png = b'\\x89PNG\\r\\n\\x1a\\n'\n"
@@ -132,7 +132,7 @@ async def test_figures_come_back_as_pictures() -> None:
     assert answers(await played(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
 
 
-async def test_a_reward_looks_into_the_very_session_the_chain_used() -> None:
+async def test_reward_uses_the_session_of_the_chain() -> None:
     @reward
     async def wrote(env: CodeInterpreter, wanted: str) -> float:
         return float(await env.read_file("answer.txt") == wanted)
@@ -151,7 +151,7 @@ def test_two_runs_one_after_another_each_have_their_sandbox() -> None:
         assert answers(agent.run_sync("Go.")) == ["42"]
 
 
-async def test_files_that_are_no_files_are_refused() -> None:
+async def test_paths_that_are_not_files_are_rejected() -> None:
     result = await played(python("1"), files=["a.txt"])
     assert result[0].stop is StopReason.ENVIRONMENT_FAULT
     assert "must map paths to text or bytes" in result[0].failures[0].message

@@ -54,7 +54,7 @@ async def test_a_question_and_a_conversation_are_answered(judge: ModelServer, se
     assert server.left_alone()
 
 
-async def test_it_is_lent_by_the_manager_and_one_is_everybodys(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_instance_is_leased_by_the_manager_and_shared(judge: ModelServer, server: OpenAIServer) -> None:
     manager, kind = ResourceManager(), type(judge)
     async with manager.leases(TASK, [kind]) as one, manager.leases(TASK, [kind]) as other:
         assert await one.get(kind) is await other.get(kind)
@@ -91,7 +91,7 @@ async def test_a_schema_is_sent_and_the_answer_is_of_that_type(judge: ModelServe
     await judge.close()
 
 
-async def test_what_does_not_fit_is_asked_for_once_more(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_reply_that_violates_the_schema_is_requested_again(judge: ModelServer, server: OpenAIServer) -> None:
     fitting, wrong = chat({"content": '{"points": 7, "why": ""}'}), chat({"content": "Seven!"})
     server.answers("/chat/completions", says(wrong), says(fitting))
     await judge.start()
@@ -105,7 +105,7 @@ async def test_what_does_not_fit_is_asked_for_once_more(judge: ModelServer, serv
     await judge.close()
 
 
-async def test_trouble_that_passes_is_waited_out(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_temporary_errors_are_retried(judge: ModelServer, server: OpenAIServer) -> None:
     busy, down = refuses("slow down", 429, HURRY), refuses("restarting", 503, HURRY)
     server.answers("/chat/completions", busy, down, says(chat({"content": "7"})))
     await judge.start()
@@ -114,7 +114,7 @@ async def test_trouble_that_passes_is_waited_out(judge: ModelServer, server: Ope
     await judge.close()
 
 
-async def test_a_server_that_fails_again_and_again_is_a_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_persistent_server_errors_are_an_environment_fault(judge: ModelServer, server: OpenAIServer) -> None:
     server.answers("/chat/completions", refuses("restarting", 503, HURRY))
     type(judge).retries = 1
     await judge.start()
@@ -123,7 +123,7 @@ async def test_a_server_that_fails_again_and_again_is_a_dead_world(judge: ModelS
     await judge.close()
 
 
-async def test_a_request_that_is_refused_is_no_dead_world(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_rejected_request_is_not_an_environment_fault(judge: ModelServer, server: OpenAIServer) -> None:
     await judge.start()
     for said in ("maximum context length is 5", "no such field"):
         server.answers("/chat/completions", refuses(said))
@@ -143,7 +143,7 @@ async def test_a_server_that_went_away(judge: ModelServer, server: OpenAIServer)
     await judge.close()
 
 
-async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
+async def test_unreachable_server_is_reported_with_its_address() -> None:
     with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else takes the port
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -162,7 +162,7 @@ async def test_a_server_that_was_never_there_is_told_with_its_address() -> None:
         ({"base_url": "localhost:8000"}, "must start with http"),
     ],
 )
-async def test_what_cannot_work_is_told_at_the_start(
+async def test_invalid_settings_are_reported_at_the_start(
     judge: ModelServer, settings: dict[str, object], message: str
 ) -> None:
     kind = type("Wrong", (type(judge),), settings)
@@ -173,14 +173,14 @@ async def test_what_cannot_work_is_told_at_the_start(
     await manager.close()
 
 
-async def test_which_of_several_models_must_be_said(judge: ModelServer, server: OpenAIServer) -> None:
+async def test_model_name_is_required_if_the_server_has_several(judge: ModelServer, server: OpenAIServer) -> None:
     server.answers("/models", says({"data": [{"id": "tiny"}, {"id": "large"}]}))
     with pytest.raises(ConfigError, match="serves tiny, large; say which in Judge"):
         await judge.start()
     await judge.close()
 
 
-async def test_the_key_of_the_variable_is_sent(
+async def test_key_of_the_environment_variable_is_sent(
     judge: ModelServer, server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
@@ -190,7 +190,7 @@ async def test_the_key_of_the_variable_is_sent(
     await judge.close()
 
 
-async def test_sampling_that_is_not_known_is_refused(judge: ModelServer) -> None:
+async def test_unknown_sampling_setting_is_rejected(judge: ModelServer) -> None:
     await judge.start()
     with pytest.raises(ConfigError, match=r"takes temperature, .* and schema, not temprature"):
         await judge.chat("How good?", temprature=1)
