@@ -37,6 +37,7 @@ INTEGRATION: tuple[str, ...] = (
     "test_api_reference.py",
     "test_benchmarks.py",
     "test_docs.py",
+    "test_linear_time.py",  # measures times
     "test_recipes.py",
     "training",
 )

@@ -345,6 +345,7 @@ def test_select_without_match_is_an_error(spec: str, words: str) -> None:
         select(TASKS, spec)
 
 
+@pytest.mark.integration
 def test_reading_data_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "pyarrow"}
     code = f"import sys, agentfly.data; print(sorted({heavy} & set(sys.modules)))"

@@ -114,6 +114,7 @@ async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reaso
     assert agent.manager.num_instances == 0
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", [Plain, Far, FarPlain])
 async def test_expert_may_be_a_plain_function_in_another_process(kind: type[Lamp]) -> None:
     agent = byte_agent("unheard", tools=[kind], reward=lit)

@@ -527,6 +527,7 @@ async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) ->
     assert alone == (observation[1],)
 
 
+@needs_pillow
 async def test_returned_image_is_an_observation() -> None:
     image = Image.of(picture_bytes())
     assert (await run(tool(name="a")(lambda: image))).observation == (image,)
