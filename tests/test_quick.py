@@ -14,7 +14,7 @@ def test_listed_integration_tests_exist() -> None:
 def test_guard_fails_a_test_that_starts_a_process() -> None:
     assert "PYTEST_CURRENT_TEST" in os.environ
     quick._refuse_process("open", ("file",))
-    with pytest.raises(pytest.fail.Exception, match="os.fork.*mark it with @pytest.mark.integration"):
+    with pytest.raises(pytest.fail.Exception, match=r"os\.fork.*mark it with @pytest.mark.integration"):
         quick._refuse_process("os.fork", ())
 
 
