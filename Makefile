@@ -34,7 +34,7 @@ test: $(DEV)  ## run all checks: lint, formatting, types, import layers and test
 	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow_smoke"
 
 quick: $(DEV)  ## run the tests that start no process and no model
-	@$(BIN)/python -m pytest --quick -n 2 --dist worksteal
+	@$(BIN)/python -m pytest --quick -n 2 --dist loadfile
 
 matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13, each with the core only
 	@$(PYTHON) tests/matrix.py

@@ -43,7 +43,7 @@ def main() -> int:
             print(f"» Python {version}: skipped, not installed (or without ensurepip)", flush=True)
             continue
         print(f"» Python {version}: {python}", flush=True)
-        if run_tests(python, version, sys.argv[1:] or ["-n", "2", "--dist", "worksteal"]):
+        if run_tests(python, version, sys.argv[1:] or ["-n", "2", "--dist", "loadfile"]):
             failed.append(version)
     if failed:
         print(f"the quick tests fail on Python {', '.join(failed)}", file=sys.stderr)

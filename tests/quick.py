@@ -34,6 +34,12 @@ INTEGRATION: tuple[str, ...] = (
     "rewards/test_lazy.py",
     "rollout/test_growth.py",
     "sandbox",
+    # These load and audit the real tokenizers of many families, which takes minutes.
+    "templates/test_audit.py",
+    "templates/test_audit_exact.py",
+    "templates/test_call_syntax.py",
+    "templates/test_guard.py",
+    "templates/test_template.py",
     "test_api_reference.py",
     "test_benchmarks.py",
     "test_docs.py",
