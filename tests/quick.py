@@ -34,11 +34,15 @@ INTEGRATION: tuple[str, ...] = (
     "rewards/test_lazy.py",
     "rollout/test_growth.py",
     "sandbox",
+    "templates/parsers/test_any_text.py",  # fuzzing
     # These load and audit the real tokenizers of many families, which takes minutes.
+    "templates/parsers/test_string_arguments.py",
     "templates/test_audit.py",
     "templates/test_audit_exact.py",
     "templates/test_call_syntax.py",
     "templates/test_guard.py",
+    "templates/test_loading.py",
+    "templates/test_roundtrip.py",
     "templates/test_template.py",
     "test_api_reference.py",
     "test_benchmarks.py",
