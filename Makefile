@@ -19,7 +19,7 @@ VLLM_INDEX ?=
 VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo format bench bench-check vllm clean
+.PHONY: help setup test quick matrix slow-smoke docs demo format bench bench-check vllm clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -33,7 +33,20 @@ test: $(DEV)  ## run all checks: lint, formatting, types, import layers and test
 	@echo "» ruff format --check"; $(BIN)/ruff format --check --quiet .
 	@echo "» mypy";                $(BIN)/mypy --no-error-summary
 	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
-	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile
+	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow_smoke"
+
+quick: $(DEV)  ## run the tests that start no process and no model
+	@$(BIN)/python -m pytest --quick -n 2 --dist loadfile
+
+matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13, each with the core only
+	@$(PYTHON) tests/matrix.py
+
+slow-smoke: $(DEV)  ## build and test the wheel and the docs site
+	@$(BIN)/python -m pytest -m slow_smoke
+
+docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	@echo "» build/site/index.html; with search: python3 -m http.server -d build/site"
 
 demo: $(if $(wildcard $(DEV)),$(DEV),$(CORE))  ## train a small agent, without GPU or model download
 	@$(BIN)/agentfly demo
@@ -53,7 +66,7 @@ vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a sep
 	@$(VLLM)/bin/python -m pytest -m vllm tests/backends/vllm
 
 clean:  ## remove the virtual environment, fetched files and caches
-	rm -rf $(VENV) $(VLLM) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,19 +1,31 @@
 """What all tests share: the real tokenizers of model families, and a server on loopback."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from tests.backends.openai_server import OpenAIServer
+from tests.quick import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_ignore_collect,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 
 
-def pytest_configure() -> None:
+def pytest_sessionstart() -> None:
     """Restore the default SIGINT action for the processes that tests interrupt.
 
     A shell starts background jobs with SIGINT ignored, child processes inherit that, and our commands respect it.
@@ -24,7 +36,8 @@ def pytest_configure() -> None:
 
 @cache
 def _load(name: str) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(TOKENIZERS / name)
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(TOKENIZERS / name)
 
 
 def load_family(name: str) -> PreTrainedTokenizerFast:
@@ -62,6 +75,8 @@ def _need(name: str) -> None:
 @pytest.fixture(scope="module")
 def running() -> Iterator[OpenAIServer]:
     """A server that a module's tests share."""
+    from tests.backends.openai_server import OpenAIServer
+
     server = OpenAIServer()
     server.start()
     yield server

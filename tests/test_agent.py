@@ -62,7 +62,7 @@ CONVERSATION = [{"role": "user", "content": "Hi"}]
         ([{"question": "Hi", "role": "spy"}], ["Hi"]),
     ],
 )
-def test_tasks_are_read_from_every_form_people_write(given: Any, prompts: list[str]) -> None:
+def test_tasks_are_parsed_from_every_accepted_form(given: Any, prompts: list[str]) -> None:
     assert [task.question for task in parse_tasks(given)] == prompts
 
 
@@ -71,12 +71,12 @@ def test_rows_keep_their_own_ids_and_others_are_numbered() -> None:
 
 
 @pytest.mark.parametrize("given", [[], (), 5, None, {"answer": 1}, [{"role": "king", "content": "x"}], [[]]])
-def test_what_is_no_task_is_refused(given: Any) -> None:
+def test_invalid_task_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError):
         parse_tasks(given)
 
 
-async def test_an_empty_dataset_is_refused_before_anything_starts() -> None:
+async def test_empty_dataset_is_rejected_before_the_run() -> None:
     with pytest.raises(ConfigError, match="nothing to run"):
         await byte_agent("x").run([])
 
@@ -159,7 +159,7 @@ def test_step_is_a_folding_rule_and_may_be_set() -> None:
         ({"template_config": {"enable_thinkin": True}}, "enable_thinkin"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(settings: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_rejected_at_construction(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(AgentFlyError) as refused:
         HFAgent("bytes", **{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
     assert told in str(refused.value)
@@ -175,7 +175,7 @@ def test_a_backend_by_name_takes_its_settings() -> None:
     assert agent.run_sync("Hi")[0].prediction == "hello"
 
 
-async def test_the_agents_system_prompt_joins_the_tasks_own() -> None:
+async def test_system_prompts_of_agent_and_task_are_joined() -> None:
     backend = Recording("x")
     agent = byte_agent(backend, system_prompt="Be brief. Tools: {tools}", tools=[add])
     await agent.run([[{"role": "system", "content": "Be kind."}, *CONVERSATION], CONVERSATION])
@@ -202,7 +202,7 @@ class Shouting(BaseAgent):
 
 
 @pytest.mark.parametrize("server", [False, True])
-async def test_a_custom_parse_reads_tokens_and_servers_messages_alike(server: bool) -> None:
+async def test_custom_parse_gets_tokens_and_server_messages(server: bool) -> None:
     words = ["ADD 1 2", "three"]
     backend = Server(said(*words)) if server else ScriptedBackend(words)
     agent = Shouting("bytes", template=None if server else "chatml", tools=[add], backend=backend)
@@ -211,7 +211,7 @@ async def test_a_custom_parse_reads_tokens_and_servers_messages_alike(server: bo
     assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
 
 
-async def test_a_custom_generate_may_sample_more_than_once_and_what_it_returns_is_recorded() -> None:
+async def test_custom_generate_may_sample_repeatedly_and_its_result_is_recorded() -> None:
     class Best(HFAgent):
         async def generate_async(self, request: Request) -> Completion:
             drawn = [await self.backend.generate(request) for _ in range(3)]
@@ -258,7 +258,7 @@ async def test_events_form_a_complete_sequence_for_every_chain_and_the_stream_en
     assert last.trajectory.reward == 1.0
 
 
-async def test_tokens_tell_the_ids_and_the_text_so_far_without_broken_glyphs_staying() -> None:
+async def test_token_events_have_ids_and_text_without_broken_characters() -> None:
     agent = byte_agent(ScriptedBackend("né😀!", chunk=1))
     tokens = [event for event in await collect(agent, "Go.") if isinstance(event, TokensSampled)]
     (trajectory,) = agent.trajectories
@@ -267,7 +267,7 @@ async def test_tokens_tell_the_ids_and_the_text_so_far_without_broken_glyphs_sta
     assert tokens[0].text == "n"
 
 
-async def test_watching_changes_nothing_of_the_record() -> None:
+async def test_observing_does_not_change_the_record() -> None:
     script = [call("add", a=1, b=2), "three"]
     plain = await byte_agent(ScriptedBackend(script, chunk=3), tools=[add]).run("Go.", seed=1)
     watched = byte_agent(ScriptedBackend(script, chunk=3), tools=[add])
@@ -292,7 +292,7 @@ async def test_an_observer_that_raises_fails_the_run_with_its_own_error(kind: ty
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_stream_tells_the_other_observer_too_and_raises_what_the_run_raises() -> None:
+async def test_stream_notifies_the_other_observer_and_raises_the_runs_error() -> None:
     seen: list[Event] = []
     agent = byte_agent("x")
     events = await collect(agent, "Go.", observer=seen.append)
@@ -318,7 +318,7 @@ def test_run_sync_works_without_a_loop_and_again() -> None:
         assert [t.prediction for t in agent.run_sync("Go.", num_chains=3)] == ["3"] * 3
 
 
-async def test_run_sync_works_inside_a_running_loop_and_hands_on_errors() -> None:
+async def test_run_sync_works_inside_a_running_loop_and_raises_its_errors() -> None:
     agent = byte_agent("x")
     assert agent.run_sync("Go.").rewards == [None]
     with pytest.raises(DataError):
@@ -346,7 +346,7 @@ class Needy(Environment):
         ({"backend": "scripted", "backend_config": {"scrpt": "x"}}, "unexpected keyword argument 'scrpt'"),
     ],
 )
-def test_an_agent_that_could_not_run_is_refused_when_it_is_made(settings: dict[str, Any], told: str) -> None:
+def test_unusable_agent_is_rejected_at_construction(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         HFAgent(**{"template": "chatml", "backend": ScriptedBackend("x"), **settings})
     assert told in str(refused.value)
@@ -357,12 +357,12 @@ async def test_prebuilt_tools_are_found_by_name() -> None:
     assert [m.text for m in (await agent.run("?"))[0].messages if m.role == "tool"] == ["42"]
 
 
-async def test_text_that_is_no_text_is_refused_before_the_run() -> None:
+async def test_invalid_unicode_is_rejected_before_the_run() -> None:
     with pytest.raises(DataError, match="half of a surrogate pair at character 1"):
         await byte_agent("x").run(["fine", "a\ud800"])
 
 
-async def test_a_message_may_have_calls_and_no_content_and_a_developer_is_the_system() -> None:
+async def test_message_with_calls_needs_no_content_and_developer_is_system() -> None:
     said = [
         {"role": "developer", "content": "Be brief."},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},

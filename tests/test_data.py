@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image as Picture
 
 from agentfly.data import read_tasks, select
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
+
+try:
+    from PIL import Image as Picture
+except ModuleNotFoundError:  # pillow is not in the core
+    Picture = None
+
+needs_pillow = pytest.mark.skipif(Picture is None, reason="needs pillow")
 
 ROWS: list[dict[str, Any]] = [
     {"question": "1 + 1?", "answer": 2, "id": "sum"},
@@ -163,6 +169,7 @@ def test_question_column_is_kept_when_another_is_used(tmp_path: Path) -> None:
     assert (task.messages[0].text, task.columns["question"]) == ("P", "Q")
 
 
+@needs_pillow
 def test_image_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     Picture.new("RGB", (2, 2)).save(tmp_path / "pics" / "a.png")
@@ -338,6 +345,7 @@ def test_select_without_match_is_an_error(spec: str, words: str) -> None:
         select(TASKS, spec)
 
 
+@pytest.mark.integration
 def test_reading_data_imports_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "pyarrow"}
     code = f"import sys, agentfly.data; print(sorted({heavy} & set(sys.modules)))"

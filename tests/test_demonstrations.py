@@ -37,7 +37,7 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [draw(drawn) for _ in range(count)]
 
 
-async def test_an_expert_is_recorded_token_for_token_as_a_model_that_says_the_same() -> None:
+async def test_expert_chain_equals_the_chain_of_a_model_with_the_same_replies() -> None:
     (row,) = rows(1)
     agent = byte_agent("unheard", tools=[Lookup.lookup], reward=correct)
     (shown,) = (await demonstrate(agent, row)).accepted
@@ -100,7 +100,7 @@ def lit(env: Lamp) -> float:
     return float(env.on)
 
 
-async def test_what_earned_too_little_is_dropped_and_counted_with_the_reason() -> None:
+async def test_chains_below_the_threshold_are_dropped_and_counted_with_the_reason() -> None:
     agent = byte_agent("unheard", tools=[Lamp], reward=lit)
     found = await demonstrate(agent, ["bright", "lazy", "dark", "bright"])
     assert [each.group for each in found.accepted] == [0, 3]
@@ -114,8 +114,9 @@ async def test_what_earned_too_little_is_dropped_and_counted_with_the_reason() -
     assert agent.manager.num_instances == 0
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", [Plain, Far, FarPlain])
-async def test_an_expert_may_be_plain_and_live_elsewhere(kind: type[Lamp]) -> None:
+async def test_expert_may_be_a_plain_function_in_another_process(kind: type[Lamp]) -> None:
     agent = byte_agent("unheard", tools=[kind], reward=lit)
     found = await demonstrate(agent, ["bright"])
     await agent.close()
@@ -123,7 +124,7 @@ async def test_an_expert_may_be_plain_and_live_elsewhere(kind: type[Lamp]) -> No
     assert chain.prediction == "done"
 
 
-async def test_an_expert_that_never_answers_costs_its_own_chain_only() -> None:
+async def test_hanging_expert_fails_only_its_chain() -> None:
     class Stuck(Lamp):
         async def expert(self) -> ToolCall | str:
             if self.mood == "stuck":
@@ -137,7 +138,7 @@ async def test_an_expert_that_never_answers_costs_its_own_chain_only() -> None:
     assert found.reasons == {"the chain took longer than 0.3 s": 1}
 
 
-async def test_what_an_expert_may_not_do_is_told() -> None:
+async def test_invalid_expert_action_is_reported() -> None:
     agent = byte_agent("unheard", tools=[Lamp], reward=lit)
     with pytest.raises(ConfigError, match=r"Lamp.expert returned 7; it must return a ToolCall or the final answer"):
         await demonstrate(agent, ["bright", "odd"])
@@ -146,7 +147,7 @@ async def test_what_an_expert_may_not_do_is_told() -> None:
     await agent.close()
 
 
-async def test_without_an_expert_or_with_two() -> None:
+async def test_no_expert_or_two_experts_are_rejected() -> None:
     class Blind(Environment):
         @tool
         def look(self) -> str:
@@ -165,7 +166,7 @@ async def test_without_an_expert_or_with_two() -> None:
         await demonstrate(HFAgent("m", tools=[Lamp], backend=Server(said("x"))), "?")
 
 
-async def test_cancelling_gives_every_world_back() -> None:
+async def test_cancelling_releases_every_environment() -> None:
     waiting = asyncio.Event()
 
     class Slow(Lamp):
@@ -184,7 +185,7 @@ async def test_cancelling_gives_every_world_back() -> None:
     await agent.close()
 
 
-async def test_the_form_of_an_agent_of_its_own_is_shown_as_text_or_refused() -> None:
+async def test_format_of_a_custom_agent_is_rendered_as_text_or_rejected() -> None:
     class Spoken(Lamp):
         async def expert(self) -> ToolCall | str:
             return "Thought: so\nFinal Answer: done" if self.on else "Thought: on\nAction: switch\nInput: {}"
@@ -216,7 +217,7 @@ def file_of(tmp_path: Path, *conversations: Any) -> Path:
     return path
 
 
-def test_a_conversation_of_a_file_is_written_by_the_agents_own_template(tmp_path: Path) -> None:
+def test_conversation_of_a_file_is_rendered_by_the_agents_template(tmp_path: Path) -> None:
     agent = byte_agent("unheard", tools=[Lamp], system_prompt="Be bright.")
     (chain,) = read_demonstrations(agent, file_of(tmp_path, TALK))
     assert chain.task.question == "Light?"
@@ -255,7 +256,7 @@ def test_a_conversation_of_a_file_is_written_by_the_agents_own_template(tmp_path
         ([TALK[0], {"role": "assistant", "content": "I <|im_end|> am"}], "ends turns before its end"),
     ],
 )
-def test_a_conversation_that_cannot_be_imitated_is_refused_by_its_place(tmp_path: Path, talk: Any, told: str) -> None:
+def test_unusable_conversation_is_rejected_with_its_position(tmp_path: Path, talk: Any, told: str) -> None:
     with pytest.raises(DataError, match=f"demos.jsonl, row 1: .*{told}"):
         read_demonstrations(byte_agent("unheard", tools=[Lamp]), file_of(tmp_path, TALK, talk))
 
@@ -293,7 +294,7 @@ def agent_of(template: Template) -> HFAgent:
 
 @pytest.mark.parametrize("kind", TURNS)
 @pytest.mark.parametrize("case", CALLS, ids=str)
-def test_a_turn_is_what_the_chat_template_writes_and_what_the_agent_reads(case: Case, kind: str) -> None:
+def test_rendered_turn_is_parsed_by_the_agent(case: Case, kind: str) -> None:
     agent, template, turn = agent_of(case.template), case.template, TURNS[kind]
     if told := REFUSED.get((str(case), kind)):
         with pytest.raises((TemplateError, ConfigError), match=told):
@@ -311,7 +312,7 @@ def test_a_turn_is_what_the_chat_template_writes_and_what_the_agent_reads(case: 
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen2.5"])
-def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
+def test_named_templates_parse_the_calls_they_render(name: str) -> None:
     agent = HFAgent(template=name, backend=ScriptedBackend("x"), tools=[Lamp])
     chain = record_conversation(agent, Task.of(TALK))
     assert agent.template is not None
@@ -320,7 +321,7 @@ def test_the_templates_by_name_write_calls_that_they_read(name: str) -> None:
     assert (read.name, read.arguments) == ("switch", {})
 
 
-def test_typed_arguments_are_read_back_from_a_format_of_text() -> None:
+def test_typed_arguments_round_trip_in_an_untyped_format() -> None:
     @tool
     def resize(width: int, tags: list[str], title: str) -> str:
         """Resize."""

@@ -28,10 +28,12 @@ def imported_by(code: str) -> set[str]:
     return set(run.stdout.split("\n")[-2].split())
 
 
+@pytest.mark.integration
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not HEAVY & imported_by("import agentfly")
 
 
+@pytest.mark.integration
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv[1:] = ['--help']\nfrom agentfly.cli.app import main\ntry: main()\nexcept SystemExit: pass"
@@ -39,6 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not HEAVY & imported_by(code)
 
 
+@pytest.mark.integration
 def test_no_module_outside_training_imports_torch() -> None:
     modules = [m.name for m in pkgutil.walk_packages(agentfly.__path__, "agentfly.")]
     recipes = re.compile(r"agentfly\.environments\..*\.recipes?\b")  # programs, which draw their tasks

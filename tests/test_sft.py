@@ -51,7 +51,7 @@ async def shown(folder: Path, count: int) -> list[Trajectory]:
     return list(found.accepted)
 
 
-async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(small_model: Path, tmp_path: Path) -> None:
+async def test_fine_tuned_model_acts_like_the_expert(small_model: Path, tmp_path: Path) -> None:
     chains = await shown(small_model, 3)
     learner = learner_of(small_model, schedule="linear", total_steps=90)
     seen: list[SftStep] = []
@@ -74,7 +74,7 @@ async def test_a_model_that_imitated_an_expert_does_as_the_expert_did(small_mode
     assert said.segments[0].tokens.tolist() == chains[0].segments[0].tokens.tolist()
 
 
-async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(small_model: Path) -> None:
+async def test_loss_is_the_negative_log_likelihood_of_the_models_tokens(small_model: Path) -> None:
     chains = await shown(small_model, 3)
     learner = learner_of(small_model)
     pieces = demonstration_segments(learner.model, chains)
@@ -97,7 +97,7 @@ async def test_the_loss_is_the_negative_log_likelihood_of_what_is_the_models(sma
 
 
 @pytest.mark.parametrize("reading", [0.0, 1.0])
-async def test_one_step_is_that_of_plain_supervised_learning(small_model: Path, reading: float) -> None:
+async def test_step_equals_plain_supervised_learning(small_model: Path, reading: float) -> None:
     """The gradient of a step is that of cross-entropy over the model's own tokens, labels of all others ignored; over
     all tokens where those that are read count as much."""
     chains = await shown(small_model, 1)
@@ -138,7 +138,7 @@ async def test_every_demonstration_is_seen_before_one_is_seen_again(small_model:
     assert len({*batches[0], *batches[1]}) == len({*batches[2], *batches[3]}) == 4
 
 
-async def test_what_cannot_be_imitated_is_refused(small_model: Path) -> None:
+async def test_unusable_demonstrations_are_rejected(small_model: Path) -> None:
     chains = await shown(small_model, 1)
     with pytest.raises(ConfigError, match="plain loss, and this learner has 'clip'"):
         train_sft(learner_of(small_model, loss=Loss()), chains, steps=1)

@@ -264,6 +264,7 @@ def test_a_function_may_outlive_its_loop() -> None:
     assert asyncio.run(call(lambda: "still there")) == "still there"
 
 
+@pytest.mark.integration
 def test_hung_function_does_not_block_process_exit() -> None:
     program = """
 import asyncio, time

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import numpy as np
 import pydantic
 import pytest
-from PIL import Image as Picture
 from pydantic import Field
 
 from agentfly import Environment, Task, tool
@@ -30,6 +29,13 @@ from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.tools import answer, calculate
 from agentfly.trajectory import CallStatus
 from agentfly.types import Image, ToolCall
+
+try:
+    from PIL import Image as Picture
+except ModuleNotFoundError:  # pillow is not in the core
+    Picture = None
+
+needs_pillow = pytest.mark.skipif(Picture is None, reason="needs pillow")
 
 if TYPE_CHECKING:
     from nowhere import Nothing
@@ -497,6 +503,7 @@ def picture_bytes() -> bytes:
     return buffer.getvalue()
 
 
+@needs_pillow
 @pytest.mark.parametrize("form", ["pillow", "bytes", "path", "uri", "image"])
 async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture_bytes())
@@ -521,6 +528,7 @@ async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) ->
     assert alone == (observation[1],)
 
 
+@needs_pillow
 async def test_returned_image_is_an_observation() -> None:
     image = Image.of(picture_bytes())
     assert (await run(tool(name="a")(lambda: image))).observation == (image,)

@@ -145,7 +145,7 @@ def test_a_span_has_one_author_and_one_weight_version(parts: list[Shown | Comple
 
 @settings(deadline=None)
 @given(st.lists(builds, max_size=3))
-def test_what_was_shown_stays_the_beginning_of_what_is_shown(stages: list[list[Shown | Completion]]) -> None:
+def test_segment_only_grows_at_the_end(stages: list[list[Shown | Completion]]) -> None:
     segment, before = Segment(), []
     for stage in stages:
         for part in stage:
@@ -189,7 +189,7 @@ def test_new_weights_in_the_middle_of_a_turn_split_its_span() -> None:
     assert segment.images == (Image("https://x/y.png"),)
 
 
-def test_a_sealed_segment_takes_nothing_more() -> None:
+def test_sealed_segment_rejects_changes() -> None:
     segment = two_turns().seal()
     before = segment.to_json()
     with pytest.raises(RecordError, match="sealed"):
@@ -202,12 +202,12 @@ def test_a_sealed_segment_takes_nothing_more() -> None:
     assert segment.exact
 
 
-def test_nobody_can_show_what_only_the_model_writes() -> None:
+def test_sampled_author_needs_sample() -> None:
     with pytest.raises(RecordError, match="sample"):
         Segment().append(Author.MODEL, [1], turn=0)
 
 
-def test_unequal_lengths_cannot_be_written() -> None:
+def test_unequal_lengths_are_rejected() -> None:
     three = np.array([1, 2, 3], np.int32)
     two = np.zeros(2, np.float32)
     for wrong in (
@@ -221,7 +221,7 @@ def test_unequal_lengths_cannot_be_written() -> None:
             wrong()
 
 
-def test_the_record_cannot_be_written_over() -> None:
+def test_record_is_immutable() -> None:
     segment = two_turns()
     for span in segment.spans:
         for values in (span.ids, span.logprobs):
@@ -242,7 +242,7 @@ def test_the_record_cannot_be_written_over() -> None:
         trajectory.prediction = "better"  # type: ignore[misc]
 
 
-def test_the_ids_a_caller_passed_in_stay_the_callers() -> None:
+def test_ids_of_the_caller_are_copied() -> None:
     shown, segment = np.array([1, 2], np.int32), Segment()
     segment.append(Author.TASK, shown, turn=0)  # type: ignore[arg-type]
     shown[0] = 99
@@ -259,7 +259,7 @@ def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
     assert not Trajectory.from_json(trajectory.to_json()).segments[0].exact
 
 
-def test_a_turn_that_was_aborted_before_its_first_token_loses_nothing() -> None:
+def test_turn_aborted_before_its_first_token_keeps_the_record() -> None:
     segment = two_turns()
     segment.append_sampled(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
     assert segment.exact
@@ -296,7 +296,7 @@ def test_json_loses_nothing(trajectory: Trajectory) -> None:
         assert one.images == other.images
 
 
-def test_what_was_read_back_is_sealed() -> None:
+def test_segment_read_from_json_is_sealed() -> None:
     trajectory = Trajectory(Task.of("Q"), (two_turns().seal(),), (), StopReason.ANSWER, "done")
     segment = Trajectory.from_json(trajectory.to_json()).segments[0]
     with pytest.raises(RecordError, match="sealed"):
@@ -321,7 +321,7 @@ def test_a_difference_anywhere_makes_two_records_unequal() -> None:
     [object(), {1, 2}, (1, 2), b"x", float("nan"), float("inf"), {1: 2}, np.float32(1), np.zeros(2), [{"a": {1}}]],
     ids=lambda value: type(value).__name__,
 )
-def test_a_value_json_cannot_keep_is_refused_by_name(value: object) -> None:
+def test_value_that_is_not_json_is_rejected_by_name(value: object) -> None:
     task = Task.of("Q")
     said = Message("assistant", tool_calls=(ToolCall("add", {"odd": value}),))
     info = TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK, 0.0, {"odd": value}),))
@@ -338,7 +338,7 @@ def test_a_value_json_cannot_keep_is_refused_by_name(value: object) -> None:
             record.to_json()
 
 
-def test_a_column_whose_name_is_no_text_is_refused() -> None:
+def test_column_name_that_is_not_a_string_is_rejected() -> None:
     task = Task((Message("user", "Q"),), {7: "x"})  # type: ignore[dict-item]
     with pytest.raises(RecordError, match="7 holds"):
         Trajectory(task, (), (), StopReason.ANSWER, "").to_json()
@@ -361,13 +361,13 @@ def test_retries_of_a_call_are_kept_and_old_records_have_none() -> None:
 # ── what it says of itself ──
 
 
-def test_every_stop_reason_is_a_failure_of_a_kind_or_none() -> None:
+def test_every_stop_reason_has_a_failure_kind_or_none() -> None:
     fine = {StopReason.ANSWER, StopReason.TOOL_END, StopReason.MAX_TURNS, StopReason.NO_CALL}
     assert {stop for stop in StopReason if stop.failure is None} == fine
     assert StopReason.CONTEXT_LIMIT.failure is FailureKind.TRUNCATION
 
 
-def test_a_trajectory_sums_itself_up() -> None:
+def test_trajectory_summary() -> None:
     turns = (TurnRecord(FinishReason.STOP, (CallRecord("add", CallStatus.OK),)), TurnRecord(FinishReason.STOP))
     record = Trajectory(Task.of("Q"), (two_turns().seal(),), turns, StopReason.ANSWER, "done", 2, 1, score=Score(0.5))
     assert repr(record) == "<Trajectory 2/1: answer after 2 turns, reward 0.5>"
@@ -384,7 +384,7 @@ def shown_in_colour(trajectory: Trajectory, decode: Any = None) -> str:
     return console.file.getvalue()
 
 
-def test_the_print_colours_every_token_by_its_author() -> None:
+def test_printed_tokens_are_colored_by_author() -> None:
     trajectory = Trajectory(Task.of("Q"), (two_turns().seal(),), (), StopReason.ANSWER, "", score=Score(1.0))
     rendered = trajectory.render(lambda tokens: "".join(f"<{token}>" for token in tokens))
     colours = {rendered.plain[span.start : span.end]: span.style for span in rendered.spans}

@@ -200,6 +200,7 @@ def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> An
 
 
 REWARDS: Registry[Reward] = Registry("reward", plugins.REWARDS)
+"""All rewards by name."""
 
 RewardLike = Reward | str
 RewardSpec = RewardLike | Iterable[RewardLike] | Mapping[RewardLike, float]

@@ -90,6 +90,7 @@ class Span:
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
+        """A JSON object with the fields that are set."""
         out: dict[str, Any] = {"author": self.author.value, "turn": self.turn, "ids": self.ids.tolist()}
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs.tolist()
@@ -247,10 +248,12 @@ class Segment:
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads."""
         return {"exact": self._exact, "spans": [span.to_json() for span in self.spans]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Segment:
+        """Read the object that `to_json` returns. The segment is sealed."""
         segment = cls()
         for span in value["spans"]:
             messages = tuple(message_from_json(m) for m in span.get("messages", ()))

@@ -397,3 +397,4 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
 
 
 TOOLS: Registry[Tool] = Registry("tool", plugins.TOOLS)
+"""All tools by name."""

@@ -106,10 +106,12 @@ class Failure:
     """0 is the first attempt; a retried chain keeps the failures of its earlier attempts."""
 
     def to_json(self) -> list[Any]:
+        """A JSON array that `from_json` reads."""
         return [self.kind.value, self.message, self.turn, self.attempt]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read the array that `to_json` returns."""
         kind, *rest = value
         return cls(FailureKind(kind), *rest)
 
@@ -151,6 +153,7 @@ class TurnRecord:
     tool_seconds: float = 0.0
 
     def to_json(self) -> list[Any]:
+        """A JSON array that `from_json` reads."""
         calls = [
             [c.name, c.status.value, c.seconds, require_json(c.info, f"info of tool {c.name!r}"), c.retries]
             for c in self.calls
@@ -159,6 +162,7 @@ class TurnRecord:
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read the array that `to_json` returns."""
         finish, calls, generate_seconds, tool_seconds = value
         records = tuple(CallRecord(name, CallStatus(status), *rest) for name, status, *rest in calls)
         return cls(FinishReason(finish), records, generate_seconds, tool_seconds)
@@ -178,11 +182,13 @@ class Score:
             raise RecordError(f"a score must be finite, not {self.total} of {self.per_turn}")
 
     def to_json(self) -> list[Any]:
+        """A JSON array that `from_json` reads."""
         per_turn = None if self.per_turn is None else list(self.per_turn)
         return [self.total, per_turn, require_json(self.metrics, "metrics of the reward")]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Self:
+        """Read the array that `to_json` returns."""
         total, per_turn, metrics = value
         return cls(total, None if per_turn is None else tuple(per_turn), metrics)
 
@@ -264,6 +270,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the object that `to_json` returns."""
         task = value["task"]
         return cls(
             task=Task(tuple(map(message_from_json, task["messages"])), task["columns"], task["id"]),

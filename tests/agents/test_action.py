@@ -35,19 +35,19 @@ def player(script: list[str]) -> ActionAgent:
         ("<think>never closed <action>go north</action>", "go north", ""),
     ],
 )
-def test_the_first_action_after_the_thinking_is_read(text: str, action: str, thinking: str) -> None:
+def test_first_action_after_the_thinking_is_parsed(text: str, action: str, thinking: str) -> None:
     reply = player(["x"]).parse(text)
     (call,) = reply.calls
     assert (call.name, call.arguments, reply.message.thinking) == ("step", {"action": action}, thinking)
 
 
-def test_an_action_that_is_not_closed_is_told_and_one_only_thought_of_is_none() -> None:
+def test_unclosed_action_is_a_parse_error_and_actions_in_thinking_are_ignored() -> None:
     (call,) = player(["x"]).parse("<think>so</think><action>go north").calls
     assert "not closed" in call.problem
     assert player(["x"]).parse("<think>maybe <action>dig</think> wait").calls == ()
 
 
-async def test_the_world_ends_the_chain() -> None:
+async def test_environment_ends_the_chain() -> None:
     script = ["<action>go north</action>", "let me think", "<action>go", "<think>on</think><action>go north</action>"]
     (trajectory,) = await player(script).run("Get out.")
     assert (trajectory.stop, trajectory.prediction) == (StopReason.TOOL_END, "you went 2")

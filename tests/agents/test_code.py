@@ -46,7 +46,7 @@ def test_the_first_block_of_python_is_the_call(text: str, code: str) -> None:
     assert (call.name, call.arguments) == ("python", {"code": code})
 
 
-def test_code_that_was_only_thought_of_is_not_run_and_the_answer_is_what_was_said() -> None:
+def test_code_in_thinking_is_not_run_and_the_text_is_the_answer() -> None:
     mused = "<think>```python\nrm()\n```</think>"
     (call,) = coder(["x"]).parse(mused + "```python\nok()\n```").calls
     assert call.arguments == {"code": "ok()\n"}
@@ -56,7 +56,7 @@ def test_code_that_was_only_thought_of_is_not_run_and_the_answer_is_what_was_sai
 
 
 @pytest.mark.parametrize("text", ["```python\nprint(1)", "so: <code>print(1)"])
-def test_a_block_that_is_not_closed_is_told(text: str) -> None:
+def test_unclosed_block_is_a_parse_error(text: str) -> None:
     (call,) = coder(["x"]).parse(text).calls
     assert "not closed" in call.problem
 
@@ -71,6 +71,6 @@ async def test_code_is_run_and_a_reply_without_it_is_the_answer() -> None:
 
 @pytest.mark.parametrize("kind", [CodeAgent, ActionAgent])
 @pytest.mark.parametrize("tools", [[], [python, add], [add], [nothing]])
-def test_it_takes_one_tool_that_takes_one_text(kind: type[CodeAgent], tools: list[object]) -> None:
+def test_agent_takes_one_tool_with_one_text_parameter(kind: type[CodeAgent], tools: list[object]) -> None:
     with pytest.raises(ConfigError, match=r"one tool|one text"):
         kind("bytes", template="chatml", tools=tools, backend=ScriptedBackend("x"))

@@ -16,7 +16,7 @@ async def add(a: int, b: int) -> str:
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", None)])
-async def test_several_calls_a_turn_and_malformed_ones_between(family: str, template: str | None) -> None:
+async def test_several_calls_per_turn_with_malformed_ones_between(family: str, template: str | None) -> None:
     load_family(family)
     script = [
         f"Both at once.\n{call('add', a=1, b=2)}\n{call('add', a='three', b=4)}",

@@ -47,12 +47,12 @@ def read(text: str) -> tuple[str, dict[str, Any], str]:
         'Action: add\nInput: {"a": 1, "b": 2} and that is it',
     ],
 )
-def test_an_action_is_read_and_what_is_invented_after_it_is_not(text: str) -> None:
+def test_action_is_parsed_and_invented_observations_are_ignored(text: str) -> None:
     assert read(text) == ("add", {"a": 1, "b": 2}, "")
     assert AGENT.parse(text).answer is None
 
 
-def test_the_input_may_hold_words_that_look_like_the_form() -> None:
+def test_input_may_contain_the_keywords_of_the_format() -> None:
     text = 'Action: add\nInput: {"a": "x\nObservation: y\nFinal Answer: z", "b": 2}'
     assert read(text)[1]["a"] == "x\nObservation: y\nFinal Answer: z"
 
@@ -73,7 +73,7 @@ def test_the_input_may_hold_words_that_look_like_the_form() -> None:
         ("Action: add\nInput: " + '{"a": ' * 500 + "1" + "}" * 500, "not a JSON object"),
     ],
 )
-def test_a_bad_input_is_told(text: str, problem: str) -> None:
+def test_bad_input_is_a_parse_error(text: str, problem: str) -> None:
     name, arguments, told = read(text)
     assert (name, arguments) == ("add", {})
     assert problem in told
@@ -83,7 +83,7 @@ def test_a_tool_without_arguments_needs_no_input() -> None:
     assert read("Thought: when?\nAction: now") == ("now", {}, "")
 
 
-def test_what_was_only_thought_of_is_not_done() -> None:
+def test_actions_in_thinking_are_ignored() -> None:
     mused = '<think>\nAction: add\nInput: {"a": 9, "b": 9}\nFinal Answer: 18?\n</think>\n'
     assert read(mused + 'Thought: no\nAction: add\nInput: {"a": 1, "b": 2}')[1] == {"a": 1, "b": 2}
     assert AGENT.parse(mused + "Final Answer: 3").answer == "3"
@@ -91,7 +91,7 @@ def test_what_was_only_thought_of_is_not_done() -> None:
     assert (cut.calls, cut.answer) == ((), None)
 
 
-def test_thought_and_answer_are_read() -> None:
+def test_thought_and_answer_are_parsed() -> None:
     reply = AGENT.parse("Thought: it is\nclear\nFinal Answer: 3\nor so")
     assert (reply.answer, reply.message.thinking) == ("3\nor so", "it is\nclear")
     assert AGENT.parse("Thought: hm").message.thinking == "hm"
@@ -99,7 +99,7 @@ def test_thought_and_answer_are_read() -> None:
 
 
 @pytest.mark.parametrize("server", [False, True])
-async def test_a_chain_of_thoughts_slips_and_an_answer(server: bool) -> None:
+async def test_chain_with_thoughts_mistakes_and_an_answer(server: bool) -> None:
     script = [
         "I wonder.",
         'Action: sub\nInput: {"a": 1}',
@@ -136,11 +136,11 @@ async def test_the_tools_are_described_in_the_prompt_and_nowhere_else() -> None:
     assert "<tools>" not in opening
 
 
-async def test_an_answer_that_was_cut_off_is_no_answer() -> None:
+async def test_truncated_answer_is_not_an_answer() -> None:
     (trajectory,) = await react(["Final Answer: 31415926"]).run("pi?", sampling={"max_tokens": 16})
     assert (trajectory.stop, trajectory.prediction) == (StopReason.TRUNCATED, "31")
 
 
-async def test_it_gives_up_after_the_declared_number_of_turns_without_a_call() -> None:
+async def test_chain_ends_after_the_configured_number_of_turns_without_a_call() -> None:
     (trajectory,) = await react("I wonder.").run("1+2?")
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.NO_CALL, 3)

@@ -14,7 +14,7 @@ from agentfly.types import Completion, FinishReason, Message
 from tests.algorithms.chains import episode, trajectory
 
 
-def test_a_chain_becomes_arrays() -> None:
+def test_chain_is_converted_to_arrays() -> None:
     """P + A0 + E0 in the first segment, H + A1 + E1 in the second."""
     made = Episode.from_trajectory(trajectory([2, 1], [0.5, 1.0], segments=[0, 1]))
     assert [piece.mask.astype(int).tolist() for piece in made.segments] == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0]]
@@ -27,7 +27,7 @@ def test_a_chain_becomes_arrays() -> None:
     assert made.segment_index.tolist() == [0, 0, 1]
 
 
-def test_what_is_spread_is_found_again_and_is_0_elsewhere() -> None:
+def test_token_values_are_placed_on_sampled_tokens_and_0_elsewhere() -> None:
     made = episode([2, 0, 1], 1.0, segments=[0, 1, 2])
     rows = made.scatter_sampled(np.array([1.0, 2.0, 3.0]))
     assert [row.tolist() for row in rows] == [[0, 0, 0, 1, 2, 0, 0], [0] * 5, [0, 0, 0, 3, 0, 0]]
@@ -36,11 +36,11 @@ def test_what_is_spread_is_found_again_and_is_0_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("reward", [3.0, [0.0, 0.0, 3.0]])
-def test_a_reward_without_turns_is_earned_by_the_last(reward: Any) -> None:
+def test_total_reward_counts_at_the_last_turn(reward: Any) -> None:
     assert Episode.from_trajectory(trajectory([1, 1, 1], reward)).rewards.tolist() == [0, 0, 3]
 
 
-def test_a_chain_that_counts_as_zero_earned_nothing() -> None:
+def test_zeroed_chain_has_reward_zero() -> None:
     failed = trajectory([1, 1], [1.0, 2.0], treatment=TrainingTreatment.ZERO)
     assert Episode.from_trajectory(failed).rewards.tolist() == [0, 0]
     assert Episode.from_trajectory(replace(failed, score=None)).total_reward == 0
@@ -54,17 +54,17 @@ def test_a_chain_without_turns_or_segments() -> None:
 
 
 @pytest.mark.parametrize("treatment", [TrainingTreatment.MASK, TrainingTreatment.DROP_GROUP])
-def test_a_chain_that_failed_by_no_fault_of_the_model_is_never_trained(treatment: TrainingTreatment) -> None:
+def test_chain_that_failed_without_the_models_fault_is_not_trained(treatment: TrainingTreatment) -> None:
     with pytest.raises(RecordError, match=f"chain 0/0 carries no loss: its failure policy is '{treatment.value}'"):
         Episode.from_trajectory(trajectory([1], 1.0, treatment=treatment))
 
 
-def test_a_chain_without_a_reward_is_refused() -> None:
+def test_chain_without_a_reward_is_rejected() -> None:
     with pytest.raises(RecordError, match="chain 2/1 has no reward"):
         Episode.from_trajectory(trajectory([1], 1.0, score=None, group=2, chain=1))
 
 
-def test_a_chain_whose_tokens_are_unknown_is_refused() -> None:
+def test_chain_without_token_ids_is_rejected() -> None:
     segment = Segment()
     segment.append_sampled(
         Completion((), (), (), FinishReason.STOP, message=Message("assistant", "hi")), Message("assistant"), turn=0
@@ -87,19 +87,19 @@ def test_a_chain_whose_tokens_are_unknown_is_refused() -> None:
         ({"values": (np.full(9, np.nan, np.float32),)}, "`values` that are not finite"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_impossible_numbers_are_rejected(changes: dict[str, Any], said: str) -> None:
     made = Episode.from_trajectory(trajectory([1, 1], 1.0))
     with pytest.raises(RecordError, match=said):
         replace(made, **changes)
 
 
-def test_a_critic_may_say_anything_of_tokens_it_was_not_asked_about() -> None:
+def test_critic_values_of_other_tokens_are_ignored() -> None:
     made = Episode.from_trajectory(trajectory([1, 1], 1.0))
     values = np.where(made.segments[0].mask, 1.0, np.nan).astype(np.float32)
     assert replace(made, values=(values,)).values is not None
 
 
-def test_an_unknown_rule_is_refused() -> None:
+def test_unknown_segment_reward_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match="no segment reward is named 'first'; there are broadcast, last, uniform, geo"
     ):

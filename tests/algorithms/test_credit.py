@@ -178,7 +178,7 @@ def test_remax_compares_with_the_greedy_chain_at_the_same_turn() -> None:
     np.testing.assert_allclose(ours, [6 - 2.5, 5 - 2, 5 - 2, 4 - 2], **CLOSE)
 
 
-def test_tokens_of_tools_take_no_time() -> None:
+def test_observation_tokens_are_not_time_steps() -> None:
     """The discount counts the model's own tokens: an answer of a thousand tokens costs no more than one of two."""
     short, long = (episode([1, 1], 1.0, shown={0: range(n)}, values=[0, 0]) for n in (2, 1000))
     for algorithm in (PPO(gamma=0.5, whiten=False), PPO(gamma=0.5, lam=0.5, whiten=False)):
@@ -186,7 +186,7 @@ def test_tokens_of_tools_take_no_time() -> None:
         assert a.tolist() == b.tolist() == [0.5 * (algorithm.lam if algorithm.lam < 1 else 1), 1.0]
 
 
-def test_a_value_is_that_of_the_state_before_the_token() -> None:
+def test_value_is_of_the_state_before_the_token() -> None:
     """With λ = 0 a token is worth its reward and the next value less its own; the last has no next."""
     ((ours,),) = advantages(PPO(lam=0.0, whiten=False), [episode([2, 1], 10.0, values=[1, 2, 4])])
     assert ours.tolist() == [2 - 1, 4 - 2, 10 - 4]
@@ -197,7 +197,7 @@ def test_a_value_is_that_of_the_state_before_the_token() -> None:
     ("rule", "expected"),
     [("broadcast", [6, 6, 6]), ("last", [0, 0, 6]), ("uniform", [2, 2, 2]), ("geometric", [4.86, 5.4, 6])],
 )
-def test_the_reward_of_a_chain_in_segments(rule: Any, expected: list[float], algorithm: Algorithm) -> None:
+def test_reward_of_a_chain_with_several_segments(rule: Any, expected: list[float], algorithm: Algorithm) -> None:
     """Doubled by a chain that earned nothing, which takes half of it away where groups are compared."""
     earning = episode([2, 2, 2], 6.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
     idle = episode([2, 2, 2], 0.0, segments=[0, 1, 2], rule=rule, values=[0.0] * 6)
@@ -225,7 +225,7 @@ def test_order_does_not_matter(algorithm: Algorithm, group: list[Episode], data:
 
 @pytest.mark.parametrize("algorithm", COMPARING, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("constant", [1.0, -8.0])
-def test_a_constant_for_all_changes_nothing(algorithm: Algorithm, constant: float) -> None:
+def test_constant_added_to_all_rewards_changes_nothing(algorithm: Algorithm, constant: float) -> None:
     """GiGPO discounts, so for it the chains have the same length."""
     lengths = [[2, 1], [1, 1], [2, 2]] if isinstance(algorithm, GiGPO) else [[2], [1, 1, 1], [2, 2]]
     plain = credit_of(algorithm, [episode(each, r) for each, r in zip(lengths, (1.0, 0.0, 0.5), strict=True)])
@@ -239,14 +239,14 @@ def test_a_constant_for_all_changes_nothing(algorithm: Algorithm, constant: floa
 @pytest.mark.parametrize("algorithm", COMPARING, ids=lambda a: type(a).__name__)
 @given(chains=st.lists(turns, min_size=1, max_size=5), earned=reward)
 @settings(max_examples=25, deadline=None)
-def test_equal_rewards_teach_exactly_nothing(algorithm: Algorithm, chains: list[list[int]], earned: float) -> None:
+def test_equal_rewards_give_zero_advantages(algorithm: Algorithm, chains: list[list[int]], earned: float) -> None:
     if isinstance(algorithm, GiGPO):  # a longer way to the same reward is worse to it
         chains = [chains[0]] * len(chains)
     assert not np.concatenate(credit_of(algorithm, [episode(each, earned) for each in chains])).any()
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_odd_chains(algorithm: Algorithm) -> None:
+def test_unusual_chains(algorithm: Algorithm) -> None:
     """No tokens at all, an empty turn, a segment in which nothing was sampled, a group of one, no group."""
     empty, hollow = episode([], 1.0, values=[]), episode([0, 0], 1.0, values=[])
     gap = episode([1, 0, 2], [1.0, 5.0, 2.0], segments=[0, 1, 2], values=[0.0] * 3)
@@ -258,14 +258,14 @@ def test_odd_chains(algorithm: Algorithm) -> None:
             assert np.isfinite(ours).all()
 
 
-def test_a_turn_without_tokens_is_the_doing_of_those_before_it() -> None:
+def test_reward_of_a_turn_without_tokens_goes_to_the_turns_before_it() -> None:
     gap = episode([1, 0, 2], [1.0, 5.0, 2.0], values=[0.0] * 3)
     ((ours,),) = advantages(PPO(whiten=False), [gap])
     assert ours.tolist() == [8, 2, 2]
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_credit_does_not_depend_on_what_others_wrote(algorithm: Algorithm) -> None:
+def test_advantages_do_not_depend_on_observation_tokens(algorithm: Algorithm) -> None:
     """Other tokens, values and penalties where the model did not sample change nothing. Anchors are told apart."""
 
     def group(fill: float) -> list[Episode]:
@@ -283,7 +283,7 @@ def test_credit_does_not_depend_on_what_others_wrote(algorithm: Algorithm) -> No
 SHOWN = [(1.0, [4, 5]), (0.0, [4, 6]), (3.0, [4, 5])]
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_input_is_named_in_the_error() -> None:
     chain = episode([1], 1.0)
     with pytest.raises(RecordError, match=r"PPO needs a critic's values, and chain 0/0"):
         PPO().compute_advantages([Group((chain,))])
@@ -321,7 +321,7 @@ def test_an_algorithm_by_name_with_settings() -> None:
         ("gigpo", {"gamma": float("nan")}, "GiGPO: gamma is a number from 0 to 1, not nan"),
     ],
 )
-def test_a_wrong_name_or_setting_is_refused(given: Any, settings: dict[str, Any], said: str) -> None:
+def test_wrong_name_or_setting_is_rejected(given: Any, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build_algorithm(given, **settings)
 

@@ -44,7 +44,7 @@ def test_without_the_standard_deviation() -> None:
     np.testing.assert_allclose(ours[0], chains[0] + [0.25, 0.5], **CLOSE)
 
 
-def test_a_state_that_a_tool_returned_stands_for_what_was_shown() -> None:
+def test_state_returned_by_a_tool_replaces_the_observation() -> None:
     same = [episode([1, 1], 0.0, shown={0: [n]}, states={0: {"x": 1, "y": 2}}) for n in (4, 5)]
     turned = episode([1, 1], 0.0, states={0: {"y": 2, "x": 1}})
     other = episode([1, 1], 0.0, shown={0: [4]}, states={0: {"x": 2, "y": 2}})
@@ -58,20 +58,20 @@ def test_a_state_may_be_empty(state: Any) -> None:
     assert anchor_states(here) == anchor_states(there)
 
 
-def test_all_chains_begin_with_the_task_and_empty_turns_are_alike_to_none() -> None:
+def test_first_turns_share_the_task_state_and_empty_turns_match_nothing() -> None:
     a, b = (episode([1, 0, 1], 0.0, shown={1: [4]}) for _ in range(2))
     assert anchor_states(a)[0] == anchor_states(b)[0]
     assert anchor_states(a)[1] != anchor_states(b)[1]
     assert anchor_states(a)[2] == anchor_states(b)[2]
 
 
-def test_a_segment_of_its_own_shows_its_whole_history() -> None:
+def test_separate_segment_shows_its_whole_history() -> None:
     """The turn that opens a rewritten segment is told apart by all it was shown."""
     one = episode([1, 1], 0.0, segments=[0, 1])
     assert anchor_states(one) == ["task", np.array([1, 2, 3], np.int32).tobytes()]
 
 
-def test_a_state_must_be_one_that_is_kept() -> None:
+def test_state_must_be_json() -> None:
     with pytest.raises(RecordError, match="info of tool 'look': 'state' holds a dict that JSON cannot keep"):
         anchor_states(episode([1, 1], 0.0, states={0: {(0, 1): "wall"}}))
 
@@ -94,7 +94,7 @@ def answered(prediction: str) -> float:
 
 
 @pytest.mark.parametrize("strategy", ["chain", "step"])
-async def test_anchors_of_chains_as_they_are_run(strategy: Any) -> None:
+async def test_anchor_states_of_real_chains(strategy: Any) -> None:
     """Turns after a walk are told apart by the state it returned, others by what was shown."""
     agent = byte_agent(
         [call("walk", to="lake"), call("look", at="fish"), call("look", at="fish"), "Done."],

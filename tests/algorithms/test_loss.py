@@ -130,7 +130,7 @@ def test_the_divergence_and_the_entropy_bonus_by_hand(estimator: Any) -> None:
         ("constant", [1 / (2 * 100), 1 / (2 * 100), 0.0]),
     ],
 )
-def test_the_share_of_a_token(how: Any, expected: list[float]) -> None:
+def test_aggregation_weight_of_a_token(how: Any, expected: list[float]) -> None:
     assert aggregation_weights([8, 2, 0], how, 100) == pytest.approx(expected)
     assert aggregation_weights([0, 0], how, 100) == [0.0, 0.0]
     assert aggregation_weights([], how, 100) == []
@@ -164,7 +164,7 @@ def part_of(whole: TokenBatch, sequences: list[int]) -> tuple[TokenBatch, torch.
     return TokenBatch(**rows, sequence_ids=index, num_sequences=len(sequences)), where
 
 
-def test_what_is_measured() -> None:
+def test_loss_metrics() -> None:
     zero = torch.zeros(4)
     tokens = TokenBatch(
         logprobs=torch.tensor([0.5, -0.5, 0.0, 1.0]).requires_grad_(),
@@ -192,7 +192,7 @@ def test_what_is_measured() -> None:
     assert measured["loss"] == pytest.approx(measured["loss_policy"])
 
 
-def test_combining_nothing_is_nothing() -> None:
+def test_combining_no_metrics_gives_no_metrics() -> None:
     assert combine_metrics([]) == {}
 
 
@@ -208,7 +208,7 @@ def test_no_tokens_no_loss(surrogate: Any) -> None:
 
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_wild_tokens_stay_finite(surrogate: Any, correction: Any) -> None:
+def test_extreme_log_probabilities_stay_finite(surrogate: Any, correction: Any) -> None:
     wild = torch.tensor([500.0, -500.0, 500.0])
     tokens = replace(tokens_of(lengths=(2, 1)), old_logprobs=wild, sampler_logprobs=-wild, reference_logprobs=wild)
     value, measured = Loss(surrogate, kl_coef=0.1, correction=correction)(tokens)
@@ -230,7 +230,7 @@ def test_on_the_first_step_all_losses_have_the_gradient_of_the_plain_one() -> No
         np.testing.assert_allclose(gradient, gradients[0], rtol=1e-5)
 
 
-def test_a_clipped_token_has_no_gradient_and_one_of_cispo_has() -> None:
+def test_clipped_token_has_no_gradient_except_with_cispo() -> None:
     tokens = replace(tokens_of(lengths=(1,)), advantages=torch.tensor([1.0]))
     far = replace(tokens, old_logprobs=tokens.logprobs.detach() - 1)
     for surrogate, has in (("clip", False), ("gspo", False), ("cispo", True)):
@@ -238,7 +238,7 @@ def test_a_clipped_token_has_no_gradient_and_one_of_cispo_has() -> None:
         assert bool(gradient) is has
 
 
-def test_no_gradient_reaches_what_was_sampled_before() -> None:
+def test_old_log_probabilities_get_no_gradient() -> None:
     tokens = tokens_of(7)
     others = {name: getattr(tokens, name).clone().requires_grad_() for name in ("old_logprobs", "sampler_logprobs")}
     _, measured = Loss(correction="token-truncate")(replace(tokens, **others))
@@ -265,7 +265,7 @@ def test_estimates_of_the_divergence_and_their_gradients() -> None:
     np.testing.assert_allclose(gradient["k3"], torch.autograd.grad(forward, logits)[0])
 
 
-def test_what_tokens_pay_in_the_reward() -> None:
+def test_kl_penalty_in_the_reward() -> None:
     logprobs, reference = np.array([-1.0, -2.0], np.float32), np.array([-1.5, -1.0], np.float32)
     np.testing.assert_allclose(kl_penalty(logprobs, reference, "k1", 0.1), [0.05, -0.1], rtol=1e-6)
     assert kl_penalty(logprobs, reference, "k3", 0.1).dtype == np.float32
@@ -307,7 +307,7 @@ def test_the_controller_steers_and_is_resumed() -> None:
         ({"surrogate": "cispo", "clip": (0.2, 0.2, 3.0)}, "the loss 'cispo' has no dual clip"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Loss(**settings)
 
@@ -315,13 +315,13 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("loss", "missing"), [(Loss(kl_coef=0.1), "reference_logprobs"), (Loss(entropy_coef=0.1), "entropies")]
 )
-def test_what_a_loss_needs_must_come_with_the_tokens(loss: Loss, missing: str) -> None:
+def test_missing_token_data_is_rejected(loss: Loss, missing: str) -> None:
     tokens = tokens_of()
     with pytest.raises(ConfigError, match=f"no `{missing}` came"):
         loss(replace(tokens, **{missing: None}))
 
 
-def test_sizes_and_controls_that_cannot_work_are_refused() -> None:
+def test_invalid_sizes_and_controllers_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"no aggregation is named 'tokens'.* did you mean 'token'"):
         aggregation_weights([1], "tokens")  # type: ignore[arg-type]
     for constant in (None, 0):

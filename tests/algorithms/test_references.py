@@ -87,7 +87,7 @@ ESTIMATORS: list[tuple[str, Algorithm, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("name", "algorithm", "more"), ESTIMATORS, ids=lambda it: it if isinstance(it, str) else "")
-def test_advantages_are_verls(verl: Ask, name: str, algorithm: Algorithm, more: dict[str, Any], seed: int) -> None:
+def test_advantages_equal_verl(verl: Ask, name: str, algorithm: Algorithm, more: dict[str, Any], seed: int) -> None:
     groups = batch(seed, penalised=name in ("reinforce_plus_plus", "gae") and seed % 2 == 1)
     rows = as_rows(groups)
     more = more | ({"values": rows["values"]} if name == "gae" else {})
@@ -100,7 +100,7 @@ def test_advantages_are_verls(verl: Ask, name: str, algorithm: Algorithm, more: 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_remax_is_verls(verl: Ask, seed: int) -> None:
+def test_remax_equals_verl(verl: Ask, seed: int) -> None:
     groups = batch(seed)
     rows = as_rows(groups)
     greedy = np.array(
@@ -168,7 +168,7 @@ LOSSES = [
 
 @pytest.mark.parametrize("aggregation", VERL_AGGREGATION)
 @pytest.mark.parametrize(("surrogate", "clip"), LOSSES)
-def test_losses_are_verls(verl: Ask, surrogate: Any, clip: Any, aggregation: str) -> None:
+def test_losses_equal_verl(verl: Ask, surrogate: Any, clip: Any, aggregation: str) -> None:
     for seed in range(3):
         rows = tokens_of(seed)
         theirs, gradient, cut = verl(
@@ -182,14 +182,14 @@ def test_losses_are_verls(verl: Ask, surrogate: Any, clip: Any, aggregation: str
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
-def test_divergences_are_verls(verl: Ask, ours: Any, theirs: str) -> None:
+def test_divergences_equal_verl(verl: Ask, ours: Any, theirs: str) -> None:
     rows = tokens_of(0)
     estimate = kl_divergence(torch.tensor(rows["logprobs"]), torch.tensor(rows["reference"]), ours)
     expected = verl(references.verl_divergence, rows["logprobs"], rows["reference"], theirs)
     np.testing.assert_allclose(estimate.numpy(), expected, **CLOSE)
 
 
-def test_adaptive_control_is_verls(verl: Ask) -> None:
+def test_adaptive_kl_controller_equals_verl(verl: Ask) -> None:
     steps = [(0.3, 64), (0.001, 128), (0.11, 64), (0.0, 32)]
     controller = KLController(0.05, target=0.1, horizon=500)
     for measured, chains in steps:
@@ -200,7 +200,7 @@ def test_adaptive_control_is_verls(verl: Ask) -> None:
 @pytest.mark.parametrize("cap", [1.15, 1.3])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
-def test_corrections_are_verls(verl: Ask, level: str, mode: str, cap: float) -> None:
+def test_corrections_equal_verl(verl: Ask, level: str, mode: str, cap: float) -> None:
     rows = tokens_of(1, spread=0.1)
     weights, cut = corrected(rows, f"{level}-{mode}", cap)
     threshold = cap if mode == "truncate" else f"{1 / cap}_{cap}"
@@ -210,7 +210,7 @@ def test_corrections_are_verls(verl: Ask, level: str, mode: str, cap: float) -> 
     assert not cut.all()
 
 
-def test_the_geometric_mask_keeps_what_verls_rejection_keeps(verl: Ask) -> None:
+def test_geometric_mask_equals_verls_rejection(verl: Ask) -> None:
     """verl has no geometric weights, but rejects sequences by the geometric mean."""
     rows = tokens_of(1, spread=0.1)
     weights, cut = corrected(rows, "geometric-mask", 1.03)
@@ -234,7 +234,7 @@ def corrected(rows: dict[str, Array], correction: Any, cap: float) -> tuple[Arra
     return weights.numpy(), cut.numpy()
 
 
-def test_corrected_losses_are_verls(verl: Ask) -> None:
+def test_corrected_losses_equal_verl(verl: Ask) -> None:
     rows = tokens_of(2)
     weights = verl(references.verl_correction, rows["old"] - rows["sampled"], rows["mask"], "sequence", 1.3)
     theirs, gradient, _ = verl(references.verl_loss, "vanilla", rows, (0.2, 0.2), "token-mean", 1, weights)
@@ -254,7 +254,7 @@ TRL_LOSSES = [
 
 @pytest.mark.parametrize("clip", [(0.2, 0.2), (0.2, 0.28, 1.5)])
 @pytest.mark.parametrize(("kind", "level", "surrogate", "aggregation"), TRL_LOSSES)
-def test_losses_are_trls(trl: Ask, kind: str, level: str, surrogate: Any, aggregation: str, clip: Any) -> None:
+def test_losses_equal_trl(trl: Ask, kind: str, level: str, surrogate: Any, aggregation: str, clip: Any) -> None:
     """With the divergence and a correction. TRL's CISPO clips from above alone, at a bound of the ratio itself.
 
     Its GSPO spreads a token's correction over the sequence, ours and verl's do not: one a sequence is the same.
@@ -276,7 +276,7 @@ def test_losses_are_trls(trl: Ask, kind: str, level: str, surrogate: Any, aggreg
     assert_loss(loss, tokens, rows, theirs, gradient)
 
 
-def test_the_entropy_bonus_is_trls(trl: Ask) -> None:
+def test_entropy_bonus_equals_trl(trl: Ask) -> None:
     rows = tokens_of(4)
     theirs, gradient = trl(references.trl_loss, "bnpo", "token", rows, (0.2, 0.2), 0.0, 0.05, 1)
     assert_loss(Loss(entropy_coef=0.05), as_tokens(rows, "token", 1), rows, theirs, gradient)

@@ -112,11 +112,11 @@ def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
-def test_leaving_one_out_is_unbiased(size: int, outcome: bool) -> None:
+def test_leave_one_out_baseline_is_unbiased(size: int, outcome: bool) -> None:
     np.testing.assert_allclose(expected(by(RLOO(), outcome=outcome), size), TRUE, atol=1e-10)
 
 
-def test_the_mean_of_all_is_the_same_but_smaller() -> None:
+def test_group_mean_baseline_is_the_same_but_smaller() -> None:
     np.testing.assert_allclose(expected(by(DrGRPO(), scale=2.0)), TRUE, atol=1e-10)
 
 
@@ -124,7 +124,7 @@ def test_a_greedy_chain_is_an_unbiased_baseline() -> None:
     np.testing.assert_allclose(expected(by(ReMax()), 1), TRUE, atol=1e-10)
 
 
-def test_a_critic_may_be_wrong_and_the_gradient_is_not() -> None:
+def test_wrong_critic_does_not_bias_the_gradient() -> None:
     """With λ = 1, and the value of the state before the token: the one after it has seen what was chosen."""
     np.testing.assert_allclose(expected(by(PPO(whiten=False)), 1), TRUE, atol=1e-10)
     assert np.abs(expected(by(PPO(whiten=False), late=True), 1) - TRUE).max() > 1e-2
@@ -142,12 +142,12 @@ def natural(group: Sequence[int]) -> list[list[float]]:
     return out
 
 
-def test_the_natural_baseline_turn_by_turn_is_biased() -> None:
+def test_per_turn_baseline_over_existing_turns_is_biased() -> None:
     assert np.abs(expected(natural) - TRUE).max() > 1e-2
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(), GiGPO(), ReinforcePP(), ReinforcePPBaseline()], ids=lambda a: str(a))
-def test_scaled_by_what_was_sampled_no_multiple_is_the_gradient(algorithm: Algorithm) -> None:
+def test_std_normalization_is_not_a_multiple_of_the_gradient(algorithm: Algorithm) -> None:
     """A standard deviation of the group or the batch depends on what the chain did: biased by design."""
     ours = expected(by(algorithm))
     best = (ours @ TRUE) / (ours @ ours)
@@ -156,7 +156,7 @@ def test_scaled_by_what_was_sampled_no_multiple_is_the_gradient(algorithm: Algor
 
 @pytest.mark.parametrize("outcome", [False, True], ids=["each turn", "outcome"])
 @pytest.mark.parametrize("rule", ["broadcast", "last", "uniform", "geometric"])
-def test_the_baseline_changes_no_rules_gradient(rule: str, outcome: bool) -> None:
+def test_baseline_changes_the_gradient_of_no_segment_rule(rule: str, outcome: bool) -> None:
     """Whatever a rule credits, comparing with the others from the same turn on leaves its mean as it is."""
     exact = 1e-10 if rule in ("broadcast", "last") else 1e-6  # ninths and thirds are rounded to single precision
     compared = expected(by(RLOO(), rule=rule, outcome=outcome))
@@ -182,7 +182,7 @@ def credited(rule: str, outcome: bool) -> Estimator:
     return estimate
 
 
-def test_a_reward_shared_out_evenly_is_the_gradient_of_reward_by_segment() -> None:
+def test_uniform_segment_reward_is_the_gradient_of_reward_per_segment() -> None:
     by_segment = gradient(lambda n: sum(CHAINS[n][1]) / len(CHAINS[n][0]))
     np.testing.assert_allclose(expected(by(RLOO(), rule="uniform", outcome=True)), by_segment, atol=1e-6)
 

@@ -13,26 +13,26 @@ from agentfly.evaluation.summary import Estimate, pass_at_k
 @pytest.mark.parametrize(
     ("chains", "successes", "k"), [(4, 1, 2), (6, 3, 4), (8, 0, 4), (8, 8, 1), (5, 4, 2), (3, 2, 3)]
 )
-def test_pass_at_k_is_the_share_of_picks_that_hold_a_success(chains: int, successes: int, k: int) -> None:
+def test_pass_at_k_equals_enumeration(chains: int, successes: int, k: int) -> None:
     chosen = list(combinations([True] * successes + [False] * (chains - successes), k))
     assert pass_at_k(k, chains, successes) == pytest.approx(sum(map(any, chosen)) / len(chosen))
 
 
-def test_one_answer_a_task_gets_the_wilson_interval() -> None:
+def test_one_chain_per_task_gets_the_wilson_interval() -> None:
     estimate = Estimate.from_proportions([1.0] * 7 + [0.0] * 3, chains=1)
     assert estimate.mean == 0.7
     assert (estimate.low, estimate.high) == pytest.approx((0.39677, 0.89220), abs=1e-4)  # the textbook's, for 7 of 10
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_tasks_that_all_agree_are_not_taken_for_certainty(share: float) -> None:
+def test_interval_has_width_if_all_tasks_agree(share: float) -> None:
     estimate = Estimate.from_proportions([share] * 20, chains=4)
     assert estimate.mean == share
     assert 0.1 < estimate.high - estimate.low < 0.2
     assert 0 <= estimate.low <= share <= estimate.high <= 1
 
 
-def test_chains_that_agree_are_worth_one_and_chains_that_do_not_are_worth_more() -> None:
+def test_interval_accounts_for_correlation_within_tasks() -> None:
     def width(shares: list[float], chains: int) -> float:
         estimate = Estimate.from_proportions(shares, chains)
         return estimate.high - estimate.low
@@ -44,7 +44,7 @@ def test_chains_that_agree_are_worth_one_and_chains_that_do_not_are_worth_more()
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(binary: bool) -> None:
+def test_interval_coverage_is_nominal(binary: bool) -> None:
     drawn, held = random.Random(0), 0
     for _ in range(600):
         skills = [drawn.betavariate(1, 1) for _ in range(40)]
@@ -55,7 +55,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(binary: bool) ->
     assert 0.92 <= held / 600 <= 0.98
 
 
-def test_too_little_to_tell() -> None:
+def test_too_few_tasks_give_no_interval() -> None:
     assert math.isnan(Estimate.from_values([]).mean)
     assert str(Estimate.from_values([])) == "–"
     alone = Estimate.from_values([2.5])

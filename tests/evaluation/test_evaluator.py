@@ -60,7 +60,7 @@ async def test_pass_at_k_rewards_and_columns() -> None:
     assert found.greedy is None
 
 
-async def test_the_table_and_the_json_say_it_all() -> None:
+async def test_table_and_json_contain_all_results() -> None:
     from rich.console import Console
 
     agent = byte_agent(solver, reward=said_yes)
@@ -77,7 +77,7 @@ async def test_the_table_and_the_json_say_it_all() -> None:
     assert found.figures.metrics["level=10/reward"] == 0.5
 
 
-async def test_a_greedy_chain_beside_the_sampled_ones_counts_apart() -> None:
+async def test_greedy_chain_is_counted_separately() -> None:
     temperatures: list[float] = []
 
     class Watched(HFAgent):
@@ -95,7 +95,7 @@ async def test_a_greedy_chain_beside_the_sampled_ones_counts_apart() -> None:
         await evaluate(agent, ROWS, greedy=True, sampling=Sampling(temperature=0.0))
 
 
-async def test_chains_that_broke_are_counted_as_declared() -> None:
+async def test_failed_chains_are_counted_as_configured() -> None:
     def breaks(turn: ScriptedTurn) -> str:
         if turn.chain.endswith("/1"):
             raise BackendFault("the server went away")
@@ -111,7 +111,7 @@ async def test_chains_that_broke_are_counted_as_declared() -> None:
     assert math.isnan(out.pass_at[2].mean)  # no task has two chains left to pick
 
 
-async def test_rewards_that_are_no_shares_have_the_interval_of_a_mean() -> None:
+async def test_real_valued_rewards_have_the_interval_of_a_mean() -> None:
     agent = byte_agent(lambda turn: str(10 * int(turn.chain[0])), reward=as_said)
     found = await evaluate(agent, ROWS, threshold=20)
     assert (found.reward.mean, found.success.mean) == (10.0, pytest.approx(1 / 3))
@@ -129,7 +129,7 @@ async def test_rewards_that_are_no_shares_have_the_interval_of_a_mean() -> None:
         ({"sampling": {"heat": 1}}, "sampling has no field 'heat'"),
     ],
 )
-async def test_what_cannot_work_is_refused_before_it_starts(asked: dict[str, Any], said: str) -> None:
+async def test_invalid_arguments_are_rejected_before_the_start(asked: dict[str, Any], said: str) -> None:
     asked_for = 0
 
     def script(turn: ScriptedTurn) -> str:
@@ -173,7 +173,7 @@ class Shared(Environment):
         return "nothing"
 
 
-async def test_a_group_gives_its_world_back_also_when_some_of_its_chains_were_run_before(tmp_path: Path) -> None:
+async def test_resumed_group_releases_its_environment(tmp_path: Path) -> None:
     look = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     agent = byte_agent([look, "yes"], tools=[Shared.look], reward=said_yes)
     log = tmp_path / "eval.jsonl"
@@ -189,7 +189,7 @@ async def test_a_group_gives_its_world_back_also_when_some_of_its_chains_were_ru
 # ── going on ──
 
 
-async def test_a_log_is_gone_on_with_and_a_torn_line_is_cut(tmp_path: Path) -> None:
+async def test_log_is_resumed_and_a_torn_line_is_cut(tmp_path: Path) -> None:
     ran: list[str] = []
 
     def script(turn: ScriptedTurn) -> str:
@@ -212,7 +212,7 @@ async def test_a_log_is_gone_on_with_and_a_torn_line_is_cut(tmp_path: Path) -> N
         assert len(log.read_bytes().splitlines()) == 16
 
 
-async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+async def test_resuming_with_other_settings_is_rejected(tmp_path: Path) -> None:
     log = tmp_path / "eval.jsonl"
     agent = byte_agent(solver, reward=said_yes)
     await evaluate(agent, ROWS, log=log)
@@ -231,7 +231,7 @@ async def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     assert await evaluate(agent, ROWS, log=log, threshold=0.5, by="level")  # the figures may change
 
 
-async def test_what_could_not_be_scored_is_run_again(tmp_path: Path) -> None:
+async def test_unscored_chains_are_run_again(tmp_path: Path) -> None:
     log, up = tmp_path / "eval.jsonl", False
 
     def script(turn: ScriptedTurn) -> str:
@@ -246,7 +246,7 @@ async def test_what_could_not_be_scored_is_run_again(tmp_path: Path) -> None:
     assert (again.unscored, again.reward.mean) == (0, 1.0)
 
 
-async def test_a_file_that_is_something_else_or_in_use_is_left_alone(tmp_path: Path) -> None:
+async def test_foreign_or_locked_log_is_not_changed(tmp_path: Path) -> None:
     from agentfly.evaluation.evaluator import EvalLog
 
     agent, other = byte_agent(solver, reward=said_yes), tmp_path / "other.jsonl"
@@ -260,7 +260,7 @@ async def test_a_file_that_is_something_else_or_in_use_is_left_alone(tmp_path: P
         await evaluate(agent, ROWS, log=tmp_path)
 
 
-async def test_a_chain_that_json_cannot_hold_is_kept_by_its_figures(tmp_path: Path) -> None:
+async def test_chain_that_is_not_json_is_logged_without_its_trajectory(tmp_path: Path) -> None:
     @reward
     def odd(prediction: str) -> dict[str, Any]:
         return {"reward": 1.0, "what": object()}
@@ -300,7 +300,7 @@ async def test_a_cancelled_evaluation_stops_its_chains_and_frees_the_log(tmp_pat
     assert found.reward.mean == 1.0
 
 
-async def test_an_observer_sees_every_chain_and_one_that_raises_ends_it() -> None:
+async def test_observer_gets_every_chain_and_its_exception_ends_the_evaluation() -> None:
     seen: list[Event] = []
     await evaluate(byte_agent(solver, reward=said_yes), ROWS, observer=seen.append)
     assert sum(isinstance(event, ChainEnded) for event in seen) == 3
@@ -331,7 +331,8 @@ print(found.reward.mean)
 """
 
 
-def test_an_evaluation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+@pytest.mark.integration
+def test_killed_evaluation_resumes_to_the_same_result(tmp_path: Path) -> None:
     def begun(log: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", SLOW, str(log)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

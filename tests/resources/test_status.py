@@ -170,6 +170,7 @@ async def test_status_server_does_not_keep_the_manager_alive() -> None:
     assert await told(0) == []
 
 
+@pytest.mark.integration
 async def test_status_of_another_process(other: subprocess.Popen[str], runtime: Path) -> None:
     [report] = await told(1)
     assert report.pid == other.pid
@@ -181,6 +182,7 @@ async def test_status_of_another_process(other: subprocess.Popen[str], runtime: 
     assert list((runtime / "agentfly").iterdir()) == []
 
 
+@pytest.mark.integration
 async def test_status_of_process_with_blocked_loop(
     blocked: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ async def _works() -> None:
     await manager.close()
 
 
+@pytest.mark.integration
 def test_sockets_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -43,7 +43,7 @@ def steps(count: int, **changed: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("kind", DRIFTS)
-def test_an_alarm_rings_once_for_too_much_and_not_for_less(kind: str) -> None:
+def test_alarm_is_raised_once_above_its_threshold(kind: str) -> None:
     bad, good = DRIFTS[kind]
     rung = look([*steps(6), *steps(12, **bad)])
     assert [alarm.kind for alarm in rung] == [kind]
@@ -52,7 +52,7 @@ def test_an_alarm_rings_once_for_too_much_and_not_for_less(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DRIFTS)
-def test_it_rings_again_only_after_all_was_well(kind: str) -> None:
+def test_alarm_is_raised_again_only_after_recovery(kind: str) -> None:
     bad, _ = DRIFTS[kind]
     again = look([*steps(6), *steps(5, **bad), *steps(5), *steps(5, **bad)])
     assert [alarm.kind for alarm in again] == [kind, kind]
@@ -62,7 +62,7 @@ def test_it_rings_again_only_after_all_was_well(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DRIFTS)
-def test_one_odd_step_is_no_drift_and_a_step_without_the_figure_changes_nothing(kind: str) -> None:
+def test_single_outlier_is_no_drift_and_missing_metrics_are_ignored(kind: str) -> None:
     bad, _ = DRIFTS[kind]
     if kind not in ("kl_blow_up", "not_finite"):  # of these one step is enough
         odd = {name: (HEALTHY[name] * 3 + value) / 4 for name, value in bad.items()}
@@ -72,14 +72,14 @@ def test_one_odd_step_is_no_drift_and_a_step_without_the_figure_changes_nothing(
     assert rung == [kind] or kind == "not_finite"
 
 
-def test_tool_errors_ring_for_a_surge_of_calls_that_cannot_be_run() -> None:
+def test_surge_of_tool_errors_raises_an_alarm() -> None:
     rung = look([*steps(6), *steps(6, **{"calls/invalid_rate": 0.5})])
     assert [alarm.kind for alarm in rung] == ["tool_errors"]
     assert "of tool calls fail, 12% did at first" in rung[0].message
     assert look(steps(12, **{"calls/invalid_rate": 0.9})) == []  # a model that has yet to learn how to call
 
 
-def test_a_jump_of_kl_rings_below_its_limit() -> None:
+def test_jump_of_kl_raises_an_alarm_below_its_limit() -> None:
     assert look([*steps(10, **{"policy/kl": 0.002}), *steps(1, **{"policy/kl": 0.2})])[0].kind == "kl_blow_up"
     assert look([*steps(10, **{"policy/kl": 0.0002}), *steps(1, **{"policy/kl": 0.02})]) == []  # a jump to nothing much
 
@@ -91,7 +91,7 @@ def components(right: float, form: float) -> dict[str, float]:
     return {"reward/mean": right + form, "score/right": right, "score/form": form}
 
 
-def test_a_component_that_is_given_up_while_the_reward_rises_rings() -> None:
+def test_falling_component_under_rising_reward_raises_an_alarm() -> None:
     shares = {"reward_share/right": 0.6, "reward_share/form": 0.4}
     gamed = [{**HEALTHY, **components(0.8 - i * 0.05, 0.1 + i * 0.1), **shares} for i in range(12)]
     rung = look(gamed, [chain("0/0", 1.0, metrics={"right": 1.0}), chain("0/1", 1.0, metrics={"right": 0.0})])
@@ -104,7 +104,7 @@ def test_a_component_that_is_given_up_while_the_reward_rises_rings() -> None:
     assert look(worse) == []  # all of it falls: bad, but nothing is being gamed
 
 
-def test_a_component_that_explains_all_of_the_reward_rings() -> None:
+def test_dominant_reward_component_raises_an_alarm() -> None:
     rung = look(steps(5, **components(0.5, 0.1), **{"reward_share/right": 0.001, "reward_share/form": 0.999}))
     assert [alarm.kind for alarm in rung] == ["reward_dominance"]
     assert "'form' explains 100%" in rung[0].message
@@ -114,7 +114,7 @@ def test_a_component_that_explains_all_of_the_reward_rings() -> None:
 # ── the chains they name ──
 
 
-def test_alarms_name_the_chains_that_show_it() -> None:
+def test_alarms_name_the_affected_chains() -> None:
     chains = [
         chain("0/0", 1.0, tokens=50, logprob=-0.1),
         chain("0/1", 1.0, tokens=5, logprob=-2.0, turns=4, calls=[call("add", CallStatus.ERROR)]),
@@ -130,20 +130,20 @@ def test_alarms_name_the_chains_that_show_it() -> None:
     assert named["kl_blow_up"][0] == "0/1"
 
 
-def test_alarms_of_real_figures() -> None:
+def test_alarms_for_recorded_metrics() -> None:
     same = [chain(f"{group}/{i}", 1.0) for group in range(5) for i in range(2)]
     rung = look([chain_metrics(same)] * 4, same)
     assert [(alarm.kind, alarm.step, len(alarm.chains)) for alarm in rung] == [("zero_variance", 3, 4)]
 
 
-def test_after_a_resume_what_rang_does_not_ring_again() -> None:
+def test_resumed_run_does_not_repeat_alarms() -> None:
     history = [*steps(6), *steps(5, **{"policy/entropy": 0.1})]
     watch = AlarmMonitor()
     assert [watch.observe(step, metrics) for step, metrics in enumerate(history)][-3:] != []
     assert watch.observe(99, history[-1]) == ()
 
 
-def test_a_long_run_is_held_against_its_first_steps() -> None:
+def test_long_run_is_compared_with_its_first_steps() -> None:
     long = [*steps(6), *steps(1000, **{"policy/entropy": 0.5}), *steps(5, **{"policy/entropy": 0.15})]
     assert [(alarm.kind, alarm.step) for alarm in look(long)] == [("entropy_collapse", 1009)]
 
@@ -156,13 +156,13 @@ number = st.floats() | st.sampled_from([0.0, -1.0, math.nan, math.inf, 1e-300, 1
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(figure, number), max_size=14))
-def test_no_figures_upset_the_watch(history: list[dict[str, float]]) -> None:
+def test_any_metrics_are_accepted(history: list[dict[str, float]]) -> None:
     for alarm in look(history, [chain("0/0", 1.0), chain("0/1", None, tokens=0)]):
         assert alarm.message
         assert 1 <= alarm.step <= len(history)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, 1.0])
-def test_a_constant_history_drifts_nowhere(value: float) -> None:
+def test_constant_history_has_no_drift(value: float) -> None:
     rung = look([dict.fromkeys(HEALTHY, value)] * 30)
     assert not {alarm.kind for alarm in rung} & {"entropy_collapse", "length_drift", "turn_drift"}

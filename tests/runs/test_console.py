@@ -55,7 +55,7 @@ def test_the_panel_survives_any_width(width: int) -> None:
     assert drawn(RunPanel("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
 
 
-def test_the_panel_before_the_first_step_and_with_odd_figures() -> None:
+def test_panel_before_the_first_step_and_with_unusual_values() -> None:
     assert "step 0/0" in drawn(RunPanel("agentfly", [], 0, 0, None), 80)
     assert "held out 0.31 (0.24–0.39) before training" in drawn(RunPanel("agentfly", RECORDS[:1], 10, 3, None), 80)
     unsure = StepRecord(0, 10, eval=EvalFigures(0.31, math.nan, math.nan, 1))
@@ -64,7 +64,7 @@ def test_the_panel_before_the_first_step_and_with_odd_figures() -> None:
     assert "kl inf" in drawn(RunPanel("agentfly", [odd], 10, 3, None), 80)
 
 
-def test_a_log_has_a_line_a_step(tmp_path: Path) -> None:
+def test_log_has_one_line_per_step(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     with RunWriter.create(tmp_path, {}) as run:
         sink = ConsoleLogger(run, console)
@@ -128,7 +128,7 @@ def test_the_panel_is_left_on_the_screen_with_the_cursor_shown_when_the_run_fail
     assert console.file.getvalue().rstrip().endswith("\x1b[?25h")
 
 
-def test_a_sparkline_has_a_column_a_value_until_there_are_too_many() -> None:
+def test_sparkline_has_one_column_per_value_up_to_its_width() -> None:
     assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▄"
     assert sparkline([2.0] * 3, 10) == "▄▄▄"
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
@@ -136,5 +136,5 @@ def test_a_sparkline_has_a_column_a_value_until_there_are_too_many() -> None:
     assert sparkline([], 10) == ""
 
 
-def test_times_are_said_as_one_says_them() -> None:
+def test_durations_are_formatted() -> None:
     assert [format_duration(s) for s in (0.2, 42, 200, 7500)] == ["0 s", "42 s", "3 min", "2 h 05 min"]

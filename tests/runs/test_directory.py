@@ -39,7 +39,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert run.alarms() == [alarm]
 
 
-def test_what_is_no_number_is_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
+def test_nan_is_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         run.append(step(1, metrics={"policy/kl": math.nan, "policy/grad_norm": math.inf}))
     assert "NaN" not in run.metrics_file.read_text()
@@ -48,7 +48,7 @@ def test_what_is_no_number_is_null_in_the_file_and_nan_when_read(tmp_path: Path)
     assert math.isnan(record.metrics["policy/grad_norm"])
 
 
-def test_figures_of_any_kind_and_name_are_kept(tmp_path: Path) -> None:
+def test_metrics_of_any_type_and_name_are_kept(tmp_path: Path) -> None:
     metrics = {"policy/kl": np.float32(0.5), "count": np.int64(3), "eval/own": 1.0, "step": 77.0}
     record = step(1, metrics=metrics, eval=EvalFigures(np.float32(0.5), 0.0, 1.0, 4, {"turns": np.float64(2)}))
     with create(tmp_path) as run:
@@ -58,9 +58,7 @@ def test_figures_of_any_kind_and_name_are_kept(tmp_path: Path) -> None:
     assert kept.eval == EvalFigures(0.5, 0.0, 1.0, 4, {"turns": 2.0})
 
 
-def test_a_run_stays_where_it_is_when_its_process_goes_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_directory_is_absolute_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with RunWriter.create("run", {"odd": math.nan, 3: "three"}) as run:
         monkeypatch.chdir("/")
@@ -83,7 +81,7 @@ def test_chains_are_kept_with_the_advantage_of_each_token(tmp_path: Path) -> Non
     assert run.trajectories(8) == []
 
 
-def test_whoever_is_reading_chains_while_they_are_written_anew_reads_the_old_ones(tmp_path: Path) -> None:
+def test_open_reader_keeps_the_old_trajectories_while_they_are_rewritten(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         run.write_trajectories(1, [chain("0/0")])
         before = run.trajectory_file(1).read_bytes()
@@ -92,7 +90,7 @@ def test_whoever_is_reading_chains_while_they_are_written_anew_reads_the_old_one
             assert reading.read() == before
 
 
-def test_a_chain_that_json_cannot_hold_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_chain_that_is_not_json_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     odd = chain("0/0", 1.0, metrics={"seen": {1, 2}})
     untimed = chain("0/1", 1.0, seconds=math.nan)
     with create(tmp_path) as run:
@@ -106,7 +104,7 @@ def test_a_chain_that_json_cannot_hold_is_named_and_the_others_are_kept(tmp_path
 # ── resuming ──
 
 
-def test_resuming_drops_what_came_later(tmp_path: Path) -> None:
+def test_resuming_drops_later_records(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         for number in range(1, 6):
             held = EvalFigures(0.5, 0.4, 0.6, 8) if number % 2 else None
@@ -124,7 +122,7 @@ def test_resuming_drops_what_came_later(tmp_path: Path) -> None:
     assert [record.step for record in run.records()] == [1, 2, 3, 4]
 
 
-def test_resuming_finishes_what_a_kill_left_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_completes_an_interrupted_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with create(tmp_path) as run:
         for number in (1, 2, 3):
             run.append(step(number, alarms=(Alarm("kl_blow_up", "far", (), number),)))
@@ -150,7 +148,7 @@ def _stop_at(name: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 3, "rew', b'{"step": 3, "steps": 10}', b"\x00\x00\x00"])
-def test_a_torn_last_line_is_no_error_and_is_cut(tmp_path: Path, torn: bytes) -> None:
+def test_torn_last_line_is_cut_without_an_error(tmp_path: Path, torn: bytes) -> None:
     with create(tmp_path) as run:
         run.append(step(1))
         run.append(step(2))
@@ -162,7 +160,7 @@ def test_a_torn_last_line_is_no_error_and_is_cut(tmp_path: Path, torn: bytes) ->
     assert [record.metrics["reward/mean"] for record in run.records()] == [0.5, 0.5, 0.75]
 
 
-def test_a_spoiled_line_is_named(tmp_path: Path) -> None:
+def test_corrupt_line_is_named(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         run.append(step(1))
     for wrong in (b"nonsense\n", b"[1]\n", b'{"no": "step"}\n'):
@@ -183,6 +181,7 @@ for number in range(1, 100_000):
 """
 
 
+@pytest.mark.integration
 def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
@@ -202,7 +201,7 @@ def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
 # ── one writer ──
 
 
-def test_a_folder_with_a_run_takes_no_second_one(tmp_path: Path) -> None:
+def test_folder_with_a_run_is_rejected_for_a_new_run(tmp_path: Path) -> None:
     create(tmp_path).close()
     with create(tmp_path) as run:  # nothing is lost by beginning anew what did not get to its first step
         run.append(step(1))
@@ -212,7 +211,7 @@ def test_a_folder_with_a_run_takes_no_second_one(tmp_path: Path) -> None:
         pass
 
 
-def test_two_cannot_write_one_run(tmp_path: Path) -> None:
+def test_second_writer_is_rejected(tmp_path: Path) -> None:
     with create(tmp_path) as run:
         with pytest.raises(ConfigError, match=f"being written by process {os.getpid()}"):
             RunWriter.resume(tmp_path, 0)
@@ -232,6 +231,7 @@ else:
 """
 
 
+@pytest.mark.integration
 def test_a_forked_child_that_outlives_a_killed_writer_does_not_keep_the_run_locked(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -244,7 +244,7 @@ def test_a_forked_child_that_outlives_a_killed_writer_does_not_keep_the_run_lock
         RunWriter.resume(tmp_path, 0).close()
 
 
-def test_a_closed_run_takes_nothing_more(tmp_path: Path) -> None:
+def test_closed_run_rejects_writes(tmp_path: Path) -> None:
     run = create(tmp_path)
     run.close()
     run.close()
@@ -252,7 +252,7 @@ def test_a_closed_run_takes_nothing_more(tmp_path: Path) -> None:
         run.append(step(1))
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="is not a run directory"):
             RunDirectory(path)
@@ -261,7 +261,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="could not be written"):
         create(tmp_path / "file" / "run")
@@ -292,7 +292,8 @@ except DataError as error:
 """
 
 
-def test_a_full_disk_is_said_and_spoils_nothing(tmp_path: Path) -> None:
+@pytest.mark.integration
+def test_full_disk_is_reported_and_keeps_the_files_valid(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
     lines = done.stdout.splitlines()

@@ -48,7 +48,7 @@ class Kept:
         self._tell("close")
 
 
-def test_a_sink_that_fails_is_let_go_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_logger_is_dropped_and_the_others_continue(caplog: pytest.LogCaptureFixture) -> None:
     good, bad = Kept(), Kept("step")
     loggers = RunLoggers({"bad": bad, "good": good})
     loggers.start({})
@@ -64,14 +64,14 @@ def test_a_sink_that_fails_is_let_go_and_the_others_go_on(caplog: pytest.LogCapt
     assert good.told == ["start", *["progress", "step"] * 2, "close"]
 
 
-def test_one_that_cannot_start_is_an_error_and_the_others_are_closed() -> None:
+def test_logger_that_cannot_start_is_an_error_and_closes_the_others() -> None:
     good, bad = Kept(), Kept("start")
     with pytest.raises(RuntimeError, match="no start today"):
         RunLoggers({"good": good, "bad": bad}).start({})
     assert good.told == ["start", "close"]
 
 
-def test_a_sink_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_unknown_logger_is_rejected(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, {}) as run:
         with pytest.raises(ConfigError, match="no logger 'tensorbord', did you mean 'tensorboard'"):
             open_loggers(["tensorbord"], run)
@@ -80,12 +80,13 @@ def test_a_sink_nobody_knows_is_refused(tmp_path: Path) -> None:
         assert open_loggers("console", run).names == ("console",)
 
 
-def test_a_sink_that_is_not_installed_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_logger_package_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with RunWriter.create(tmp_path, {}) as run, pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[wandb\]'"):
         open_loggers(["wandb"], run)
 
 
+@pytest.mark.integration
 def test_runs_import_no_torch_and_no_dashboard() -> None:
     heavy = ("torch", "wandb", "tensorboardX", "matplotlib")
     code = f"import sys, agentfly.runs, agentfly.runs.report; print([name for name in {heavy} if name in sys.modules])"
@@ -155,7 +156,7 @@ def logged(path: Path) -> Iterator[bytes]:
         at += 7 + length
 
 
-def test_wandb_keeps_a_run_offline_and_goes_on_with_it(tmp_path: Path, offline: None) -> None:
+def test_wandb_keeps_a_run_offline_and_resumes_it(tmp_path: Path, offline: None) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
     with RunWriter.create(tmp_path / "run", {}) as run:

@@ -22,11 +22,11 @@ def test_rewards_and_lengths() -> None:
     assert got["chain/turns"] == pytest.approx(5 / 3)
 
 
-def test_success_is_said_of_rewards_of_nought_and_one_only() -> None:
+def test_success_is_reported_for_rewards_of_0_and_1_only() -> None:
     assert "reward/success" not in chain_metrics([chain("0/0", 1.0), chain("0/1", 0.5)])
 
 
-def test_calls_are_counted_by_tool_and_by_how_they_went_but_invented_names_make_no_metric() -> None:
+def test_calls_are_counted_by_tool_and_status_without_metrics_for_unknown_tools() -> None:
     calls = [call(), call(), call("look", CallStatus.ERROR), call("dreamt", CallStatus.UNKNOWN)]
     got = chain_metrics([chain("0/0", calls=calls), chain("0/1")])
     assert (got["calls/chain"], got["calls/error_rate"], got["calls/unknown_rate"]) == (2, 0.25, 0.25)
@@ -47,7 +47,7 @@ def test_ends_failures_and_treatments_are_counted() -> None:
     assert (got["chain/truncated"], got["chain/retries"]) == (0.5, 2)
 
 
-def test_a_group_has_no_variance_where_the_chains_that_count_earned_the_same() -> None:
+def test_group_of_equal_rewards_has_no_variance() -> None:
     same = [chain("0/0", 1.0), chain("0/1", 1.0)]
     varied = [chain("1/0", 1.0), chain("1/1", 0.0)]
     masked = [chain("2/0", 1.0), chain("2/1", 0.0, treatment=TrainingTreatment.MASK)]
@@ -69,7 +69,7 @@ def test_a_group_has_no_variance_where_the_chains_that_count_earned_the_same() -
         ((1.0, 0.0), (1.0,), False),  # the last turn earned nothing in the one, everything in the other
     ],
 )
-def test_chains_that_were_rewarded_turn_by_turn_are_compared_so(
+def test_variance_of_turn_rewards_is_per_turn(
     one: tuple[float, ...] | None, other: tuple[float, ...], same: bool
 ) -> None:
     chains = [
@@ -85,7 +85,7 @@ def test_staleness_is_how_many_versions_the_sampler_lags_behind() -> None:
     assert "policy/staleness" not in chain_metrics([chain("0/0", tokens=0)], version=5)
 
 
-def test_no_chains_at_all_give_figures_and_no_error() -> None:
+def test_metrics_without_chains() -> None:
     got = chain_metrics([])
     assert got["chains"] == got["chain/turns"] == got["calls/chain"] == 0
     assert "reward/mean" not in got
@@ -95,7 +95,7 @@ def test_no_chains_at_all_give_figures_and_no_error() -> None:
 # ── what a reward is made of ──
 
 
-def test_components_are_those_figures_that_the_reward_is_a_weighted_sum_of() -> None:
+def test_components_are_metrics_whose_weighted_sum_is_the_reward() -> None:
     figures = [(1, 1, 30), (0, 1, 20), (1, 0, 70), (0, 0, 10), (1, 1, 50), (0, 1, 40)]
     chains = [
         chain(f"0/{i}", right + 0.2 * form, metrics={"right": right, "form": form, "length": length})
@@ -121,6 +121,6 @@ def test_components_are_those_figures_that_the_reward_is_a_weighted_sum_of() -> 
         lambda i: {f"m{k}": (i * k) % 7 for k in range(30)},
     ],
 )
-def test_figures_that_are_no_components_are_not_taken_for_some(metrics: object) -> None:
+def test_other_metrics_are_not_components(metrics: object) -> None:
     chains = [chain(f"0/{i}", float(i % 2), metrics=metrics(i)) for i in range(8)]  # type: ignore[operator]
     assert not [name for name in chain_metrics(chains) if name.startswith("reward_share/")]

@@ -60,7 +60,7 @@ def run_in(path: Path) -> RunWriter:
     return run
 
 
-def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
+def test_page_summarizes_the_run(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         write_report(run)
     page = Page(run.report.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def test_the_page_says_how_the_run_went(tmp_path: Path) -> None:
     assert page.text.count("was wrong") == 3
 
 
-def test_nothing_that_a_model_wrote_can_act_in_the_page(tmp_path: Path) -> None:
+def test_model_text_is_escaped_in_the_page(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         write_report(run)
         write_report(run, lambda ids: f"{EVIL}{len(ids)}")
@@ -101,7 +101,7 @@ def test_with_a_tokenizer_the_tokens_are_shown_by_author(tmp_path: Path) -> None
     assert '<span class="cyan" title="task">⟨0 1 2 3⟩</span>' in text
 
 
-def test_a_page_of_hardly_anything(tmp_path: Path) -> None:
+def test_page_of_an_empty_run(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, {}) as run:
         write_report(run)
         assert "0 of 0 steps" in run.report.read_text()
@@ -113,9 +113,7 @@ def test_a_page_of_hardly_anything(tmp_path: Path) -> None:
     assert run.curve.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_is_written_without_matplotlib_and_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_without_matplotlib_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with run_in(tmp_path) as run:
         write_report(run)
@@ -142,7 +140,7 @@ def test_the_curve_shows_training_and_held_out_rewards() -> None:
 @pytest.mark.parametrize(
     "records", [[], [step(1, math.nan)], [step(1)], [StepRecord(0, 1, eval=EvalFigures(0.5, math.nan, math.nan, 1))]]
 )
-def test_a_curve_of_hardly_anything(records: list[StepRecord]) -> None:
+def test_curve_of_an_empty_run(records: list[StepRecord]) -> None:
     draw_curve(records, "$broken$ {formula").savefig(io.BytesIO())
 
 

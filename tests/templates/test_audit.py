@@ -37,14 +37,14 @@ KNOWN: dict[str, dict[str, AuditVerdict]] = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_audit_knows_the_families(case: Case) -> None:
+def test_audit_of_the_families(case: Case) -> None:
     report = audit(case.template)
     assert {row.kind: row.verdict for row in report.rows if row.verdict is not E} == KNOWN[str(case)]
     assert all(bool(row.reason) == (row.verdict is not E) for row in report.rows)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_door_refuses_what_the_audit_refused(case: Case) -> None:
+def test_loading_rejects_what_the_audit_rejected(case: Case) -> None:
     known = KNOWN[str(case)]
     corrected = set(ANSWERS) if case.tokenizer == "deepseek_v3" else set()
     assert set(case.template.refused) == {kind for kind, verdict in known.items() if verdict is R} - corrected
@@ -58,12 +58,12 @@ def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
     assert {row.kind: row.verdict for row in wrong.rows}["user"] is R
 
 
-def test_a_refused_kind_is_refused_before_anything_is_sampled() -> None:
+def test_rejected_delta_fails_before_sampling() -> None:
     with pytest.raises(TemplateError, match="cannot be extended by user: after system, user the template continues"):
         BY_NAME["mistral_nemo"].template.extend([user("more")])
 
 
-def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:
+def test_check_reports_passed_properties_and_notes() -> None:
     report = check(BY_NAME["qwen3"].hf)
     found = {finding.property: finding for finding in report.findings}
     assert report.passed
@@ -80,7 +80,7 @@ def test_check_says_what_is_good_and_what_is_worth_knowing() -> None:
     assert "template qwen3" in console.export_text()
 
 
-def test_check_tells_of_tools_that_cannot_be_shown() -> None:
+def test_check_reports_tools_that_cannot_be_rendered() -> None:
     found = {f.property: f for f in check(BY_NAME["gemma3"].hf).findings}
     assert found["tools"].mark is CheckMark.NOTE
     assert "template='gemma' does" in found["tools"].detail
@@ -88,7 +88,7 @@ def test_check_tells_of_tools_that_cannot_be_shown() -> None:
     assert found["images"].detail == "shown"
 
 
-def test_check_tells_a_mended_mistake_from_a_refusal() -> None:
+def test_check_distinguishes_corrections_from_rejections() -> None:
     with BY_NAME["deepseek_v3-deepseekv3"].follow() as tokenizer:
         found = {f.property: f for f in check(tokenizer).findings}
     assert found["extend: tool"].mark is CheckMark.NOTE

@@ -84,7 +84,7 @@ def test_gemma_4_drops_thinking_before_a_tool_result_and_a_user_message(name: st
     assert _verdicts(_template(name))["tool, user after thinking"] is AuditVerdict.REWRITTEN
 
 
-def test_text_beside_calls_that_the_template_moves_is_not_exact() -> None:
+def test_text_next_to_calls_that_the_template_moves_is_not_exact() -> None:
     row = next(row for row in audit(_template("gemma4")).rows if row.kind == "tool")
     assert row.verdict is AuditVerdict.REWRITTEN
     assert "text next to calls" in row.reason

@@ -138,14 +138,14 @@ def agree(found: object, written: object) -> bool:
 
 
 @each_template
-def test_the_parser_is_found(folder: str, name: str, parser: str) -> None:
+def test_parser_is_detected(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
     assert template.parser is PARSERS[parser]
     assert template.parser_problem == ""
 
 
 @each_template
-def test_arguments_come_back(folder: str, name: str, parser: str) -> None:
+def test_arguments_round_trip(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
     for what, value in VALUES.items():
         if (parser, what) in LOST or (name in UNQUOTED and what == "apostrophe"):
@@ -158,7 +158,7 @@ def test_arguments_come_back(folder: str, name: str, parser: str) -> None:
 
 
 @each_template
-def test_calls_without_arguments_and_with_text_come_back(folder: str, name: str, parser: str) -> None:
+def test_calls_without_arguments_and_with_text_round_trip(folder: str, name: str, parser: str) -> None:
     template = load_with_tools(folder, name)
     one = ToolCall("search", {}, "functions.search:0")
     two = ToolCall("other_tool", {}, "functions.other_tool:1")
@@ -180,7 +180,7 @@ def test_calls_without_arguments_and_with_text_come_back(folder: str, name: str,
 
 
 @pytest.mark.parametrize(("name", "reason"), REFUSED)
-def test_a_family_that_cannot_be_parsed_is_refused_with_tools(name: str, reason: str) -> None:
+def test_unparsable_family_is_rejected_with_tools(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"cannot be used with tools: .*{reason}.* as ReactAgent does"):
         load_with_tools("llama_cpp_templates", name)
 
@@ -227,7 +227,7 @@ def test_kimi_takes_the_name_of_a_call_from_its_id() -> None:
     assert [(call.name, call.id) for call in reply.calls] == [("search", "functions.search:7")]
 
 
-def test_thinking_that_the_prompt_of_kimi_k3_opened_reads_whole() -> None:
+def test_thinking_opened_by_the_prompt_of_kimi_k3_is_parsed() -> None:
     template = load_with_tools("llama_cpp_templates", "Kimi-K3")
     said = template.codec.encode(
         "Hm.<|close|>think<|sep|><|open|>response<|sep|>It is 6.<|close|>response<|sep|><|close|>message<|sep|>"

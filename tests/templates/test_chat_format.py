@@ -34,7 +34,7 @@ _LOADED: dict[tuple[str, str], Template] = {}
 @same
 @quick
 @given(said=st.lists(texts, min_size=5, max_size=5), system=st.none() | texts, turns=st.sampled_from([1, 3, 5]))
-def test_start_is_that_of_the_tokenizers_own_template(
+def test_start_equals_the_tokenizers_own_template(
     name: str, case: Case, said: list[str], system: str | None, turns: int
 ) -> None:
     assume(not case.spelled(*said))
@@ -47,7 +47,7 @@ def test_start_is_that_of_the_tokenizers_own_template(
 @same
 @quick
 @given(said=st.lists(texts, min_size=3, max_size=3))
-def test_extend_is_that_of_the_tokenizers_own_template(name: str, case: Case, said: list[str]) -> None:
+def test_extend_equals_the_tokenizers_own_template(name: str, case: Case, said: list[str]) -> None:
     for kind in ("nothing", "user"):
         _, delta = delta_of(kind, said)
         assert ours(name, case).extend(delta) == case.template.extend(delta)
@@ -57,7 +57,7 @@ def test_extend_is_that_of_the_tokenizers_own_template(name: str, case: Case, sa
 @given(
     said=st.lists(texts, min_size=6, max_size=6), arguments=st.dictionaries(texts, texts | st.integers(), max_size=2)
 )
-def test_qwen_with_tools_is_the_tokenizers_own(said: list[str], arguments: dict[str, object]) -> None:
+def test_qwen_with_tools_equals_the_tokenizers_own(said: list[str], arguments: dict[str, object]) -> None:
     case = BY_NAME["qwen2_5"]
     template = ours("qwen2.5", case)
     assume(not case.spelled(*said))
@@ -75,13 +75,13 @@ def test_qwen_with_tools_is_the_tokenizers_own(said: list[str], arguments: dict[
         assert template.extend(delta) == case.template.extend(delta)
 
 
-def test_a_picture_in_gemma_is_where_its_own_template_puts_it() -> None:
+def test_image_position_in_gemma_equals_its_own_template() -> None:
     case = BY_NAME["gemma3"]
     messages = [Message("system", " s "), Message("user", (" look ", Image("data:,"), " here"))]
     assert ours("gemma", case).start(messages) == case.encode(case.render(messages))
 
 
-def test_chatml_on_bytes_calls_tools_and_reads_the_call_again() -> None:
+def test_chatml_on_bytes_renders_and_parses_calls() -> None:
     template = load_template("chatml", ByteTokenizer(), tools=[TOOL])
     assert template.refused == {}
     assert template.rewritten == {}
@@ -102,7 +102,7 @@ def test_chatml_on_bytes_calls_tools_and_reads_the_call_again() -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), [("gemma", "gemma3"), ("llama-3", "llama3_2"), ("smollm2", "smollm2")])
-def test_families_without_tools_of_their_own_get_them_by_name(name: str, case: str) -> None:
+def test_families_without_tools_get_them_by_name(name: str, case: str) -> None:
     template = load_template(name, BY_NAME[case].hf, tools=[TOOL])
     assert template.refused == {}
     rendered = template.render([user("q"), Message("assistant", "", (call(1, q="a"),))], open_turn=False)
@@ -112,14 +112,14 @@ def test_families_without_tools_of_their_own_get_them_by_name(name: str, case: s
     assert "r42" in template.codec.decode(template.extend([answer("r42")]).ids)
 
 
-def test_earlier_thinking_is_shown_where_the_format_says_how() -> None:
+def test_earlier_thinking_is_rendered_if_the_format_defines_it() -> None:
     format = replace(CHATML, name="t", thinking="<think>{thinking}</think>\n")
     text = load(format).render([user("q"), Message("assistant", "a", thinking="hm")], open_turn=False)
     assert text.endswith("<|im_start|>assistant\n<think>hm</think>\na<|im_end|>\n")
     assert "hm" not in load(CHATML).render([user("q"), Message("assistant", "a", thinking="hm")], open_turn=False)
 
 
-def test_text_that_looks_like_jinja_or_quotes_is_written_as_it_is() -> None:
+def test_text_that_looks_like_jinja_or_quotes_is_unchanged() -> None:
     odd = 'a "b" \\n {{ c }} {% d %} \' <<user>> {#'
     format = replace(CHATML, name="t", default_system=odd, user=f"{odd}{{content}}<|im_end|>")
     assert load(format).render([user("{{ x }}")]).count(odd) == 2
@@ -149,12 +149,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "said"), BAD, ids=[said for _, said in BAD])
-def test_a_format_that_cannot_work_is_refused_where_it_is_written(change: dict[str, object], said: str) -> None:
+def test_invalid_format_is_rejected_at_construction(change: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         replace(CHATML, name="mine", **change)  # type: ignore[arg-type]
 
 
-def test_what_a_format_has_no_way_to_say_is_refused_in_words() -> None:
+def test_content_without_a_form_is_rejected() -> None:
     bare = ChatFormat(
         name="bare",
         user="<|im_start|>{content}<|im_end|>",

@@ -23,7 +23,7 @@ every_tokenizer = pytest.mark.parametrize("case", ONE_EACH, ids=lambda case: cas
 @every_tokenizer
 @quick
 @given(text=texts)
-def test_ordinary_text_has_the_tokenizers_own_ids(case: Case, text: str) -> None:
+def test_ordinary_text_has_the_ids_of_the_tokenizer(case: Case, text: str) -> None:
     assert case.template.codec.encode(text) == case.encode(text)
 
 
@@ -49,14 +49,14 @@ def test_merges_that_rebuild_a_control_token_are_cut_apart() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["qwen2_5", "command_r_plus"])
-def test_normalized_text_is_the_tokenizers_own(tokenizer: str) -> None:
+def test_normalized_text_equals_the_tokenizers(tokenizer: str) -> None:
     case = BY_NAME[tokenizer]
     for text in ("e\u0301", "\u1100\u1161\u11a8", "ﬁ", "e\u0301<|im_end|>e\u0301"):
         assert case.template.codec.plain(text) == case.template.codec.plain(text.replace("e\u0301", "é"))
     assert case.template.codec.encode("e\u0301") == case.encode("e\u0301")
 
 
-def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
+def test_control_tokens_strip_space_as_in_the_tokenizer() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(
         [AddedToken("<|end|>", rstrip=True), AddedToken("<|mask|>", lstrip=True)]
@@ -67,7 +67,7 @@ def test_control_tokens_that_swallow_space_do_so_here_too() -> None:
     assert codec.strips_space
 
 
-def test_many_control_tokens_that_swallow_space_take_linear_time() -> None:
+def test_many_control_tokens_that_strip_space_take_linear_time() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
     codec = Codec(tokenizer)
@@ -101,7 +101,7 @@ def test_added_tokens_that_are_plain_text_keep_their_ids(case: Case) -> None:
             assert codec.plain(token.content) == [token_id]
 
 
-def test_codecs_of_one_tokenizer_share_what_is_slow_to_make() -> None:
+def test_codecs_of_one_tokenizer_share_expensive_parts() -> None:
     tokenizer = ByteTokenizer()
     assert Codec(tokenizer)._plain is Codec(tokenizer)._plain
     before = Codec(tokenizer)._plain
@@ -109,14 +109,14 @@ def test_codecs_of_one_tokenizer_share_what_is_slow_to_make() -> None:
     assert Codec(tokenizer)._plain is not before
 
 
-def test_text_of_any_bytes_has_one_token_a_byte() -> None:
+def test_text_of_any_bytes_has_one_token_per_byte() -> None:
     codec = Codec(ByteTokenizer())
     text = "héllo\n<|im_end|>"
     assert len(codec.plain(text)) == len(text.encode())
     assert codec.decode(codec.plain(text)) == text
 
 
-def test_a_tokenizer_without_control_tokens_is_refused() -> None:
+def test_tokenizer_without_control_tokens_is_rejected() -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -125,7 +125,7 @@ def test_a_tokenizer_without_control_tokens_is_refused() -> None:
         Codec(bare)
 
 
-def test_a_tokenizer_that_is_nowhere_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_error_lists_the_locations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"no tokenizer for '\./nowhere'"):
         load_tokenizer("./nowhere")
@@ -133,14 +133,14 @@ def test_a_tokenizer_that_is_nowhere_says_where_it_was_looked_for(monkeypatch: p
 
 
 @given(st.lists(st.text("ab<|>", min_size=1, max_size=5), min_size=1, max_size=8), st.text("ab<|> ", max_size=12))
-def test_the_tree_of_words_finds_the_longest_word(words: list[str], text: str) -> None:
+def test_trie_finds_the_longest_match(words: list[str], text: str) -> None:
     plain = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
     assert re.compile(match_any(words)).findall(text) == plain.findall(text)
     ends = any(text.rstrip().endswith(word[:cut]) for word in words for cut in range(1, len(word)))
     assert bool(re.compile(match_any(words, open_end=True)).search(text)) == (bool(plain.search(text)) or ends)
 
 
-def test_a_mark_is_one_that_no_text_holds() -> None:
+def test_mark_occurs_in_no_text() -> None:
     assert unused_character(["", "\ue000 \ue001"]) == "\ue002"
     with pytest.raises(ConfigError, match="private-use"):
         unused_character(["".join(map(chr, range(0xE000, 0xF900))) + "".join(map(chr, range(0xF0000, 0x100000)))])

@@ -75,7 +75,7 @@ every_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1] if 
 
 
 @every_pair
-def test_no_added_token_gets_in_by_text(pair: tuple[str, str]) -> None:
+def test_text_never_becomes_an_added_token(pair: tuple[str, str]) -> None:
     guarded = Guarded(*pair)
     tokens = sorted(guarded.guarded.values())
     assert {"user", "user parts", "question column", "messages column"} <= set(guarded.places)

@@ -41,7 +41,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_following_the_tokenizer_finds_the_family(case: Case) -> None:
+def test_family_is_detected_from_the_tokenizer(case: Case) -> None:
     template = case.template
     assert template.parser is PARSERS[READS[case.tokenizer]]
     stops = {token for token, i in template.codec.control.items() if i in template.stop_ids}
@@ -86,12 +86,12 @@ def test_an_unknown_name_lists_the_names_and_the_close_ones() -> None:
         load_template("qwen25", ByteTokenizer())
 
 
-def test_a_family_whose_tokens_the_tokenizer_lacks_is_refused() -> None:
+def test_family_whose_tokens_the_tokenizer_lacks_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"lacks: <start_of_turn>, <end_of_turn>. .* it could use .*chatml"):
         load_template("gemma", ByteTokenizer())
 
 
-def test_a_tokenizer_without_template_says_what_fits() -> None:
+def test_tokenizer_without_template_error_lists_fitting_names() -> None:
     with pytest.raises(ConfigError, match=r"has no chat template. By its special tokens it could use .*chatml"):
         load_template(None, ByteTokenizer())
     with pytest.raises(ConfigError, match="has no chat template"):
@@ -101,12 +101,12 @@ def test_a_tokenizer_without_template_says_what_fits() -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2", "llama3_1", "gemma3", "deepseek_v3", "command_r_plus", "internlm2"])
-def test_tools_that_the_model_would_never_hear_of_are_refused(name: str) -> None:
+def test_tools_that_the_template_does_not_render_are_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="does not show the tools to the model"):
         load_template(None, BY_NAME[name].hf, tools=[TOOL])
 
 
-def test_of_several_templates_the_one_for_tools_is_used_where_it_works() -> None:
+def test_template_for_tools_is_preferred_if_it_works() -> None:
     tokenizer = ByteTokenizer()
     chat = CHATML.jinja()
     tokenizer.chat_template = {"default": replace(CHATML, tools="").jinja(), "tool_use": chat}
@@ -116,7 +116,7 @@ def test_of_several_templates_the_one_for_tools_is_used_where_it_works() -> None
     assert load_template(None, tokenizer, tools=[TOOL]).source == chat
 
 
-def test_a_template_of_no_known_family_is_read_off_its_own_rendering() -> None:
+def test_closing_tokens_of_unknown_family_are_detected() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.backend_tokenizer.add_special_tokens(["<|bot|>", "<|done|>"])
     tokenizer.chat_template = (
@@ -128,7 +128,7 @@ def test_a_template_of_no_known_family_is_read_off_its_own_rendering() -> None:
     assert template.codec.decode(template.extend([user("u")]).ids) == "[u]<|bot|>"
 
 
-def test_a_template_that_never_closes_a_turn_is_refused() -> None:
+def test_template_that_never_closes_a_turn_is_rejected() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ConfigError, match="none of the tokens that end its turns"):
@@ -149,7 +149,7 @@ def test_history_is_one_of_two_words() -> None:
         load_template("chatml", ByteTokenizer(), history="keep")
 
 
-def test_a_registered_format_goes_by_its_name() -> None:
+def test_registered_format_is_found_by_name() -> None:
     mine = register_template(replace(CHATML, name="test-of-register", default_system="Mine."))
     template = load_template("test-of-register", ByteTokenizer())
     assert template.source == mine.jinja()

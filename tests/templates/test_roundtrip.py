@@ -61,7 +61,7 @@ def test_calls_of_qwen3_coder_are_parsed(name: str | None) -> None:
     assert reply.message.text == "I look."
 
 
-def test_calls_that_no_parser_parses_are_refused_with_tools() -> None:
+def test_calls_that_no_parser_parses_are_rejected_with_tools() -> None:
     tokenizer = tokenizer_with(chatml_with_calls(UNKNOWN_CALL))
     with pytest.raises(
         ConfigError, match=r"cannot be used with tools: no parser parses a call .*<<search\|.*ReactAgent"
@@ -73,18 +73,18 @@ def test_calls_that_no_parser_parses_are_refused_with_tools() -> None:
         template.write(Message("assistant", "", (call(),)))
 
 
-def test_calls_that_the_template_does_not_write_are_refused_with_tools() -> None:
+def test_calls_that_the_template_does_not_write_are_rejected_with_tools() -> None:
     with pytest.raises(ConfigError, match="it writes turns without their calls"):
         load_template(None, tokenizer_with(chatml_with_calls("")), tools=[TOOL])
 
 
-def test_a_stop_token_before_the_call_is_refused_with_tools() -> None:
+def test_stop_token_before_the_call_is_rejected_with_tools() -> None:
     source = chatml_with_calls("{{- '<|im_end|>' ~ call.function.name ~ (call.function.arguments | tojson) }}")
     with pytest.raises(ConfigError, match="a stop token comes before the call"):
         load_template(None, tokenizer_with(source), tools=[TOOL])
 
 
-def test_a_format_whose_parser_does_not_parse_its_calls_is_refused_when_the_agent_is_built() -> None:
+def test_format_whose_parser_does_not_parse_its_calls_is_rejected_when_the_agent_is_built() -> None:
     register_template(replace(CHATML, name="test-wrong-parser", parser="mistral"))
     settings = {"template": "test-wrong-parser", "backend": "scripted", "backend_config": {"script": ["a"]}}
     with pytest.raises(ConfigError, match=r"its parser 'mistral' does not parse a call .*template='.*'chatml'.* does"):

@@ -14,7 +14,7 @@ def made(tokens: list[int], mask: list[int]) -> SegmentArrays:
     return SegmentArrays(ids, np.array(mask, bool), zeros, ids * 0, ids * 0)
 
 
-def test_the_model_is_asked_just_before_each_sampled_token_and_shown_nothing_after() -> None:
+def test_logits_are_taken_before_each_sampled_token_and_trailing_tokens_are_dropped() -> None:
     chain = made([10, 11, 12, 20, 21, 30, 31, 22, 23, 32], [0, 0, 0, 1, 1, 0, 0, 1, 1, 0])
     got = ModelInputs.from_segments([chain, made([5, 6], [0, 1])])
     assert [each.tolist() for each in got.input_ids] == [[10, 11, 12, 20, 21, 30, 31, 22], [5]]
@@ -29,7 +29,7 @@ def test_a_first_token_cannot_have_been_sampled() -> None:
 
 
 @pytest.mark.parametrize("field", ["advantages", "returns", "reference_logprobs", "old_logprobs"])
-def test_every_token_has_a_number_of_its_own(field: str) -> None:
+def test_every_token_has_its_own_index(field: str) -> None:
     given = {"advantages": np.zeros(5, np.float32), field: np.zeros(4, np.float32)}
     with pytest.raises(RecordError, match=f"sample 3/1#0 has 5 tokens but 4 {field}"):
         Sample(piece(5), name="3/1#0", **given)
@@ -46,11 +46,11 @@ def test_micro_batches_keep_to_the_budget_and_split_nothing(budget: int, padded:
     assert budget < 1000 or len(batches) == 1
 
 
-def test_mini_batches_are_about_as_many_each_and_never_empty() -> None:
+def test_mini_batches_are_of_similar_size_and_never_empty() -> None:
     assert [list(each) for each in split_mini_batches(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
     assert [list(each) for each in split_mini_batches(range(2), 5)] == [[0], [1]]
 
 
-def test_nothing_is_nothing() -> None:
+def test_empty_input_gives_no_batches() -> None:
     assert split_micro_batches([], 5, len) == []
     assert sample(9).num_sampled == int(sample(9).segment.mask.sum()) > 0

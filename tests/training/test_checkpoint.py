@@ -28,14 +28,14 @@ def kept(tmp_path: Path) -> CheckpointManager:
     return out
 
 
-def test_what_was_saved_comes_back(kept: CheckpointManager) -> None:
+def test_saved_state_is_restored(kept: CheckpointManager) -> None:
     loaded, model = kept.load()
     assert (loaded.step, loaded.values) == (2, {"feed": 20, "best": None})
     assert loaded.tensors["moment"].tolist() == [2.0, 2.0, 2.0]
     assert (model / "weights.bin").read_bytes() == b"weights"
 
 
-def test_the_newest_are_kept_and_the_best(kept: CheckpointManager) -> None:
+def test_newest_and_best_checkpoints_are_kept(kept: CheckpointManager) -> None:
     for step in (3, 4, 5):
         kept.save(state(step), write_model, best=2)
     assert kept.steps() == [2, 4, 5]
@@ -43,18 +43,18 @@ def test_the_newest_are_kept_and_the_best(kept: CheckpointManager) -> None:
     assert kept.steps() == [5, 6]
 
 
-def test_an_earlier_step_can_be_asked_for(kept: CheckpointManager) -> None:
+def test_earlier_step_can_be_loaded(kept: CheckpointManager) -> None:
     assert kept.load(1)[0].step == 1
     with pytest.raises(ConfigError, match="there are those of 1, 2"):
         kept.load(7)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="never got that far"):
         CheckpointManager(tmp_path, 2).load()
 
 
-def test_a_full_disk_is_told_and_harms_nothing(kept: CheckpointManager) -> None:
+def test_full_disk_is_reported_and_keeps_earlier_checkpoints(kept: CheckpointManager) -> None:
     def full(folder: Path) -> None:
         (folder / "weights.bin").write_bytes(b"wei")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert kept.load(1)[0].step == 1
 
 
-def test_a_draft_that_a_kill_left_is_no_checkpoint(kept: CheckpointManager) -> None:
+def test_incomplete_checkpoint_of_a_killed_run_is_ignored(kept: CheckpointManager) -> None:
     draft = kept.path(3).parent / ".step-000003.draft"
     (draft / "model").mkdir(parents=True)
     (draft / "model" / "weights.bin").write_bytes(b"half")
@@ -130,11 +130,11 @@ def test_without_a_valid_checkpoint_every_candidate_is_named(tmp_path: Path) -> 
         checkpoints.load()
 
 
-def test_what_came_later_can_be_forgotten(kept: CheckpointManager) -> None:
+def test_later_checkpoints_can_be_removed(kept: CheckpointManager) -> None:
     kept.remove_after(1)
     assert kept.steps() == [1]
 
 
-def test_a_step_that_comes_again_takes_the_place_of_the_first(kept: CheckpointManager) -> None:
+def test_repeated_step_replaces_its_checkpoint(kept: CheckpointManager) -> None:
     kept.save(TrainerState(2, {"moment": torch.zeros(1)}, {"feed": 0}), write_model)
     assert kept.load()[0].values == {"feed": 0}

@@ -24,12 +24,12 @@ def test_nested_records_have_at_most_eight_fields() -> None:
     assert all(len(fields(cls)) <= 8 for cls in NESTED.values())
 
 
-def test_an_earlier_name_is_refused_in_python_too() -> None:
+def test_earlier_field_name_is_rejected_in_python_too() -> None:
     with pytest.raises(ConfigError, match=r"it is now optimizer\.learning_rate"):
         TrainConfig(learning_rate=1e-5)  # type: ignore[call-arg]
 
 
-def test_every_field_says_what_it_is() -> None:
+def test_every_field_is_documented() -> None:
     config = TrainConfig(algorithm="ppo", sampling={"temperature": 0.7}, loss={"clip": [0.2, 0.3]})  # type: ignore[arg-type]
     assert config.algorithm == PPO()
     assert config.sampling == Sampling(temperature=0.7)
@@ -78,7 +78,7 @@ def test_every_field_says_what_it_is() -> None:
         ({"loss.aggregation": "constant"}, "give sampling.max_tokens"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig().override(changes)
     assert said in str(caught.value)
@@ -96,13 +96,13 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None
         ({"optimizer.critic_learning_rate": 1e-4}, "has no critic"),
     ],
 )
-def test_a_field_without_effect_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_field_without_effect_is_rejected(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match="would have no effect") as caught:
         TrainConfig().override(changes)
     assert said in str(caught.value)
 
 
-def test_the_same_fields_are_welcome_where_they_have_an_effect() -> None:
+def test_fields_with_an_effect_are_accepted() -> None:
     config = TrainConfig().override(
         {
             "kl.coef": 0.1,
@@ -115,7 +115,7 @@ def test_the_same_fields_are_welcome_where_they_have_an_effect() -> None:
     assert config.optimizer.critic_learning_rate == 1e-4
 
 
-def test_the_command_line_changes_fields_and_what_is_in_them() -> None:
+def test_command_line_overrides_fields_and_nested_fields() -> None:
     typed = ["algorithm=ppo", "algorithm.lam=0.9", "sampling.temperature=0.8", "lora_rank=None", "loss.clip=[0.2,0.28]",
              "backend.max_rows=32", "run_options.max_chain_tokens=99"]  # fmt: skip
     config = TrainConfig().override(parse_overrides(typed))
@@ -126,7 +126,7 @@ def test_the_command_line_changes_fields_and_what_is_in_them() -> None:
     assert config.run_options == {"max_chain_tokens": 99}
 
 
-def test_a_change_without_a_value_is_refused() -> None:
+def test_override_without_a_value_is_rejected() -> None:
     with pytest.raises(ConfigError, match="write field=value"):
         parse_overrides(["learning_rate"])
 

@@ -25,7 +25,7 @@ def learner_of(model: Any, **settings: Any) -> LocalLearner:
     )
 
 
-def test_values_are_zero_at_first_and_only_where_the_model_sampled_after() -> None:
+def test_values_are_initially_zero_and_defined_before_sampled_tokens() -> None:
     learner, given = learner_of(model_of()), samples(*LENGTHS)
     assert all((each == 0).all() for each in learner.values([each.segment for each in given]))
     learner.update(given)
@@ -34,7 +34,7 @@ def test_values_are_zero_at_first_and_only_where_the_model_sampled_after() -> No
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "cohere", "gpt2", "opt", "gpt_neo", "bloom", "llama4_text"])
-def test_it_learns_what_chains_earn_whatever_the_model(family: str) -> None:
+def test_critic_learns_returns_with_any_model(family: str) -> None:
     learner, given = learner_of(built(family, {**PACKED, **PLAIN}[family])), samples(*LENGTHS)
     losses = [learner.update(given)["critic/loss"] for _ in range(25)]
     assert losses[-1] < losses[0] / 4
@@ -75,7 +75,7 @@ def test_micro_batches_add_up(budget: int) -> None:
         assert one["critic/grad_norm"] == pytest.approx(other["critic/grad_norm"], rel=1e-4)
 
 
-def test_of_a_model_with_adapters_it_shares_what_is_not_trained() -> None:
+def test_critic_shares_the_frozen_weights_of_a_model_with_adapters() -> None:
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
     model = add_lora(model_of(), 4)
     learner = learner_of(model)
@@ -88,7 +88,7 @@ def test_of_a_model_with_adapters_it_shares_what_is_not_trained() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_returns_that_are_missing_or_no_numbers_are_told() -> None:
+def test_missing_or_non_finite_returns_are_reported() -> None:
     learner = learner_of(model_of())
     with pytest.raises(RecordError, match="sample 0/0#0 has no returns"):
         learner.update(samples(5, returns=None))

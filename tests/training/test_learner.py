@@ -68,7 +68,7 @@ def test_micro_batches_add_up_to_one_large_batch(loss: Loss, aggregation: str) -
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
-def test_the_gradient_is_that_of_the_formula() -> None:
+def test_gradient_equals_the_formula() -> None:
     model, given = model_of(), samples(*LENGTHS, temperature=0.8)
     total, loss = sum(each.num_sampled for each in given), torch.zeros(())
     for each in given:
@@ -82,14 +82,14 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
 
 
-def test_a_model_that_cannot_be_packed_learns_the_same_from_padded_rows() -> None:
+def test_padded_rows_give_the_same_gradient() -> None:
     given = samples(*LENGTHS)
     whole = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given)
     alone = gradient(built("gpt_neo", PLAIN["gpt_neo"]), given, micro_batch_tokens=1)
     torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-6 * float(whole.abs().max()))
 
 
-def test_recomputing_gives_the_same_gradient_and_does_compute_twice() -> None:
+def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None:
     given, calls = samples(*LENGTHS), []
     plain = gradient(model_of(), given)
     model = model_of()
@@ -117,7 +117,7 @@ def test_dropout_is_off_whatever_mode_the_model_is_in() -> None:
 # ── the steps ──
 
 
-def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely() -> None:
+def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_ones() -> None:
     good, bad = (
         replace(each, advantages=np.where(each.segment.mask, worth, 0).astype(np.float32))
         for each, worth in ((sample(20, 1), 1.0), (sample(20, 2), -1.0))
@@ -137,7 +137,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely() -> None
     assert {"update/seconds_forward", "update/seconds_backward", "policy/loss"} <= set(figures)
 
 
-def test_several_steps_refer_to_the_model_before_the_first() -> None:
+def test_old_policy_is_the_model_before_the_first_step() -> None:
     given = samples(*LENGTHS)
     figures = learner_of(model_of(), epochs=3, mini_batches=2).update(given)
     assert figures["policy/ratio"] != 1.0
@@ -152,7 +152,7 @@ def test_several_steps_refer_to_the_model_before_the_first() -> None:
     assert torch.equal(flat(model), flat(other))
 
 
-def test_the_same_seed_learns_the_same_and_another_seed_goes_another_way() -> None:
+def test_equal_seeds_learn_the_same_and_different_seeds_do_not() -> None:
     models = [model_of() for _ in range(3)]
     for model, seed in zip(models, (1, 1, 2), strict=True):
         learner_of(model, mini_batches=3, seed=seed).update(samples(*LENGTHS))
@@ -161,7 +161,7 @@ def test_the_same_seed_learns_the_same_and_another_seed_goes_another_way() -> No
     assert not torch.equal(first, other)
 
 
-def test_gradients_are_cut_to_the_largest_norm() -> None:
+def test_gradients_are_clipped_to_the_maximum_norm() -> None:
     steps = []
     for most in (1e9, 1e-9):
         model = model_of()
@@ -180,7 +180,7 @@ def test_gradients_are_cut_to_the_largest_norm() -> None:
         ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
     ],
 )
-def test_the_rate_rises_and_then_follows_its_schedule(schedule: Any, rates: list[float]) -> None:
+def test_learning_rate_warms_up_and_follows_its_schedule(schedule: Any, rates: list[float]) -> None:
     rate = LRSchedule(2.0, warmup=4, schedule=schedule, total=8)
     assert [rate.at(update) for update in range(8)] == pytest.approx([2 * each for each in rates])
     assert rate.at(100) == pytest.approx(2.0 if schedule == "constant" else 0.0)
@@ -205,7 +205,7 @@ def test_weights_decay_but_vectors_do_not() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_worth_that_is_no_number_is_told_and_moves_nothing(epochs: int) -> None:
+def test_non_finite_advantage_is_reported_and_changes_no_weight(epochs: int) -> None:
     model = model_of()
     learner, before = learner_of(model, epochs=epochs), flat(model)
     bad = replace(sample(9, 7), advantages=np.full(9, np.nan, np.float32))
@@ -217,7 +217,7 @@ def test_a_worth_that_is_no_number_is_told_and_moves_nothing(epochs: int) -> Non
     assert not torch.equal(flat(model), before)
 
 
-def test_a_broken_model_is_told_with_the_samples_that_show_it() -> None:
+def test_non_finite_logits_are_reported_with_the_samples() -> None:
     model, given = model_of(), samples(9, 12)
     token = int(given[1].segment.tokens[0])
     given[0] = replace(given[0], segment=replace(given[0].segment, tokens=np.full(9, (token + 1) % 300, np.int32)))
@@ -227,7 +227,7 @@ def test_a_broken_model_is_told_with_the_samples_that_show_it() -> None:
         learner_of(model).update(given)
 
 
-def test_a_gradient_that_is_no_number_is_told_with_the_weight() -> None:
+def test_non_finite_gradient_is_reported_with_the_weight() -> None:
     model = model_of()
     learner, before = learner_of(model), flat(model)
     model.model.layers[1].mlp.down_proj.weight.register_hook(lambda grad: grad * float("inf"))
@@ -236,7 +236,7 @@ def test_a_gradient_that_is_no_number_is_told_with_the_weight() -> None:
     assert torch.equal(flat(model), before)
 
 
-def test_what_cannot_be_learned_from_is_refused() -> None:
+def test_untrainable_samples_are_rejected() -> None:
     learner = learner_of(model_of())
     silent = replace(sample(5), segment=replace(piece(5), mask=np.zeros(5, bool)))
     with pytest.raises(RecordError, match="nothing to learn from"):
@@ -252,7 +252,7 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
     assert [each.tolist() for each in learner.score([silent.segment], 1.0)] == [[0.0] * 5]
 
 
-def test_a_model_that_would_lose_its_steps_is_refused() -> None:
+def test_model_in_low_precision_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"torch\.bfloat16: updates smaller than its rounding would be lost"):
         learner_of(model_of().to(torch.bfloat16))
     with pytest.raises(ConfigError, match="this model has nothing to train"):
@@ -274,7 +274,7 @@ def test_bfloat16_products_train_float32_weights() -> None:
 # ── the reference ──
 
 
-def test_the_reference_is_the_model_as_it_was() -> None:
+def test_reference_is_the_initial_model() -> None:
     pieces = [piece(length) for length in LENGTHS]
     learner = learner_of(model_of(), reference=True)
     before = learner.score(pieces, 0.9)
@@ -336,7 +336,7 @@ def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
     assert any("lora_" in name for name, _ in model.named_parameters())  # still a model with adapters
 
 
-def test_adapters_do_not_depend_on_what_was_drawn_before() -> None:
+def test_adapter_initialization_depends_on_the_seed_only() -> None:
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
     models = [model_of(), model_of()]
     torch.manual_seed(5)
@@ -352,7 +352,7 @@ def test_adapters_do_not_depend_on_what_was_drawn_before() -> None:
 
 
 @pytest.mark.parametrize("critic", [False, True])
-def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path, critic: bool) -> None:
+def test_restored_learner_continues_bit_for_bit(tmp_path: Path, critic: bool) -> None:
     settings: dict[str, Any] = {
         "mini_batches": 2, "critic": critic, "warmup_steps": 3, "schedule": "cosine", "total_steps": 5,
         "reference": True, "weight_decay": 0.01,
@@ -382,7 +382,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path, critic: bool) 
         np.testing.assert_array_equal(resumed.values(pieces)[0], learner.values(pieces)[0])
 
 
-def test_what_another_model_saved_is_refused(tmp_path: Path) -> None:
+def test_state_of_another_model_is_rejected(tmp_path: Path) -> None:
     learner = learner_of(model_of())
     learner.update(samples(9))
     tensors, values = learner.state_dict()

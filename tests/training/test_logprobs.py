@@ -46,7 +46,7 @@ def gradients(model: Any, loss: Tensor) -> Tensor:
         *((family, True) for family in ("gemma2", "mixtral", "bloom")),
     ],
 )
-def test_batches_say_what_the_plain_forward_says_of_each_sequence(family: str, recompute: bool) -> None:
+def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: bool) -> None:
     model = built(family, {**PACKED, **PLAIN}[family])
     policy = Policy(model, gradient_checkpointing=recompute)
     assert policy.backbone.packed == (family in PACKED)
@@ -61,7 +61,7 @@ def test_batches_say_what_the_plain_forward_says_of_each_sequence(family: str, r
 
 
 @pytest.mark.parametrize(("scale", "softcap", "biased"), [(1.0, None, False), (0.5, None, True), (2.0, 3.0, True)])
-def test_the_gradient_is_the_one_that_differences_say(scale: float, softcap: float | None, biased: bool) -> None:
+def test_gradient_equals_finite_differences(scale: float, softcap: float | None, biased: bool) -> None:
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(shape, dtype=torch.double) for shape in ((5, 4), (7, 4), (7,)))
     tokens, heat = torch.randint(0, 7, (5,)), torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.double)
@@ -103,7 +103,7 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 
 
-def test_logits_made_in_a_way_of_their_own_are_scored_all_the_same() -> None:
+def test_custom_logits_are_scored() -> None:
     model = model_of()
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
     policy = Policy(model)
@@ -125,7 +125,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, width, words = 200, 8, 500
     hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
     asked, heat = torch.from_numpy(np.arange(tokens)), torch.ones(tokens)

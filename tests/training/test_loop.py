@@ -93,7 +93,7 @@ def test_every_algorithm_learns(tmp_path: Path, algorithm: str) -> None:
     ],
     ids=lambda changes: changes[0],
 )
-def test_every_setting_runs_and_leaves_a_whole_run(tmp_path: Path, changes: list[str]) -> None:
+def test_every_setting_runs_and_leaves_a_complete_run(tmp_path: Path, changes: list[str]) -> None:
     directory = run(tmp_path / "run", "steps=2", *changes)
     first, last = [record for record in directory.records() if record.metrics]
     assert first.metrics["policy/grad_norm"] != last.metrics["policy/grad_norm"]
@@ -102,7 +102,7 @@ def test_every_setting_runs_and_leaves_a_whole_run(tmp_path: Path, changes: list
     assert directory.curve.is_file()
 
 
-def test_what_a_run_leaves(tmp_path: Path, small_model: Path) -> None:
+def test_contents_of_a_run_directory(tmp_path: Path, small_model: Path) -> None:
     directory = run(tmp_path / "run", "steps=3")
     assert directory.config["optimizer"]["learning_rate"] == 2e-2
     records = directory.records()
@@ -142,7 +142,7 @@ EVERYTHING = [
 
 
 @pytest.mark.parametrize("changes", [[], EVERYTHING, ["lora_rank=4"]], ids=["grpo", "ppo and all", "lora"])
-def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, changes: list[str]) -> None:
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> None:
     """Kill -9, at a moment nobody chose, again and again until the run is through."""
     changes = ["steps=8", "checkpoint.every=2", *changes]
     whole = run(tmp_path / "whole", *changes)
@@ -194,25 +194,25 @@ def _steps(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_a_finished_run_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run", "steps=1")
     resume_run(tmp_path / "run", None)
     assert "is finished" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_can_go_on_from_an_earlier_step(tmp_path: Path) -> None:
+def test_run_can_resume_from_an_earlier_step(tmp_path: Path) -> None:
     whole = figures(run(tmp_path / "run", "steps=3", "checkpoint.keep=3"))
     resume_run(tmp_path / "run", 1)
     assert figures(RunDirectory(tmp_path / "run")) == whole
 
 
-def test_a_resumed_run_that_is_killed_again_is_not_taken_for_finished(tmp_path: Path) -> None:
+def test_resumed_run_that_is_killed_again_is_unfinished(tmp_path: Path) -> None:
     directory = run(tmp_path / "run", "steps=2", "checkpoint.keep=2")
     RunWriter.resume(directory.path, 1).close()
     assert not directory.report.exists()
 
 
-def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+def test_run_stopped_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
     whole = figures(run(tmp_path / "run", "steps=2"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "report.html").unlink()
@@ -220,7 +220,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(tmp_pat
     assert figures(RunDirectory(tmp_path / "run")) == whole
 
 
-def test_a_row_that_a_reward_cannot_do_with_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_unusable_row_is_reported_before_the_first_step(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
         RECIPE.read_text().replace("def vowels(trajectory: Any)", "def vowels(trajectory: Any, answer: str)")
@@ -230,7 +230,7 @@ def test_a_row_that_a_reward_cannot_do_with_is_told_before_the_first_step(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_that_always_fails_ends_the_run_and_says_why(tmp_path: Path) -> None:
+def test_reward_that_always_fails_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", BROKEN))
     with pytest.raises(Fault, match=r"not one of the 12 chains of step 1 can be trained; most often: reward: .*oops"):
@@ -249,7 +249,7 @@ def test_a_step_without_anything_to_learn_counts_in_the_schedule(tmp_path: Path)
     assert [record.metrics.get("policy/learning_rate") for record in records[1:]] == pytest.approx([0.2, 0.1])
 
 
-def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_second_run_in_the_same_folder_is_rejected(tmp_path: Path) -> None:
     run(tmp_path / "run", "steps=1")
     with pytest.raises(ConfigError, match="has a run already"):
         run(tmp_path / "run", "steps=1")
@@ -278,20 +278,20 @@ def test_a_resume_skips_a_damaged_checkpoint_and_a_stray_folder(
         ("model=nowhere", "nowhere"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, change: str, said: str) -> None:
+def test_settings_that_do_not_fit_the_model_are_rejected(tmp_path: Path, change: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(tmp_path / "run", change)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_held_out_task_that_is_trained_on_is_refused(tmp_path: Path) -> None:
+def test_held_out_task_in_the_training_tasks_is_rejected(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = tasks[:2]\n")
     with pytest.raises(ConfigError, match="2 of the held-out tasks are trained on too"):
         plan_recipe(Recipe(recipe), {})
 
 
-def test_the_same_words_about_another_world_are_another_task(tmp_path: Path) -> None:
+def test_equal_question_with_other_columns_is_another_task(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     rows = (
         "\ntasks, eval_tasks = ([{'question': 'go', 'world': n} for n in range(a, b)] for a, b in ((0, 4), (4, 6)))\n"
@@ -319,7 +319,7 @@ def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
     ("change", "said"),
     [("segment_reward=last", "every chain is one segment"), ("evaluation.chains=3", "there are no eval_tasks")],
 )
-def test_what_has_no_effect_with_this_agent_or_these_tasks_is_refused(tmp_path: Path, change: str, said: str) -> None:
+def test_settings_without_effect_for_agent_or_tasks_are_rejected(tmp_path: Path, change: str, said: str) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text() + "\neval_tasks = ()\n")
     with pytest.raises(ConfigError, match="would have no effect") as caught:
@@ -327,7 +327,7 @@ def test_what_has_no_effect_with_this_agent_or_these_tasks_is_refused(tmp_path: 
     assert said in str(caught.value)
 
 
-def test_groups_that_all_earned_the_same_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_groups_without_variance_are_skipped_and_counted(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.read_text().replace("def vowels(trajectory: Any) -> float:", FLAT))
     train_recipe(Recipe(recipe), ["loggers=[]", "steps=2"], tmp_path / "run")

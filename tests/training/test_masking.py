@@ -43,7 +43,7 @@ def pulled(model: Any, given: list[Sample]) -> Tensor:
     return caught[0]
 
 
-def test_the_head_pulls_only_where_the_next_token_was_sampled(model: Any) -> None:
+def test_head_gets_gradient_only_before_sampled_tokens(model: Any) -> None:
     given = sorted(samples(*LENGTHS), key=lambda each: -len(each.segment.tokens))  # as they lie in the batch
     got = pulled(model, given)
     asked = [each.segment.mask[1 : np.flatnonzero(each.segment.mask)[-1] + 1] for each in given]
@@ -82,7 +82,7 @@ def updated(model: Any, given: list[Sample]) -> dict[str, float]:
     return {"moved": moved, **{name: each for name, each in figures.items() if "seconds" not in name}}
 
 
-def test_numbers_at_tokens_that_were_not_sampled_change_nothing(model: Any) -> None:
+def test_values_at_unsampled_tokens_change_nothing(model: Any) -> None:
     """Even where somebody forgot to put 0 there."""
     given = samples(*LENGTHS)
     dirty = [

@@ -40,7 +40,7 @@ def test_chains_come_back_in_their_groups() -> None:
     assert (selection.zero_variance, sum(selection.chains.values())) == (0, 0)
 
 
-def test_a_masked_chain_counts_in_nothing_and_a_zeroed_one_earns_nothing() -> None:
+def test_masked_chain_is_excluded_and_zeroed_chain_has_reward_zero() -> None:
     chains = [chain(0, 0, 1.0), chain(0, 1, None, TrainingTreatment.MASK), chain(0, 2, 5.0, TrainingTreatment.ZERO)]
     selection = select_groups(chains, min_chains=2, keep_zero_variance=False)
     assert ids(selection) == [["0/0", "0/2"]]
@@ -48,26 +48,26 @@ def test_a_masked_chain_counts_in_nothing_and_a_zeroed_one_earns_nothing() -> No
     assert (selection.chains["masked"], selection.chains["zeroed"]) == (1, 1)
 
 
-def test_a_chain_can_take_its_group_with_it() -> None:
+def test_failed_chain_can_drop_its_group() -> None:
     chains = [chain(0, 0, 1.0), chain(0, 1, None, TrainingTreatment.DROP_GROUP), chain(1, 0, 0.0), chain(1, 1, 1.0)]
     selection = select_groups(chains, min_chains=2, keep_zero_variance=False)
     assert ids(selection) == [["1/0", "1/1"]]
     assert selection.chains["dropped"] == 2
 
 
-def test_a_chain_that_is_left_alone_has_nobody_to_be_compared_with() -> None:
+def test_group_of_one_remaining_chain_is_dropped() -> None:
     chains = [chain(0, 0, 1.0), chain(0, 1, None, TrainingTreatment.MASK)]
     assert select_groups(chains, min_chains=2, keep_zero_variance=True).chains["alone"] == 1
     assert ids(select_groups(chains, min_chains=1, keep_zero_variance=True)) == [["0/0"]]
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_group_that_earned_the_same_is_counted_and_kept_as_declared(keep: bool) -> None:
+def test_group_without_variance_is_counted_and_treated_as_configured(keep: bool) -> None:
     selection = select_groups([chain(0, 0, 1.0), chain(0, 1, 1.0)], min_chains=2, keep_zero_variance=keep)
     assert (len(selection.groups), selection.zero_variance) == (int(keep), 1)
 
 
-def test_turns_that_were_rewarded_differently_are_no_flat_group() -> None:
+def test_different_turn_rewards_are_variance() -> None:
     chains = [chain(0, 0, 1.0, per_turn=(1.0, 0.0)), chain(0, 1, 1.0, per_turn=(0.0, 1.0))]
     assert select_groups(chains, min_chains=2, keep_zero_variance=False).zero_variance == 0
 

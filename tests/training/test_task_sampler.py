@@ -28,12 +28,12 @@ def test_the_seed_fixes_the_order() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 6, 7, 8, 20])
-def test_a_feed_goes_on_where_another_stopped(taken: int) -> None:
+def test_sampler_resumes_from_a_saved_position(taken: int) -> None:
     whole = ids(TaskSampler(TASKS, 0), 30)
     first = TaskSampler(TASKS, 0)
     assert ids(first, taken) + ids(TaskSampler(TASKS, 0, first.position), 30 - taken) == whole
 
 
-def test_nothing_to_train_on_is_refused() -> None:
+def test_empty_dataset_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no tasks were given"):
         TaskSampler([], 0)

@@ -70,7 +70,7 @@ class Lossy(Backend):
 # ── what is delivered ──
 
 
-async def test_a_shared_model_is_delivered_without_being_copied(backend_on: BackendOn) -> None:
+async def test_shared_model_is_synced_without_a_copy(backend_on: BackendOn) -> None:
     model = model_of()
     backend, learner = backend_on(model), learner_of(model)
     canary = Canary(learner, backend)
@@ -96,7 +96,7 @@ async def test_another_model_object_gets_all_weights(backend_on: BackendOn) -> N
 
 
 @pytest.mark.parametrize("theirs", ["the same object", "with adapters", "without"])
-async def test_adapters_reach_whoever_samples(backend_on: BackendOn, theirs: str) -> None:
+async def test_adapters_reach_the_backend(backend_on: BackendOn, theirs: str) -> None:
     model = adapted()
     where = {"the same object": model, "with adapters": copy.deepcopy(model), "without": model_of()}[theirs]
     backend, learner = backend_on(where), learner_of(model)
@@ -113,7 +113,7 @@ async def test_adapters_reach_whoever_samples(backend_on: BackendOn, theirs: str
     assert (await sync_weights(learner, backend, 1, canary) or 0) < 1e-4
 
 
-async def test_adapters_that_the_backend_was_made_before_are_refused(backend_on: BackendOn) -> None:
+async def test_adapters_added_after_the_backend_are_rejected(backend_on: BackendOn) -> None:
     model = model_of()
     backend = backend_on(model)
     pytest.importorskip("peft", reason="LoRA needs peft: pip install 'agentfly-rl[train]'")
@@ -164,14 +164,14 @@ async def notice(learner: LocalLearner, backend: Backend, said: str) -> None:
         await sync_weights(learner, backend, 1, canary)
 
 
-async def test_weights_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
+async def test_weights_that_never_arrive_are_detected(backend_on: BackendOn) -> None:
     model = model_of()
     learner = learner_of(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: ())
     await notice(learner, backend, r"after weights 1 .* the weights were not delivered")
 
 
-async def test_weights_that_never_arrive_are_noticed_even_where_they_moved_little(backend_on: BackendOn) -> None:
+async def test_weights_that_never_arrive_are_detected_after_a_small_update(backend_on: BackendOn) -> None:
     model = model_of()
     learner = learner_of(copy.deepcopy(model), learning_rate=2e-5)
     canary = Canary(learner, backend := backend_on(model))
@@ -181,21 +181,21 @@ async def test_weights_that_never_arrive_are_noticed_even_where_they_moved_littl
         await canary.check(1)
 
 
-async def test_half_of_the_weights_are_noticed(backend_on: BackendOn) -> None:
+async def test_partially_synced_weights_are_detected(backend_on: BackendOn) -> None:
     model = model_of()
     learner = learner_of(copy.deepcopy(model))
     backend = Lossy(backend_on(model), lambda weights: list(islice(weights, len(list(weights)) // 2)))
     await notice(learner, backend, "only some of the weights arrived")
 
 
-async def test_adapters_that_never_arrive_are_noticed(backend_on: BackendOn) -> None:
+async def test_adapters_that_never_arrive_are_detected(backend_on: BackendOn) -> None:
     model = adapted()
     backend = Lossy(backend_on(copy.deepcopy(model)), lambda weights: ())
     learner = learner_of(model)
     await notice(learner, backend, "the weights were not delivered")
 
 
-async def test_a_backend_that_is_late_by_one_version_says_so_itself(backend_on: BackendOn) -> None:
+async def test_backend_behind_by_one_version_is_reported(backend_on: BackendOn) -> None:
     model = model_of()
     learner, inner = learner_of(copy.deepcopy(model)), backend_on(model)
     canary = Canary(learner, inner)

@@ -42,6 +42,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "remax": ReMax,
     "gigpo": GiGPO,
 }
+"""The algorithms that `algorithm=` accepts by name."""
 
 
 def build_algorithm(algorithm: str | Algorithm, **settings: Any) -> Algorithm:

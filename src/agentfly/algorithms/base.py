@@ -46,6 +46,7 @@ class SegmentArrays:
 
     @classmethod
     def from_segment(cls, segment: Segment) -> SegmentArrays:
+        """The tokens, mask, log-probabilities, turns and weight versions of a segment."""
         spans = segment.spans
         turns = np.repeat([span.turn for span in spans], [len(span) for span in spans])
         return cls(

@@ -17,6 +17,7 @@ BACKENDS = {
     "transformers": ("agentfly.backends.engine", "TransformersBackend"),
     "vllm": ("agentfly.backends.vllm", "VLLMBackend"),
 }
+"""The module and class of each backend that `backend=` accepts by name."""
 
 
 def open_backend(name: str, **settings: Any) -> Backend:

@@ -42,6 +42,7 @@ class ScriptedTurn:
 
 
 Script = str | Sequence[str] | Callable[[ScriptedTurn], str | Awaitable[str]]
+"""A reply for every turn, one reply per turn of a chain, or a function that computes the reply to a turn."""
 
 
 class ScriptedBackend(Backend):

@@ -104,6 +104,7 @@ class ChainResult:
 
     @classmethod
     def from_trajectory(cls, trajectory: Trajectory, *, greedy: bool) -> ChainResult:
+        """The figures of a finished chain."""
         failed = trajectory.stop.failure is not None or trajectory.reward is None
         return cls(
             group=trajectory.group,

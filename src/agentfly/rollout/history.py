@@ -70,6 +70,7 @@ class KeepImages(_NoSummary):
         validate_fields(self, "KeepImages: ")
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
+        """The history with the placeholder for all but the last images, or None if there are few enough."""
         messages = [*initial, *later]
         excess = sum(len(m.images) for m in messages) - self.last
         if excess <= 0:
@@ -97,11 +98,13 @@ class Summarize:
     heading: str = "Summary of what happened so far:"
 
     def summary_request(self, later: Sequence[Message], tokens: int) -> str | None:
+        """The request once the prompt is longer than `over_tokens`."""
         if tokens == 0:
             raise ConfigError("Summarize depends on the prompt length, but this server returns no token ids to count")
         return self.request if tokens > self.over_tokens else None
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
+        """The initial messages with the summary appended, or None without a summary."""
         return None if summary is None else append_user_text(initial, [f"{self.heading}\n{summary}"])
 
 
@@ -116,6 +119,7 @@ class StepHistory(_NoSummary):
         validate_fields(self, "StepHistory: ")
 
     def fold(self, initial: Sequence[Message], later: Sequence[Message], summary: str | None) -> list[Message] | None:
+        """The initial messages and the last turns, or None before the first turn."""
         turns = [i for i, m in enumerate(later) if m.role == "assistant"]
         if not turns:
             return None

@@ -119,6 +119,7 @@ class RunDirectory:
         ]
 
     def alarms(self) -> list[Alarm]:
+        """All alarms of the run, in the order they were raised."""
         lines = read_lines(self.alarms_file)
         return [Alarm(line["kind"], line["message"], tuple(line["chains"]), _step(line)) for line in lines]
 
@@ -134,6 +135,7 @@ class RunDirectory:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def trajectory_file(self, step: int, *, held_out: bool = False) -> Path:
+        """File with the trajectories of a step, or of its evaluation (`held_out`)."""
         return self.path / "trajectories" / f"{'eval' if held_out else 'step'}-{step:06}.jsonl.gz"
 
 
@@ -270,6 +272,7 @@ class RunWriter(RunDirectory):
                     path.unlink()
 
     def close(self) -> None:
+        """Release the run directory for other writers. May be called twice."""
         if not self._lock.closed:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # also releases it for children forked at this moment
             self._lock.close()

@@ -59,12 +59,15 @@ class RunLoggers:
             raise
 
     def progress(self, progress: Progress) -> None:
+        """Pass progress within a step to every logger."""
         self._call_each(lambda logger: logger.progress(progress))
 
     def step(self, record: StepRecord) -> None:
+        """Pass the record of a step to every logger."""
         self._call_each(lambda logger: logger.step(record))
 
     def close(self) -> None:
+        """Close every logger."""
         self._call_each(lambda logger: logger.close())
         self._loggers = {}
 

@@ -31,6 +31,7 @@ AnySandbox = TypeVar("AnySandbox", bound=Sandbox, covariant=True)
 STRONG = ("zygote", "namespaces")
 REDUCED = ("landlock",)
 MECHANISMS = (*STRONG, *REDUCED, "unsafe")
+"""Isolation mechanisms by name, strongest first."""
 PRELOAD = ("numpy", "sympy")
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _UIDS = range(1_900_000_000, 2_100_000_000)  # above the ranges of containers and systemd, below 2**31

@@ -31,6 +31,15 @@ def _round(number: float, digits: int = 0) -> float:
     return round(number, digits) if digits else round(number)
 
 
+def _lcm(*numbers: int) -> int:
+    result = 1
+    for number in numbers:
+        result = math.lcm(result, number)
+        if result.bit_length() > _MAX_BITS:  # math.lcm of many large numbers would take seconds
+            raise ValueError("a number on the way is too large to work out")
+    return result
+
+
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,7 +54,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "round": _round, "min": min, "max": max, "sqrt": math.sqrt, "exp": math.exp, "log": math.log,
     "log2": math.log2, "log10": math.log10, "sin": math.sin, "cos": math.cos, "tan": math.tan, "floor": math.floor,
-    "ceil": math.ceil, "gcd": math.gcd, "lcm": math.lcm,
+    "ceil": math.ceil, "gcd": math.gcd, "lcm": _lcm,
 }  # fmt: skip
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 
@@ -70,6 +79,7 @@ async def calculate(expression: str) -> str:
 
 
 calculator = calculate
+"""Another name of `calculate`."""
 
 
 def _evaluate(node: ast.AST) -> Any:

@@ -18,7 +18,7 @@ BACK_RANK = {"question": "Mate.", "fen": "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1",
 HEADER = "PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,GameUrl,OpeningTags\n"
 
 
-async def test_the_expert_solves_what_is_drawn() -> None:
+async def test_expert_solves_sampled_puzzles() -> None:
     rows = ChessPuzzle.draw_tasks("train", 8)
     assert [len(row["moves"]) for row in rows] == [1, 3] * 4
     assert await demonstrated(ChessPuzzle, rows) == 8

@@ -41,7 +41,7 @@ reasoning_gym = pytest.importorskip(
 )
 
 
-async def test_the_expert_knows_every_answer_and_a_single_turn_will_do() -> None:
+async def test_expert_answers_every_question_in_one_turn() -> None:
     rows = ReasoningGym.draw_tasks("train", 24)
     assert await demonstrated(ReasoningGym, json.loads(json.dumps(rows)), reasoning_gym_score) == 24
     said = f"I think that it is\n<answer>{rows[0]['answer']}</answer>"

@@ -22,14 +22,14 @@ async def test_the_expert_solves_every_level(settings: dict[str, int]) -> None:
     assert await demonstrated(Sokoban, rows) == len(rows)
 
 
-def test_levels_take_as_many_moves_as_was_asked() -> None:
+def test_levels_take_the_requested_number_of_moves() -> None:
     for row in Sokoban.draw_tasks("test", 60, shortest=6, longest=9):
         way = solve(*read_level(row["level"]))
         assert way is not None
         assert 6 <= len(way) <= 9
 
 
-async def test_a_push_and_what_is_shown() -> None:
+async def test_observation_after_a_push() -> None:
     made = await reset_env(Sokoban, LONG)
     assert (await made.move("left"))["observation"] == "The way is blocked.\n######\n#____#\n#_$__#\n#@__.#\n######"
     for way in ("up", "right"):

@@ -186,7 +186,7 @@ async def test_unknown_names_are_rejected(env: ScienceWorld, wrong: dict[str, ob
     await env.reset(Task.of(row()))  # and the env is none the worse
 
 
-async def test_a_closed_world_says_so(env: ScienceWorld) -> None:
+async def test_closed_environment_raises(env: ScienceWorld) -> None:
     await env.reset(Task.of(row()))
     await env.close()
     await env.close()

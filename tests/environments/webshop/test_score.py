@@ -53,7 +53,7 @@ def test_kinds_by_shared_nouns_and_categories(goal):
     assert score_purchase(replace(BULB, title="Table"), longer, {}).type == 0.1
 
 
-def test_nouns_come_apart_at_hyphens_and_numbers_are_none():
+def test_nouns_are_split_at_hyphens_and_exclude_numbers():
     assert extract_nouns("adidas Unisex-Adult Issue 2 Basketball Shoe") == (
         *("adidas", "unisex", "adult", "issue"),
         *("basketball", "shoe"),

@@ -27,7 +27,7 @@ def test_ties_go_to_the_first():
     assert SearchIndex(["same words"] * 20).search("words", 5) == [0, 1, 2, 3, 4]
 
 
-def test_a_word_without_a_stem_is_itself():
+def test_word_without_a_stem_is_unchanged():
     assert SearchIndex([*TEXTS, "size s"]).search("s", 9) == [5]
     assert SearchIndex(TEXTS).search("s", 9) == []
 

@@ -181,7 +181,7 @@ def test_a_hundred_thousand_mutated_turns(shard: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_word_put_in_comes_out(name: str) -> None:
+def test_inserted_word_is_in_the_output(name: str) -> None:
     draw = random.Random(name)
     turns = [turn.text for turn in GOOD_TURNS if turn.parser == name]
     for _ in range(1_000):
@@ -269,7 +269,7 @@ UNITS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_text_takes_for_ever(name: str) -> None:
+def test_parsing_time_is_bounded(name: str) -> None:
     """Work that grows with the square of the text would take minutes here, and the test's time limit ends it."""
     for opening in {"", OPENINGS.get(name, "")}:
         for unit in UNITS:

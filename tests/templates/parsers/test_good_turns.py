@@ -9,7 +9,7 @@ from tests.templates.parsers.turns import GOOD_TURNS, NAMES, GoodTurn
 
 
 @pytest.mark.parametrize("turn", GOOD_TURNS, ids=lambda turn: f"{turn.parser}: {turn.text[:40]!r}")
-def test_a_good_turn_is_read_in_full(turn: GoodTurn) -> None:
+def test_valid_turn_is_parsed_completely(turn: GoodTurn) -> None:
     reply = PARSERS[turn.parser](turn.text)
     assert [(call.name, call.arguments) for call in reply.calls] == turn.calls
     assert (reply.message.content, reply.message.thinking) == (turn.content, turn.thinking)

@@ -319,7 +319,7 @@ BROKEN_CALLS: list[tuple[str, str, str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("parser", "text", "name", "arguments", "problem"), BROKEN_CALLS, ids=lambda value: str(value)[:40] or "-"
 )
-def test_a_broken_call_says_what_is_wrong(
+def test_malformed_call_is_described(
     parser: str, text: str, name: str, arguments: dict[str, Any], problem: str
 ) -> None:
     reply = PARSERS[parser](text)
@@ -387,14 +387,14 @@ OPENINGS = {
 
 
 @pytest.mark.parametrize("parser", [name for name in PARSERS if name != "harmony"])
-def test_thinking_that_nobody_closed_is_all_thinking(parser: str) -> None:
+def test_unclosed_thinking_is_all_thinking(parser: str) -> None:
     text = 'Hm. <tool_call>{"name": "f"}</tool_call> [f()]'
     reply = PARSERS[parser](OPENINGS.get(parser, "<think>") + text)
     assert (reply.message.content, reply.message.thinking, reply.calls) == ("", text, ())
     assert "the thinking is not closed" in reply.problems[0]
 
 
-def test_a_good_call_beside_a_broken_one_is_kept() -> None:
+def test_valid_call_next_to_a_malformed_one_is_kept() -> None:
     reply = PARSERS["hermes"]('<tool_call>{"name": "f"<tool_call>{"name": "g", "arguments": {}}</tool_call>')
     assert [(call.name, bool(call.problem)) for call in reply.calls] == [("f", True), ("g", False)]
 

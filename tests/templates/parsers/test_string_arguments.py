@@ -117,7 +117,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | JSON_TEXT | st.lists
 @example(text="[1, 2]")
 @example(text=' "quoted"\n')
 @example(text="\n\n")
-def test_a_string_argument_comes_back(name: str, text: str) -> None:
+def test_string_argument_round_trip(name: str, text: str) -> None:
     template = _template(name)
     assume(not any(mark in text for mark in (*FORMATS[name].unwritable, *template.codec.control)))
     turn = Message("assistant", "", (ToolCall("write_file", {"path": "a", "content": text}, "call00001"),))
@@ -127,7 +127,7 @@ def test_a_string_argument_comes_back(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_arguments_of_other_types_come_back(name: str) -> None:
+def test_arguments_of_other_types_round_trip(name: str) -> None:
     given: dict[str, Any] = {"path": "a", "content": "[1]", "mode": [6, 4], "append": True, "size": 1.5}
     template = _template(name)
     [call] = template.parse(
