@@ -1,25 +1,32 @@
 """What all tests share: the real tokenizers of model families, and a server on loopback."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from tests.backends.openai_server import OpenAIServer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 
 
 @cache
 def _load(name: str) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast.from_pretrained(TOKENIZERS / name)
 
 
 def load_family(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a family, loaded once a session; skip the test where it was not fetched."""
-    _need(name)
+    require_fetched(name)
     return _load(name)
 
 
@@ -30,7 +37,7 @@ def load_trl_template(name: str) -> str:
 
 def load_chat_template(folder: str, name: str) -> str:
     """Return a chat template out of a fetched folder of templates; skip the test where it was not fetched."""
-    _need(folder)
+    require_fetched(folder)
     return (TOKENIZERS / folder / f"{name}.jinja").read_text()
 
 
@@ -44,7 +51,8 @@ def load_trl_template_fixture() -> Callable[[str], str]:
     return load_trl_template
 
 
-def _need(name: str) -> None:
+def require_fetched(name: str) -> None:
+    """Skip the test where the files of a tokenizer were not fetched."""
     if not (TOKENIZERS / name / "source.txt").is_file():
         pytest.skip(f"no tokenizer files of {name}: python tests/tokenizers/fetch.py {name}")
 

@@ -166,8 +166,7 @@ def _write(agent: BaseAgent, learner: Learner, out: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         learner.save(draft)
-        tokenizer: Any = load_tokenizer(resolve(agent.model_name_or_path))
-        tokenizer.save_pretrained(draft)
+        load_tokenizer(resolve(agent.model_name_or_path)).save_pretrained(draft)
         if out.exists():
             out.rmdir()
         draft.rename(out)

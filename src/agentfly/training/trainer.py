@@ -119,7 +119,7 @@ class Trainer:
             if not resume:
                 settings = {**config.to_json(), **(metadata or {})}
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
-            tokenizer: Any = load_tokenizer(resolve(config.model))
+            tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
             self.learner: Learner = learner
