@@ -24,7 +24,7 @@ class BodyError(ValueError):
     """A body that is too large, corrupt, or not JSON."""
 
 
-class _Decoder:
+class _BodyDecoder:
     """Decompresses a body chunk by chunk and enforces the limit."""
 
     def __init__(self, response: httpx.Response, max_bytes: int) -> None:
@@ -57,7 +57,7 @@ class _Decoder:
 
 async def stream_body(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the decompressed chunks of a response that has not been read. Raises BodyError."""
-    decoder = _Decoder(response, max_bytes)
+    decoder = _BodyDecoder(response, max_bytes)
     async for chunk in response.aiter_raw():
         yield decoder.decode(chunk)
     decoder.finish()
@@ -65,7 +65,7 @@ async def stream_body(response: httpx.Response, max_bytes: int) -> AsyncGenerato
 
 async def read_body(response: httpx.Response, max_bytes: int) -> bytearray:
     """Read a response that has not been read. Raises BodyError."""
-    decoder, body = _Decoder(response, max_bytes), bytearray()
+    decoder, body = _BodyDecoder(response, max_bytes), bytearray()
     async for chunk in response.aiter_raw():
         body += decoder.decode(chunk)
     decoder.finish()
@@ -74,7 +74,7 @@ async def read_body(response: httpx.Response, max_bytes: int) -> bytearray:
 
 def read_body_sync(response: httpx.Response, max_bytes: int) -> bytearray:
     """`read_body` for a synchronous client."""
-    decoder, body = _Decoder(response, max_bytes), bytearray()
+    decoder, body = _BodyDecoder(response, max_bytes), bytearray()
     for chunk in response.iter_raw():
         body += decoder.decode(chunk)
     decoder.finish()

@@ -15,13 +15,13 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.manifest import MANIFEST
-from agentfly.models.cache import PreparedModel, cache_root, ensure_prepared, find_fault
+from agentfly.models.cache import PreparedModel, cache_root, ensure_model, find_fault
 
 CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
 PREPARATION = """
 import sys, time
 from pathlib import Path
-from agentfly.models.cache import PreparedModel, ensure_prepared
+from agentfly.models.cache import PreparedModel, ensure_model
 
 def build(folder, scratch):
     (scratch / "download").write_bytes(b"x" * 100_000)
@@ -34,7 +34,7 @@ def build(folder, scratch):
     print("built", flush=True)
 
 print("started", flush=True)
-print(ensure_prepared(PreparedModel("slow", "1", "a test", "none", 1, 1, build)), flush=True)
+print(ensure_model(PreparedModel("slow", "1", "a test", "none", 1, 1, build)), flush=True)
 """
 """Prepares a model slowly, in a process of its own."""
 
@@ -68,14 +68,14 @@ def left_beside(cache: Path) -> list[str]:
 
 
 def test_model_is_built_once_without_leftovers(cache: Path) -> None:
-    folder = ensure_prepared(model())
+    folder = ensure_model(model())
     assert held(folder) == CONTENTS
     assert not left_beside(cache)
 
     def never(folder: Path, scratch: Path) -> None:
         raise AssertionError("it is prepared already")
 
-    assert ensure_prepared(model(never)) == ensure_prepared(model(never), thorough=True) == folder
+    assert ensure_model(model(never)) == ensure_model(model(never), thorough=True) == folder
 
 
 def test_killed_build_leaves_no_model(cache: Path) -> None:
@@ -92,7 +92,7 @@ def test_killed_build_leaves_no_model(cache: Path) -> None:
         if not find_fault(model()):
             assert held(model().folder) == CONTENTS
     assert half_made  # else nothing was interrupted, and nothing shown
-    assert held(ensure_prepared(model())) == CONTENTS
+    assert held(ensure_model(model())) == CONTENTS
     assert not left_beside(cache)
 
 
@@ -104,7 +104,7 @@ def test_next_process_builds_after_a_kill(cache: Path, how: signal.Signals) -> N
         process.send_signal(how)
     assert bool(left_beside(cache)) == (how is signal.SIGKILL)
     assert find_fault(model()) == "it is not prepared"
-    assert held(ensure_prepared(model())) == CONTENTS
+    assert held(ensure_model(model())) == CONTENTS
     assert not left_beside(cache)
 
 
@@ -123,7 +123,7 @@ def test_threads_build_once() -> None:
         time.sleep(0.1)
         build(folder, scratch)
 
-    threads = [threading.Thread(target=ensure_prepared, args=(model(slow),)) for _ in range(4)]
+    threads = [threading.Thread(target=ensure_model, args=(model(slow),)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -138,10 +138,10 @@ def test_failed_build_raises_and_leaves_nothing(cache: Path) -> None:
         raise ConfigError("no network")
 
     with pytest.raises(ConfigError, match="no network"):
-        ensure_prepared(model(failing))
+        ensure_model(model(failing))
     assert not left_beside(cache)
     assert find_fault(model()) == "it is not prepared"
-    assert held(ensure_prepared(model())) == CONTENTS
+    assert held(ensure_model(model())) == CONTENTS
 
 
 def cut_short(folder: Path) -> None:
@@ -168,29 +168,29 @@ def half_a_manifest(folder: Path) -> None:
 def test_damaged_model_is_reported_and_rebuilt(
     damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damage(ensure_prepared(model()))
+    damage(ensure_model(model()))
     wrong = find_fault(model())
     assert wrong
     caplog.clear()
-    assert held(ensure_prepared(model())) == CONTENTS
+    assert held(ensure_model(model())) == CONTENTS
     assert wrong in caplog.text
     assert not find_fault(model(), thorough=True)
     assert not left_beside(cache)
 
 
 def test_thorough_check_finds_a_changed_byte() -> None:
-    weights = ensure_prepared(model()) / "model.safetensors"
+    weights = ensure_model(model()) / "model.safetensors"
     weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
     assert not find_fault(model())
     assert "model.safetensors" in find_fault(model(), thorough=True)
-    assert held(ensure_prepared(model(), thorough=True)) == CONTENTS
+    assert held(ensure_model(model(), thorough=True)) == CONTENTS
 
 
 def test_unwritable_cache_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"slow cannot be prepared in .*AGENTFLY_CACHE"):
-        ensure_prepared(model())
+        ensure_model(model())
 
 
 def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

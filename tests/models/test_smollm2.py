@@ -66,7 +66,7 @@ def folder() -> Path:
     model = models.PREPARED["smollm2-135m"]
     if models.find_fault(model) and not os.environ.get(ASKED):
         pytest.skip(f"SmolLM2 is a download of 93 MB: agentfly models prepare smollm2-135m, or set {ASKED}=1")
-    return models.ensure_prepared(model, thorough=True)
+    return models.ensure_model(model, thorough=True)
 
 
 def test_transformers_loads_the_folder(folder: Path) -> None:

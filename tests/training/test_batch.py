@@ -53,4 +53,4 @@ def test_mini_batches_are_about_as_many_each_and_never_empty() -> None:
 
 def test_nothing_is_nothing() -> None:
     assert split_micro_batches([], 5, len) == []
-    assert sample(9).num_sampled == int(sample(9).segment.mask.sum()) > 0
+    assert sample(9).num_sampled_tokens == int(sample(9).segment.mask.sum()) > 0

@@ -29,9 +29,9 @@ def list_command(
 ) -> None:
     """List the prebuilt environments, or describe one with its tools."""
     from agentfly.cli.env_instances import show_environments
-    from agentfly.cli.resolve import list_prebuilt, resolve_environment
+    from agentfly.cli.resolve import list_prebuilt_environments, resolve_environment
 
-    env_classes = list_prebuilt().values() if name is None else [resolve_environment(name)]
+    env_classes = list_prebuilt_environments().values() if name is None else [resolve_environment(name)]
     show_environments(env_classes, tools=name is not None)
 
 

@@ -41,17 +41,19 @@ def show(context: typer.Context) -> None:
 @app.command()
 def prepare(name: Annotated[str, typer.Argument(help="smollm2-135m or tiny.")]) -> None:
     """Build a model if it is missing or damaged, and print its folder."""
-    from agentfly.models import ensure_prepared, find_prepared
+    from agentfly.models import ensure_model, find_prepared_model
 
-    print(ensure_prepared(find_prepared(name), thorough=True))
+    print(ensure_model(find_prepared_model(name), thorough=True))
 
 
 @app.command()
 def check(name: Annotated[str | None, typer.Argument(help="One model; default: all prepared models.")] = None) -> None:
     """Verify the checksums of prepared models."""
-    from agentfly.models import PREPARED, find_fault, find_prepared
+    from agentfly.models import PREPARED, find_fault, find_prepared_model
 
-    models = [model for model in PREPARED.values() if model.folder.exists()] if name is None else [find_prepared(name)]
+    models = (
+        [model for model in PREPARED.values() if model.folder.exists()] if name is None else [find_prepared_model(name)]
+    )
     faults = {model.name: find_fault(model, thorough=True) for model in models}
     for model_name, fault in faults.items():
         print(

@@ -21,7 +21,7 @@ from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 T = TypeVar("T")
 
 
-def list_prebuilt() -> dict[str, type[Environment]]:
+def list_prebuilt_environments() -> dict[str, type[Environment]]:
     """Return the prebuilt environments by name."""
     return _environments({name: getattr(environments, name) for name in environments.__all__})
 
@@ -34,7 +34,7 @@ def resolve_environment(name: str) -> type[Environment]:
     elif wanted:
         env_class = _select(source, wanted, _environments(vars(_import(source))))
     else:
-        prebuilt = list_prebuilt()
+        prebuilt = list_prebuilt_environments()
         found = [each for each in prebuilt if _normalize(each) == _normalize(name)]
         env_class = _select(
             "AgentFly", found[0] if found else name, prebuilt, "; or give module:Class or path/to/file.py:Class"

@@ -86,7 +86,7 @@ def _desk(source: str, batch: int, cache: int) -> tuple[Any, dict[str, Any]]:
     from agentfly.environments.search.service import Desk
 
     retriever = open_retriever(source)
-    if isinstance(retriever, Provider):  # searches wait for the network, so many run concurrently
+    if isinstance(retriever, Provider):  # searches wait for the network: run many concurrently
         return Desk(retriever, Cache(cache), batch=1, workers=32), {"source": source}
     return Desk(retriever, Cache(cache), batch=batch), {"source": source, **about(Path(source))}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from agentfly.errors import ConfigError
 from agentfly.models import smollm2, tiny
-from agentfly.models.cache import PreparedModel, ensure_prepared, find_fault
+from agentfly.models.cache import PreparedModel, ensure_model, find_fault
 from agentfly.models.huggingface import resolve_hub_name
 from agentfly.templates.tokenizer import BYTES
 
-__all__ = ["PREPARED", "PreparedModel", "ensure_prepared", "find_fault", "find_prepared", "resolve"]
+__all__ = ["PREPARED", "PreparedModel", "ensure_model", "find_fault", "find_prepared_model", "resolve"]
 
 PREPARED = {
     model.name: model
@@ -48,7 +48,7 @@ def resolve(name: str) -> str:
     if name == BYTES:
         return name
     if name in PREPARED:
-        return str(ensure_prepared(PREPARED[name]))
+        return str(ensure_model(PREPARED[name]))
     if (folder := Path(name).expanduser()).exists():
         return str(folder)
     close = difflib.get_close_matches(name.rpartition("/")[2].lower(), PREPARED, 1, cutoff=0.4)
@@ -57,7 +57,7 @@ def resolve(name: str) -> str:
     return resolve_hub_name(name, hint)
 
 
-def find_prepared(name: str) -> PreparedModel:
+def find_prepared_model(name: str) -> PreparedModel:
     """Return the prepared model of that name; raises ConfigError if there is none."""
     if name not in PREPARED:
         raise ConfigError(f"{name!r} is not a prepared model; there are {', '.join(PREPARED)}")

@@ -51,7 +51,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "agentfly" / "models"
 
 
-def ensure_prepared(model: PreparedModel, *, thorough: bool = False) -> Path:
+def ensure_model(model: PreparedModel, *, thorough: bool = False) -> Path:
     """Return the model's folder; build the model first if it is missing or damaged. `thorough` verifies checksums."""
     if not find_fault(model, thorough=thorough):
         return model.folder
