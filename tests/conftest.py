@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from tests.backends.openai_server import OpenAIServer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 
 
@@ -42,7 +45,7 @@ def _load(name: str) -> PreTrainedTokenizerFast:
 
 def load_family(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a family, loaded once a session; skip the test where it was not fetched."""
-    _need(name)
+    require_fetched(name)
     return _load(name)
 
 
@@ -53,7 +56,7 @@ def load_trl_template(name: str) -> str:
 
 def load_chat_template(folder: str, name: str) -> str:
     """Return a chat template out of a fetched folder of templates; skip the test where it was not fetched."""
-    _need(folder)
+    require_fetched(folder)
     return (TOKENIZERS / folder / f"{name}.jinja").read_text()
 
 
@@ -67,7 +70,8 @@ def load_trl_template_fixture() -> Callable[[str], str]:
     return load_trl_template
 
 
-def _need(name: str) -> None:
+def require_fetched(name: str) -> None:
+    """Skip the test where the files of a tokenizer were not fetched."""
     if not (TOKENIZERS / name / "source.txt").is_file():
         pytest.skip(f"no tokenizer files of {name}: python tests/tokenizers/fetch.py {name}")
 

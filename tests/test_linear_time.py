@@ -135,7 +135,7 @@ def trajectory_of(text: str) -> Trajectory:
     task = Task.of({"question": "?", "dataset": "basic_arithmetic"}, "0")  # for reasoning_gym_score
     segment = Segment()
     segment.append(Author.TASK, [1], task.messages, turn=0)
-    segment.append_sampled(Completion((2,), (0.0,), (0,), FinishReason.STOP), Message("assistant", text), turn=0)
+    segment.append_completion(Completion((2,), (0.0,), (0,), FinishReason.STOP), Message("assistant", text), turn=0)
     return Trajectory(task, (segment.seal(),), (TurnRecord(FinishReason.STOP),), StopReason.ANSWER, text)
 
 

@@ -72,7 +72,7 @@ def build(parts: list[Shown | Completion]) -> Segment:
     segment = Segment()
     for turn, part in enumerate(parts):
         if isinstance(part, Completion):
-            segment.append_sampled(part, Message("assistant", "said"), turn=turn)
+            segment.append_completion(part, Message("assistant", "said"), turn=turn)
         else:
             segment.append(part[0], part[1], part[2], turn=turn)
     return segment
@@ -150,7 +150,7 @@ def test_segment_only_grows_at_the_end(stages: list[list[Shown | Completion]]) -
     for stage in stages:
         for part in stage:
             if isinstance(part, Completion):
-                segment.append_sampled(part, Message("assistant"), turn=0)
+                segment.append_completion(part, Message("assistant"), turn=0)
             else:
                 segment.append(part[0], part[1], turn=0)
         now = segment.prompt.tolist()
@@ -165,12 +165,12 @@ def two_turns() -> Segment:
     """`P0 + A0 + E0 + A1`, with new weights in the middle of A1."""
     segment = Segment()
     segment.append(Author.TASK, [1, 2], [Message("user", "Q", ())], turn=0)
-    segment.append_sampled(
+    segment.append_completion(
         Completion([3, 4], [-0.5, -1.5], [0, 0], FinishReason.STOP), Message("assistant", "call"), turn=0
     )
     segment.append(Author.TOOL, [5], [Message("tool", ("seen", Image("https://x/y.png")))], turn=1)
     completion = Completion([6, 7, 8], [-0.1, -0.2, -0.3], [0, 1, 1], FinishReason.STOP)
-    segment.append_sampled(completion, Message("assistant", "done"), turn=1)
+    segment.append_completion(completion, Message("assistant", "done"), turn=1)
     return segment
 
 
@@ -195,9 +195,9 @@ def test_sealed_segment_rejects_changes() -> None:
     with pytest.raises(RecordError, match="sealed"):
         segment.append(Author.USER, [9], turn=2)
     with pytest.raises(RecordError, match="sealed"):
-        segment.append_sampled(Completion([9], [-1.0], [0], FinishReason.STOP), Message("assistant"), turn=2)
+        segment.append_completion(Completion([9], [-1.0], [0], FinishReason.STOP), Message("assistant"), turn=2)
     with pytest.raises(RecordError, match="sealed"):
-        segment.append_sampled(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
+        segment.append_completion(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
     assert segment.to_json() == before
     assert segment.exact
 
@@ -252,7 +252,7 @@ def test_ids_of_the_caller_are_copied() -> None:
 def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
     told = Message("assistant", "hello")
     segment = Segment()
-    segment.append_sampled(Completion([], [], [], FinishReason.STOP, message=told), told, turn=0)
+    segment.append_completion(Completion([], [], [], FinishReason.STOP, message=told), told, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),), (), StopReason.ANSWER, "hello", group=3, chain=1)
     assert not segment.exact
     assert "chain 3/1" in (trajectory.untrainable or "")
@@ -261,7 +261,7 @@ def test_a_reply_without_token_ids_makes_the_chain_untrainable() -> None:
 
 def test_turn_aborted_before_its_first_token_keeps_the_record() -> None:
     segment = two_turns()
-    segment.append_sampled(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
+    segment.append_completion(Completion([], [], [], FinishReason.ABORTED), Message("assistant"), turn=2)
     assert segment.exact
     assert segment.mask.sum() == 5
 
@@ -269,7 +269,7 @@ def test_turn_aborted_before_its_first_token_keeps_the_record() -> None:
 def test_a_long_chain_is_compact_once_sealed() -> None:
     segment = Segment()
     for turn in range(16):
-        segment.append_sampled(
+        segment.append_completion(
             Completion([7] * 128, [-0.5] * 128, [0] * 128, FinishReason.STOP), Message("assistant"), turn=turn
         )
         segment.append(Author.TOOL, [8] * 128, turn=turn)
@@ -308,7 +308,7 @@ def test_a_difference_anywhere_makes_two_records_unequal() -> None:
         segment = Segment()
         given = {"ids": [3], "logprobs": [-0.5], "versions": [0], "said": "a", "turn": 0, **fields}
         completion = Completion(given["ids"], given["logprobs"], given["versions"], FinishReason.STOP)
-        segment.append_sampled(completion, Message("assistant", given["said"]), turn=given["turn"])
+        segment.append_completion(completion, Message("assistant", given["said"]), turn=given["turn"])
         return segment
 
     assert changed() == changed()
@@ -400,7 +400,7 @@ def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> Non
     segment = Segment()
     segment.append(Author.TASK, [1], [Message("user", ("look [bold]", Image("https://x/y.png")))], turn=0)
     said = Message("assistant", "Hm.", (ToolCall("add", {"a": 1}), ToolCall("", problem="no name")), "let me think")
-    segment.append_sampled(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
+    segment.append_completion(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
     plain = trajectory.render().plain
     told = 'user: look [bold]\n(picture)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'

@@ -76,7 +76,10 @@ class BaseAgent:
         reward = reward if reward is not None else reward_fn
         env_classes = [env_class for each in self.toolbox for env_class in each.environments]
         self.scorer = None if reward is None else Scorer(reward, env_classes)
-        self.system_prompt = self._render_prompt(self.default_system_prompt if system_prompt is None else system_prompt)
+        prompt = self.default_system_prompt if system_prompt is None else system_prompt
+        if not isinstance(prompt, str | None):
+            raise ConfigError(f"system_prompt is text, not {prompt!r:.80}")
+        self.system_prompt = (prompt or "").replace("{tools}", self.describe_tools())
         self.control = LoopControl(
             RecoveryRule.of(self.default_on_no_call if on_no_call is None else on_no_call),
             RecoveryRule.of(on_invalid_call),
@@ -216,11 +219,6 @@ class BaseAgent:
         return self.parse(self.template.text(completion.token_ids, request.prompt))
 
     # ── construction ──
-
-    def _render_prompt(self, system_prompt: str | None) -> str:
-        if not isinstance(system_prompt, str | None):
-            raise ConfigError(f"system_prompt is text, not {system_prompt!r:.80}")
-        return (system_prompt or "").replace("{tools}", self.describe_tools())
 
     def _build_backend(self, backend: str | Backend | None, settings: dict[str, Any], template: str | None) -> Backend:
         if isinstance(backend, Backend):

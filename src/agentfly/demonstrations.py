@@ -178,7 +178,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
         if len(messages) > 1:
             raise DataError("two replies follow one another; merge them, or add the messages between them")
         reply = messages[0]
-        transcript.add_sampled(completion_from_reply(agent, reply), reply, agent.history_message(reply), len(turns))
+        transcript.add_completion(completion_from_reply(agent, reply), reply, agent.history_message(reply), len(turns))
         turns.append(TurnRecord(FinishReason.STOP))
     return Trajectory(task, transcript.close(), tuple(turns), StopReason.ANSWER, row.messages[-1].text, group)
 

@@ -25,7 +25,7 @@ class BodyError(ValueError):
     """A body that is too large, corrupt, or not JSON."""
 
 
-class _Decoder:
+class _BodyDecoder:
     """Decompresses a body chunk by chunk and enforces the limit."""
 
     def __init__(self, response: httpx.Response, max_bytes: int) -> None:
@@ -58,7 +58,7 @@ class _Decoder:
 
 async def stream_body(response: httpx.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the decompressed chunks of a response that has not been read. Raises BodyError."""
-    decoder = _Decoder(response, max_bytes)
+    decoder = _BodyDecoder(response, max_bytes)
     async for chunk in response.aiter_raw():
         yield decoder.decode(chunk)
     decoder.finish()
@@ -75,7 +75,7 @@ async def read_body(response: httpx.Response, max_bytes: int) -> bytearray:
 
 def read_body_sync(response: httpx.Response, max_bytes: int) -> bytearray:
     """`read_body` for a synchronous client."""
-    decoder = _Decoder(response, max_bytes)
+    decoder = _BodyDecoder(response, max_bytes)
     body = bytearray()
     for chunk in response.iter_raw():
         body += decoder.decode(chunk)

@@ -44,7 +44,7 @@ class Author(enum.Enum):
     """Template text alone: the closing token of a turn that was cut off."""
 
     @property
-    def trained(self) -> bool:
+    def carries_loss(self) -> bool:
         """Whether these tokens carry loss: only the model's own do."""
         return self is Author.MODEL
 
@@ -75,7 +75,7 @@ class Span:
     """The weights that sampled the tokens; None if nothing was sampled."""
 
     def __post_init__(self) -> None:
-        sampled = len(self.ids) if self.author.trained else 0
+        sampled = len(self.ids) if self.author.carries_loss else 0
         given = 0 if self.logprobs is None else len(self.logprobs)
         if given != sampled or (self.weight_version is not None) != (sampled > 0):
             raise RecordError("sampled tokens, and no others, have a log-probability each and a weight version")
@@ -107,7 +107,7 @@ _SpanEnd = tuple[Author, int, int, tuple[Message, ...], int | None]
 class Segment:
     """The tokens the model was shown and sampled. Grows at its end only, until it is sealed.
 
-    `append` and `append_sampled` are the only ways in; each adds tokens, author and log-probabilities together.
+    `append` and `append_completion` are the only ways in; each adds tokens, author and log-probabilities together.
     """
 
     __slots__ = ("_exact", "_ids", "_images", "_logprobs", "_sealed", "_spans")
@@ -123,15 +123,15 @@ class Segment:
 
     def append(self, author: Author, ids: Sequence[int], messages: Sequence[Message] = (), *, turn: int) -> None:
         """Add tokens that the model is shown and did not write."""
-        if author.trained:
-            raise RecordError("what the model wrote enters by `append_sampled`, with its log-probabilities")
+        if author.carries_loss:
+            raise RecordError("what the model wrote enters by `append_completion`, with its log-probabilities")
         self._extend_ids(array("i", ids))
         self._spans.append((author, len(self._ids), turn, tuple(messages), None))
         for message in messages:
             if not isinstance(message.content, str):
                 self._images += message.images
 
-    def append_sampled(self, completion: Completion, message: Message, *, turn: int) -> None:
+    def append_completion(self, completion: Completion, message: Message, *, turn: int) -> None:
         """Add tokens that the model sampled: one span per weight version."""
         ids = array("i", completion.token_ids)
         logprobs = array("f", completion.logprobs)
@@ -209,7 +209,7 @@ class Segment:
     @property
     def mask(self) -> Mask:
         """[tokens] True exactly on the tokens the model sampled."""
-        return self._per_token(np.array([author.trained for author, *_ in self._spans], np.bool_))
+        return self._per_token(np.array([author.carries_loss for author, *_ in self._spans], np.bool_))
 
     @property
     def logprobs(self) -> Floats:
@@ -228,7 +228,7 @@ class Segment:
         return np.repeat(per_span, np.diff([0, *(end for _, end, *_ in self._spans)]))
 
     @property
-    def num_sampled(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """How many tokens the model sampled."""
         return len(self._logprobs)
 
@@ -261,8 +261,8 @@ class Segment:
             segment._extend_ids(array("i", span["ids"]))
             segment._logprobs.extend(span.get("logprobs", ()))
             segment._spans.append((author, len(segment), span["turn"], messages, span.get("weight_version")))
-            segment._images += () if author.trained else tuple(i for m in messages for i in m.images)
-        if segment.num_sampled != int(segment.mask.sum()):
+            segment._images += () if author.carries_loss else tuple(i for m in messages for i in m.images)
+        if segment.num_sampled_tokens != int(segment.mask.sum()):
             raise RecordError("sampled tokens, and no others, have log-probabilities and a weight version")
         segment._exact = value["exact"]
         return segment.seal()

@@ -115,7 +115,7 @@ def demonstration_segments(model: Any, demonstrations: Sequence[Trajectory]) -> 
         SegmentArrays.from_segment(segment)
         for chain in demonstrations
         for segment in chain.segments
-        if segment.num_sampled
+        if segment.num_sampled_tokens
     ]
     if not segments:
         raise DataError("there is nothing to imitate: no demonstration contains a reply")

@@ -237,7 +237,7 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(segment.num_sampled for segment in self.segments)
+        return sum(segment.num_sampled_tokens for segment in self.segments)
 
     @property
     def untrainable(self) -> str | None:

@@ -34,7 +34,7 @@ def trajectory(
         segment.append(Author.HISTORY if number else Author.TASK, [1, 2, 3], turn=where.index(number) if where else 0)
     for turn, (length, at) in enumerate(zip(lengths, where, strict=True)):
         finish = FinishReason.STOP if length else FinishReason.ABORTED
-        built[at].append_sampled(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
+        built[at].append_completion(Completion([7] * length, [-0.5] * length, [0] * length, finish), _SAID, turn=turn)
         built[at].append(Author.TOOL, (shown or {}).get(turn, [turn, 9]), turn=turn + 1)
     info = {turn: {"state": state} for turn, state in (states or {}).items()}
     turns = tuple(
@@ -61,7 +61,9 @@ def episode(
     """The same as an episode; values and penalties are given for the sampled tokens in a row."""
     made = Episode.from_trajectory(trajectory(lengths, reward, **more), rule)
     numbers = {"values": values, "penalties": penalties}
-    return replace(made, **{k: made.scatter_sampled(np.array(v, float)) for k, v in numbers.items() if v is not None})
+    return replace(
+        made, **{k: made.scatter_sampled_tokens(np.array(v, float)) for k, v in numbers.items() if v is not None}
+    )
 
 
 def advantages(algorithm: Algorithm, *groups: Sequence[Episode], greedy: Episode | None = None) -> list[list[Array]]:
@@ -80,4 +82,4 @@ def _checked(each: Episode, credit: AdvantageEstimate) -> Array:
             assert number.dtype == np.float32
             assert not number[~piece.mask].any()
     assert len(credit.advantages) == len(each.segments)
-    return each.gather_sampled(credit.advantages)
+    return each.gather_sampled_tokens(credit.advantages)

@@ -29,9 +29,9 @@ def test_chain_is_converted_to_arrays() -> None:
 
 def test_token_values_are_placed_on_sampled_tokens_and_0_elsewhere() -> None:
     made = episode([2, 0, 1], 1.0, segments=[0, 1, 2])
-    rows = made.scatter_sampled(np.array([1.0, 2.0, 3.0]))
+    rows = made.scatter_sampled_tokens(np.array([1.0, 2.0, 3.0]))
     assert [row.tolist() for row in rows] == [[0, 0, 0, 1, 2, 0, 0], [0] * 5, [0, 0, 0, 3, 0, 0]]
-    assert made.gather_sampled(rows).tolist() == [1, 2, 3]
+    assert made.gather_sampled_tokens(rows).tolist() == [1, 2, 3]
     assert made.segment_index.tolist() == [0, 0, 1]
 
 
@@ -49,7 +49,7 @@ def test_zeroed_chain_has_reward_zero() -> None:
 def test_a_chain_without_turns_or_segments() -> None:
     bare = replace(trajectory([], 1.0), segments=())
     made = Episode.from_trajectory(bare)
-    assert (made.segments, made.rewards.tolist(), made.scatter_sampled(np.zeros(0))) == ((), [1.0], ())
+    assert (made.segments, made.rewards.tolist(), made.scatter_sampled_tokens(np.zeros(0))) == ((), [1.0], ())
     assert len(made.turn_index) == len(made.segment_index) == 0
 
 
@@ -66,7 +66,7 @@ def test_chain_without_a_reward_is_rejected() -> None:
 
 def test_chain_without_token_ids_is_rejected() -> None:
     segment = Segment()
-    segment.append_sampled(
+    segment.append_completion(
         Completion((), (), (), FinishReason.STOP, message=Message("assistant", "hi")), Message("assistant"), turn=0
     )
     with pytest.raises(RecordError, match="returned no token ids"):

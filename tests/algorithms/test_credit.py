@@ -131,9 +131,11 @@ def test_advantages_of_a_critic_by_hand(each: Episode, gamma: float, lam: float)
     surprise = [rewards[t] + (factors[t] * values[t + 1] if t + 1 < n else 0) - values[t] for t in range(n)]
     expected = [sum(surprise[s] * np.prod([lam * f for f in factors[t:s]]) for s in range(t, n)) for t in range(n)]
     ((credit,),) = PPO(gamma, lam, whiten=False).compute_advantages([Group((each,))])
-    np.testing.assert_allclose(each.gather_sampled(credit.advantages), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(each.gather_sampled_tokens(credit.advantages), expected, rtol=1e-4, atol=1e-5)
     assert credit.returns is not None
-    np.testing.assert_allclose(each.gather_sampled(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        each.gather_sampled_tokens(credit.returns), np.add(expected, values), rtol=1e-4, atol=1e-5
+    )
 
 
 def slow_tokens(each: Episode, gamma: float) -> tuple[list[float], list[float], list[float]]:

@@ -99,7 +99,7 @@ def chain(number: int, rule: Any = "broadcast", outcome: bool = False, late: boo
     made = episode([2] * len(path), sum(rewards) if outcome else rewards, segments=range(len(path)), rule=rule)
     values = np.repeat([CRITIC[state] for state, _ in path], 2)
     values[1::2] += [action + 1.0 for _, action in path]  # inside a turn a critic may see what was said
-    return replace(made, values=made.scatter_sampled(np.append(values[1:], 0.0) if late else values))
+    return replace(made, values=made.scatter_sampled_tokens(np.append(values[1:], 0.0) if late else values))
 
 
 def by(algorithm: Algorithm, scale: float = 1.0, **of_chain: Any) -> Estimator:

@@ -34,7 +34,7 @@ def chain(
         [version] * tokens,
         FinishReason.STOP if tokens else FinishReason.ABORTED,
     )
-    segment.append_sampled(sampled, Message("assistant", says), turn=0)
+    segment.append_completion(sampled, Message("assistant", says), turn=0)
     return Trajectory(
         task=Task.of(question, str(group)),
         segments=(segment.seal(),),

@@ -61,7 +61,7 @@ def test_start_raises_if_the_template_raises() -> None:
 def as_rendered(template: Template, delta: Sequence[Message]) -> bool:
     """Whether `extend`, by whatever way it goes, says what rendering says."""
     extended = template.extend(delta)
-    return (extended.close, extended.ids) == template._encode_rendered(delta, template._render_suffix)
+    return (extended.close, extended.ids) == template._render_and_encode(delta, template._render_suffix)
 
 
 @every_case
@@ -87,7 +87,7 @@ def test_learned_scaffolding_equals_rendering(case: Case, said: list[str]) -> No
         assert as_rendered(case.template, delta), kind
     for opening in ([user(said[0])], [Message("system", said[1]), user(said[0])]):
         try:
-            rendered = case.template._encode_rendered(opening, case.template._render_whole)
+            rendered = case.template._render_and_encode(opening, case.template._render_whole)
         except TemplateError:  # this family has no system turn
             continue
         assert case.template.start(opening) == rendered[1]

@@ -53,4 +53,4 @@ def test_mini_batches_are_of_similar_size_and_never_empty() -> None:
 
 def test_empty_input_gives_no_batches() -> None:
     assert split_micro_batches([], 5, len) == []
-    assert sample(9).num_sampled == int(sample(9).segment.mask.sum()) > 0
+    assert sample(9).num_sampled_tokens == int(sample(9).segment.mask.sum()) > 0

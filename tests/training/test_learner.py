@@ -20,7 +20,7 @@ from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.learner import LocalLearner  # noqa: E402
-from agentfly.training.lora import add_lora, save_merged  # noqa: E402
+from agentfly.training.lora import add_lora, save_merged_model  # noqa: E402
 from agentfly.training.optimizer import LRSchedule  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
@@ -70,7 +70,7 @@ def test_micro_batches_add_up_to_one_large_batch(loss: Loss, aggregation: str) -
 
 def test_gradient_equals_the_formula() -> None:
     model, given = model_of(), samples(*LENGTHS, temperature=0.8)
-    total, loss = sum(each.num_sampled for each in given), torch.zeros(())
+    total, loss = sum(each.num_sampled_tokens for each in given), torch.zeros(())
     for each in given:
         logits = model(torch.tensor(each.segment.tokens)[None].long()).logits[0, :-1] / 0.8
         logs = logits.log_softmax(-1).gather(1, torch.tensor(each.segment.tokens[1:]).long()[:, None])[:, 0]
@@ -129,7 +129,7 @@ def test_update_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_one
     assert after[0] > before[0]
     assert after[1] < before[1]
     assert figures["policy/ratio"] == 1.0
-    assert figures["policy/tokens"] == good.num_sampled + bad.num_sampled
+    assert figures["policy/tokens"] == good.num_sampled_tokens + bad.num_sampled_tokens
     assert figures["policy/clip_fraction"] == 0
     assert figures["policy/entropy"] > 0
     assert figures["policy/grad_norm"] > 0
@@ -142,7 +142,7 @@ def test_old_policy_is_the_model_before_the_first_step() -> None:
     figures = learner_of(model_of(), epochs=3, mini_batches=2).update(given)
     assert figures["policy/ratio"] != 1.0
     assert figures["policy/clip_fraction"] > 0
-    assert figures["policy/tokens"] == 3 * sum(each.num_sampled for each in given)
+    assert figures["policy/tokens"] == 3 * sum(each.num_sampled_tokens for each in given)
     model = model_of()
     learner = learner_of(model, epochs=3, mini_batches=2)
     old = learner.score([each.segment for each in given], 1.0)
@@ -330,7 +330,7 @@ def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
     other = learner_of(adapted(seed=1))
     other.load(tmp_path / "adapter")
     np.testing.assert_array_equal(other.score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0])
-    save_merged(model, tmp_path / "merged")
+    save_merged_model(model, tmp_path / "merged")
     merged = type(model_of()).from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(learner_of(merged).score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0], atol=1e-4)
     assert any("lora_" in name for name, _ in model.named_parameters())  # still a model with adapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.training.task_sampler import TaskSampler
+from agentfly.training.rollout_batch import TaskSampler
 from agentfly.types import Task
 
 TASKS = [Task.of(f"q{number}", str(number)) for number in range(7)]

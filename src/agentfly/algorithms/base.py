@@ -87,7 +87,7 @@ class Episode:
                 continue
             if [len(each) for each in arrays] != [len(segment.mask) for segment in self.segments]:
                 raise RecordError(f"{chain} must have one of `{name}` for each token of each segment")
-            if not np.isfinite(self.gather_sampled(arrays)).all():
+            if not np.isfinite(self.gather_sampled_tokens(arrays)).all():
                 raise RecordError(f"{chain} has `{name}` that are not finite")
 
     @classmethod
@@ -117,21 +117,23 @@ class Episode:
     @cached_property
     def turn_index(self) -> Ids:
         """[sampled] Turn of each sampled token, in sampling order."""
-        return self.gather_sampled([segment.turns for segment in self.segments])
+        return self.gather_sampled_tokens([segment.turns for segment in self.segments])
 
     @cached_property
     def segment_index(self) -> Ids:
         """[sampled] Segment of each sampled token, counting only segments with sampled tokens."""
-        indices = self.gather_sampled([np.full(len(each.mask), index) for index, each in enumerate(self.segments)])
+        indices = self.gather_sampled_tokens(
+            [np.full(len(each.mask), index) for index, each in enumerate(self.segments)]
+        )
         return np.unique(indices, return_inverse=True)[1].astype(np.int32)
 
-    def gather_sampled(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def gather_sampled_tokens(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """One [tokens] array per segment → one [sampled] array of the sampled tokens of all segments."""
         rows = [each[segment.mask] for each, segment in zip(arrays, self.segments, strict=True)]
         return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
-    def scatter_sampled(self, values: npt.NDArray[np.floating]) -> tuple[Floats, ...]:
-        """Inverse of `gather_sampled`: [sampled] → one [tokens] array per segment, 0 where not sampled."""
+    def scatter_sampled_tokens(self, values: npt.NDArray[np.floating]) -> tuple[Floats, ...]:
+        """Inverse of `gather_sampled_tokens`: [sampled] → one [tokens] array per segment, 0 where not sampled."""
         out = tuple(np.zeros(len(segment.mask), np.float32) for segment in self.segments)
         end = 0
         for each, segment in zip(out, self.segments, strict=True):
@@ -183,7 +185,7 @@ class Algorithm:
         """One estimate per episode of each group, in order; by default the turn's advantage on each of its tokens."""
         return [
             [
-                AdvantageEstimate(episode.scatter_sampled(advantages[episode.turn_index]))
+                AdvantageEstimate(episode.scatter_sampled_tokens(advantages[episode.turn_index]))
                 for episode, advantages in zip(group.episodes, self.turn_advantages(group), strict=True)
             ]
             for group in groups

@@ -34,16 +34,18 @@ class PPO(Algorithm):
         for episode in (episode for group in groups for episode in group.episodes):
             if episode.values is None and len(episode.turn_index):
                 raise RecordError(f"PPO needs a critic's values, and chain {episode.trajectory.id} came without them")
-            per_segment = episode.values or episode.scatter_sampled(np.zeros(0))  # None only without sampled tokens
-            values = episode.gather_sampled(per_segment).astype(np.float64)  # [sampled]
+            per_segment = episode.values or episode.scatter_sampled_tokens(
+                np.zeros(0)
+            )  # None only without sampled tokens
+            values = episode.gather_sampled_tokens(per_segment).astype(np.float64)  # [sampled]
             next_values = np.append(values[1:], 0.0)[: len(values)]
             discounts = token_discounts(episode, self.gamma)
             deltas = token_rewards(episode) + discounts * next_values - values
             advantages.append(discounted_sum(deltas, self.lam * discounts))
-            returns.append(episode.scatter_sampled(advantages[-1] + values))
+            returns.append(episode.scatter_sampled_tokens(advantages[-1] + values))
         scaled = iter(whiten(advantages) if self.whiten else advantages)
         targets = iter(returns)
         return [
-            [AdvantageEstimate(each.scatter_sampled(next(scaled)), next(targets)) for each in group.episodes]
+            [AdvantageEstimate(each.scatter_sampled_tokens(next(scaled)), next(targets)) for each in group.episodes]
             for group in groups
         ]

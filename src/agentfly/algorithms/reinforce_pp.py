@@ -41,4 +41,6 @@ class ReinforcePPBaseline(Algorithm):
 def whitened_estimates(groups: Sequence[Group], rows: Sequence[Array]) -> list[list[AdvantageEstimate]]:
     """Whiten one [sampled] array per episode over the batch, and return them by group."""
     scaled = iter(whiten(rows))
-    return [[AdvantageEstimate(each.scatter_sampled(next(scaled))) for each in group.episodes] for group in groups]
+    return [
+        [AdvantageEstimate(each.scatter_sampled_tokens(next(scaled))) for each in group.episodes] for group in groups
+    ]

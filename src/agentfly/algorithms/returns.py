@@ -36,7 +36,7 @@ def turn_returns(episode: Episode, gamma: float = 1.0) -> Array:
     segments = _segments_of_turns(episode)
     rewards = _shared_rewards(episode, segments)
     if episode.penalties is not None:
-        np.subtract.at(rewards, episode.turn_index, episode.gather_sampled(episode.penalties))
+        np.subtract.at(rewards, episode.turn_index, episode.gather_sampled_tokens(episode.penalties))
     return discounted_sum(rewards, _discounts(episode, segments, gamma))
 
 
@@ -46,7 +46,7 @@ def token_rewards(episode: Episode) -> Array:
     last = _last_tokens(episode)
     np.add.at(out, last[last >= 0], _shared_rewards(episode, _segments_of_turns(episode))[last >= 0])
     if episode.penalties is not None:
-        out -= episode.gather_sampled(episode.penalties)
+        out -= episode.gather_sampled_tokens(episode.penalties)
     return out
 
 

@@ -123,7 +123,7 @@ def run(
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
     chosen = chosen.override(question, data, row, sampling=sampling, options=options)
     result = running.run_and_show(chosen, tokens=tokens, save=save)
-    raise typer.Exit(1 if running.all_failed(result) else 0)
+    raise typer.Exit(1 if running.has_only_failures(result) else 0)
 
 
 @app.command()
@@ -226,7 +226,7 @@ def evaluate(
         chosen = running.build_run(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
     chosen = chosen.override(data=data, row=row, sampling=sampling, options=options)
     found = evaluating.run_evaluation(chosen, asked, as_json=as_json)
-    raise typer.Exit(1 if evaluating.all_unscored(found) else 0)
+    raise typer.Exit(1 if evaluating.has_no_scores(found) else 0)
 
 
 @app.command()
@@ -266,9 +266,9 @@ def sft(
     import agentfly.cli.run as running
 
     running.require_torch("sft")
-    import agentfly.cli.sft as imitating
+    from agentfly.cli.sft import NEW, SftConfig, new_model, run_sft
 
-    lesson = imitating.SftConfig(
+    config = SftConfig(
         out,
         demos,
         expert,
@@ -282,14 +282,13 @@ def sft(
         seed=seed,
     )
     source = recipes.find_recipe(recipe)
-    made = imitating.new_model(source, data, lesson) if model == imitating.NEW else nullcontext(model)
-    with made as name:
+    with new_model(source, data, config) if model == NEW else nullcontext(model) as name:
         chosen = running.load_recipe(
             source, running.drop_unset(model_name_or_path=name, template=template), without_model=True
         )
         if data is not None:
             chosen = chosen.override(data=data)
-        imitating.run_sft(chosen, lesson)
+        run_sft(chosen, config)
 
 
 app.command()(serve.serve)

@@ -96,6 +96,6 @@ def _output_paths(out: Path | None) -> tuple[Path | None, Path | None]:
     return out, None
 
 
-def all_unscored(found: Evaluation) -> bool:
+def has_no_scores(found: Evaluation) -> bool:
     """Whether no chain could be scored."""
     return sum(found.stops.values()) == found.unscored

@@ -165,7 +165,7 @@ def run_and_show(
     return result
 
 
-def all_failed(result: RunResult) -> bool:
+def has_only_failures(result: RunResult) -> bool:
     """Whether every chain was stopped by a backend, environment or agent failure."""
     faults = {FailureKind.BACKEND, FailureKind.ENVIRONMENT, FailureKind.AGENT}
     return all(trajectory.stop.failure in faults for trajectory in result)

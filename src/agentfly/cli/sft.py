@@ -1,16 +1,16 @@
-"""What `agentfly sft` does: demonstrations of a file or of an expert, imitated; the model, saved."""
+"""Work of `agentfly sft`: collect demonstrations from a file or an expert, train on them, write the model."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """What is imitated, and how."""
+    """Settings of one fine-tuning on demonstrations."""
 
     out: Path
     demos: Path | None = None
-    """A file of conversations; None: the environment's expert is asked."""
+    """File of conversations; None uses the environment's expert."""
     expert: int | None = None
-    """Tasks that the expert demonstrates, the recipe's first; None: a file is read."""
+    """Number of tasks that the expert demonstrates, from the recipe's first on; None reads a file."""
     threshold: float = 1.0
+    """Minimum reward of an expert's chain to be used."""
     steps: int = 100
     batch_size: int = 8
     learning_rate: float = 1e-5
@@ -48,7 +49,7 @@ class SftConfig:
     prompt_loss_weight: float = 0.0
     """Loss weight of prompt and observation tokens (0 to 1)."""
     save_every: int | None = None
-    """Steps after which the model so far is written as well, beside `out`, with the number of the step in its name."""
+    """Interval in steps at which the model is also written, to `OUT-STEP`; None writes it only at the end."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,115 +61,111 @@ class SftConfig:
             raise ConfigError(f"--validation-fraction is from 0 to below 1, not {self.validation_fraction}")
         if not 0 <= self.prompt_loss_weight <= 1:
             raise ConfigError(f"--prompt-loss-weight is from 0 to 1, not {self.prompt_loss_weight}")
-        for out in (self.out, *self.stages.values()):
+        for out in (self.out, *self.checkpoints.values()):
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise ConfigError(f"--out {out} is there already; give a folder that is not, or is empty")
 
     @property
-    def stages(self) -> dict[int, Path]:
-        """Where the model goes after which steps, but for the last."""
+    def checkpoints(self) -> dict[int, Path]:
+        """Folders of the models that are written before the last step, by step."""
         steps = range(self.save_every, self.steps, self.save_every) if self.save_every else ()
         return {step: self.out.with_name(f"{self.out.name}-{step}") for step in steps}
 
 
 NEW = "new"
-"""The name of a model that is not there yet."""
-_WORDS = 200
-"""Demonstrations whose words its tokenizer is made of."""
+"""The name of an untrained model that is built for this run."""
+_TOKENIZER_DEMOS = 200
+"""Maximum number of demonstrations that its tokenizer is trained on."""
 
 
 @contextmanager
-def new_model(recipe: Recipe, data: Path | None, lesson: SftConfig) -> Iterator[str]:
-    """A tiny model that knows nothing but the words of the recipe's demonstrations, for as long as it is wanted."""
-    few = replace(lesson, expert=min(lesson.expert, _WORDS)) if lesson.expert else lesson
+def new_model(recipe: Recipe, data: Path | None, config: SftConfig) -> Iterator[str]:
+    """Build an untrained tiny model with a tokenizer trained on the recipe's demonstrations, in a temporary folder."""
+    sample = replace(config, expert=min(config.expert, _TOKENIZER_DEMOS)) if config.expert else config
     with tempfile.TemporaryDirectory() as folder:
-        wordless, model = Path(folder, "wordless"), Path(folder, "new")
-        tiny.build_new(wordless, (), context=1 << 20)
-        run = load_recipe(recipe, {"model_name_or_path": str(wordless)}, without_model=True)
+        # Reading demonstrations needs some tokenizer: the first model's has no vocabulary but bytes.
+        byte_model = Path(folder, "bytes")
+        model = Path(folder, "new")
+        tiny.build_new(byte_model, (), context=1 << 20)
+        run = load_recipe(recipe, {"model_name_or_path": str(byte_model)}, without_model=True)
         run = run.override(data=data) if data is not None else run
-        shown = asyncio.run(_collect_demonstrations(run, few, lambda _: None))
-        tiny.build_new(model, _texts(run.agent, shown), seed=lesson.seed)
+        demos = asyncio.run(_collect_demonstrations(run, sample, lambda _: None))
+        decode = demonstration_template(run.agent).codec.decode
+        spans = [span for chain in demos for segment in chain.segments for span in segment.spans]
+        tiny.build_new(model, [decode(span.ids.tolist()) for span in spans], seed=config.seed)
         yield str(model)
 
 
-def _texts(agent: BaseAgent, shown: Sequence[Trajectory]) -> list[str]:
-    """What stands in the chains, piece by piece."""
-    read = demonstration_template(agent).codec.decode
-    return [read(span.ids.tolist()) for chain in shown for segment in chain.segments for span in segment.spans]
-
-
-def run_sft(run: AgentRun, lesson: SftConfig, console: Console | None = None) -> SftStep:
-    """Gather demonstrations, imitate them, write the model; the last step."""
+def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) -> SftStep:
+    """Collect demonstrations, train on them and write the model; return the last step."""
     from agentfly.sft import build_sft_learner, demonstration_segments, measure_fit, train_sft
 
     console = console or Console()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         console.print(sanitize(text), highlight=False, markup=False)
 
-    learned, unseen = _split(asyncio.run(_collect_demonstrations(run, lesson, say)), lesson)
-    say(f"{len(learned)} demonstrations to imitate, {len(unseen)} held out")
+    chains = asyncio.run(_collect_demonstrations(run, config, report))
+    chains = Random(config.seed).sample(chains, len(chains))
+    held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)
+    training, validation = chains[held_out:], chains[:held_out]
+    report(f"{len(training)} demonstrations to imitate, {len(validation)} held out")
     learner = build_sft_learner(
-        run.agent.model_name_or_path, steps=lesson.steps, learning_rate=lesson.learning_rate, seed=lesson.seed
+        run.agent.model_name_or_path, steps=config.steps, learning_rate=config.learning_rate, seed=config.seed
     )
-    if unseen:
-        before = measure_fit(learner.model, demonstration_segments(learner.model, unseen))
-        say(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
-    with ProgressSteps(console, "steps", lesson.steps) as steps:
+    if validation:
+        before = measure_fit(learner.model, demonstration_segments(learner.model, validation))
+        report(f"held out, before: loss {before.loss:.3f}, accuracy {before.accuracy:.1%}")
+    with ProgressSteps(console, "steps", config.steps) as steps:
 
         def watch(step: SftStep) -> None:
             steps.advance(f"loss {step.loss:.3f}")
-            if step.step in lesson.stages:
-                _write(run.agent, learner, lesson.stages[step.step])
+            if step.step in config.checkpoints:
+                _write_model(run.agent, learner, config.checkpoints[step.step])
 
         last = train_sft(
-            learner, learned, steps=lesson.steps, batch_size=lesson.batch_size, validation=unseen,
-            prompt_loss_weight=lesson.prompt_loss_weight, seed=lesson.seed, on_step=watch,
+            learner, training, steps=config.steps, batch_size=config.batch_size, validation=validation,
+            prompt_loss_weight=config.prompt_loss_weight, seed=config.seed, on_step=watch,
         )[-1]  # fmt: skip
     if last.validation is not None:
-        say(f"held out, after: loss {last.validation.loss:.3f}, accuracy {last.validation.accuracy:.1%}")
-    _write(run.agent, learner, lesson.out)
-    say(f"written to {lesson.out}")
+        report(f"held out, after: loss {last.validation.loss:.3f}, accuracy {last.validation.accuracy:.1%}")
+    _write_model(run.agent, learner, config.out)
+    report(f"written to {config.out}")
     return last
 
 
-async def _collect_demonstrations(run: AgentRun, lesson: SftConfig, say: Any) -> Sequence[Trajectory]:
-    """The demonstrations. The agent is closed after them: its engine's memory is wanted for learning."""
+async def _collect_demonstrations(
+    run: AgentRun, config: SftConfig, report: Callable[[str], None]
+) -> Sequence[Trajectory]:
+    """Return the demonstrations. Closes the agent: training needs the memory of its engine."""
     try:
-        if lesson.demos is not None:
-            return read_demonstrations(run.agent, lesson.demos)
-        assert lesson.expert is not None
-        if len(run.tasks) < lesson.expert:
-            raise ConfigError(f"--expert {lesson.expert}, but there are {len(run.tasks)} tasks; give --data or fewer")
+        if config.demos is not None:
+            return read_demonstrations(run.agent, config.demos)
+        assert config.expert is not None
+        if len(run.tasks) < config.expert:
+            raise ConfigError(f"--expert {config.expert}, but there are {len(run.tasks)} tasks; give --data or fewer")
         turns = {"max_turns": run.options["max_turns"]} if "max_turns" in run.options else {}
-        found = await demonstrate(run.agent, run.tasks[: lesson.expert], threshold=lesson.threshold, **turns)
+        found = await demonstrate(run.agent, run.tasks[: config.expert], threshold=config.threshold, **turns)
     finally:
         await run.agent.close()
     why = "; ".join(f"{count} × {reason}" for reason, count in list(found.reasons.items())[:3])
     if not found.accepted:
         raise ConfigError(
-            f"none of the expert's {lesson.expert} chains earned {lesson.threshold:g}: nothing to imitate ({why})"
+            f"none of the expert's {config.expert} chains earned {config.threshold:g}: nothing to imitate ({why})"
         )
     if found.rejected:
-        say(f"{len(found.rejected)} of {lesson.expert} demonstrations dropped: {why}")
+        report(f"{len(found.rejected)} of {config.expert} demonstrations dropped: {why}")
     return found.accepted
 
 
-def _split(chains: Sequence[Trajectory], lesson: SftConfig) -> tuple[list[Trajectory], list[Trajectory]]:
-    mixed = Random(lesson.seed).sample(chains, len(chains))
-    count = min(round(lesson.validation_fraction * len(mixed)), len(mixed) - 1)
-    return mixed[count:], mixed[:count]
-
-
-def _write(agent: BaseAgent, learner: Learner, out: Path) -> None:
-    """Beside its place first, so that a kill leaves no folder that looks like a model."""
+def _write_model(agent: BaseAgent, learner: Learner, out: Path) -> None:
+    """Write to a draft folder and rename it, so that a killed process leaves no incomplete model."""
     draft = out.with_name(f".{out.name}.draft")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         learner.save(draft)
-        tokenizer: Any = load_tokenizer(resolve(agent.model_name_or_path))
-        tokenizer.save_pretrained(draft)
+        load_tokenizer(resolve(agent.model_name_or_path)).save_pretrained(draft)
         if out.exists():
             out.rmdir()
         draft.rename(out)

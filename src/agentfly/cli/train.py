@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
 from agentfly.types import Task
 
-SHOWN = 40
+MAX_VALUE_LENGTH = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
 
@@ -36,7 +36,7 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
     from agentfly.training.trainer import Trainer
 
     plan = plan_recipe(recipe, overrides)
-    place = folder or _free(Path("runs"), recipe.name)
+    place = folder or _create_free_folder(Path("runs"), recipe.name)
     try:
         metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
         trainer = Trainer(plan, place, metadata=metadata)
@@ -45,7 +45,8 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
             with contextlib.suppress(OSError):  # it is not empty
                 place.rmdir()
         raise
-    _train(trainer, place)
+    with _report_run(trainer.config, place):
+        asyncio.run(trainer.run())
 
 
 def resume_run(folder: Path, from_step: int | None) -> None:
@@ -54,16 +55,17 @@ def resume_run(folder: Path, from_step: int | None) -> None:
     from agentfly.training.trainer import Trainer
 
     run = RunDirectory(folder)
-    kept = run.config
-    if "recipe" not in kept:
+    stored = run.config
+    if "recipe" not in stored:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
-    original = Path(kept["recipe"])
-    recipe = Recipe(_recipe(folder, original))
-    plan = plan_recipe(recipe, kept.get("overrides", {}), original.parent)
+    original = Path(stored["recipe"])
+    plan = plan_recipe(Recipe(_find_recipe(folder, original)), stored.get("overrides", {}), original.parent)
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
-    _train(Trainer(plan, folder, resume=True, from_step=from_step), folder)
+    trainer = Trainer(plan, folder, resume=True, from_step=from_step)
+    with _report_run(trainer.config, folder):
+        asyncio.run(trainer.run())
 
 
 def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> Any:
@@ -77,46 +79,38 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"{path} must define `config`: a TrainConfig, from agentfly.training")
     config = config.override(overrides)
-    tasks, held_out = (_tasks(beside or path.parent, getattr(module, name, ())) for name in ("tasks", "eval_tasks"))
+    tasks: dict[str, list[Task]] = {}
+    for name in ("tasks", "eval_tasks"):
+        given = getattr(module, name, ())
+        if isinstance(given, str | Path):
+            tasks[name] = read_tasks((beside or path.parent) / given)
+        else:
+            tasks[name] = parse_tasks(given) if given else []
     from agentfly.training.trainer import TrainPlan
 
-    return TrainPlan(partial(make_agent, module), tasks, config, held_out, path)
+    return TrainPlan(partial(make_agent, module), config=config, recipe=path, **tasks)
 
 
-def _tasks(folder: Path, given: Any) -> list[Task]:
-    if isinstance(given, str | Path):
-        return read_tasks(folder / given)
-    return parse_tasks(given) if given else []
-
-
-def _train(trainer: Any, folder: Path) -> None:
+@contextlib.contextmanager
+def _report_run(config: TrainConfig, folder: Path) -> Iterator[None]:
+    """Print the configuration before a run, values that differ from the default in bold, and where to look after it."""
+    default = TrainConfig().flat()
     console = Console()
-    console.print(_table(trainer.config))
+    fields = []
+    for name, value in config.flat().items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
+        fields.append(Text(f"{name}={text}", "bold" if value != default[name] else "dim"))
+    console.print(Columns(fields, padding=(0, 3), column_first=True))
     try:
-        asyncio.run(trainer.run())
+        yield
     except KeyboardInterrupt:
         console.print(f"stopped; resume with: agentfly train --resume {folder}", highlight=False, markup=False)
         raise SystemExit(130) from None
     console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)
 
 
-def _table(config: TrainConfig) -> Columns:
-    """Render the configuration; values that differ from the default are bold."""
-    default = TrainConfig().flat()
-    fields = config.flat().items()
-    return Columns(
-        [Text(f"{name}={_short(value)}", "bold" if value != default[name] else "dim") for name, value in fields],
-        padding=(0, 3),
-        column_first=True,
-    )
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-
-
-def _recipe(folder: Path, original: Path) -> Path:
+def _find_recipe(folder: Path, original: Path) -> Path:
     """Return the original recipe file, next to files it may need; the run's copy if the original has changed."""
     copy = folder / "recipe.py"
     if not copy.is_file():
@@ -130,7 +124,7 @@ def _recipe(folder: Path, original: Path) -> Path:
     return copy
 
 
-def _free(folder: Path, name: str) -> Path:
+def _create_free_folder(folder: Path, name: str) -> Path:
     """Create the next free run directory; creating it claims it against concurrent runs."""
     number = 1
     while True:

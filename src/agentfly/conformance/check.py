@@ -25,7 +25,7 @@ Property = Callable[[Subject], Awaitable[str] | str]
 
 CLASS_PROPERTIES: dict[str, Property] = {
     "constructor": class_properties.constructor,
-    "tools documented": class_properties.tools_documented,
+    "tools documented": class_properties.tools_have_descriptions,
     "starts": class_properties.starts,
     "tasks by seed": class_properties.tasks_by_seed,
     "splits disjoint": class_properties.splits_disjoint,

@@ -48,7 +48,7 @@ async def constructor(subject: Subject) -> str:
     raise PropertyFailed(f"it takes {seconds:.1f} s; slow work goes into start")
 
 
-async def tools_documented(subject: Subject) -> str:
+async def tools_have_descriptions(subject: Subject) -> str:
     """Every tool has a description, and every argument a description and a type."""
     subject.require_tools()
     for tool in subject.toolbox:

@@ -84,7 +84,7 @@ async def evaluate(
         async with aclosing(running) as finished:
             async for trajectory in finished:
                 if trajectory.score is None:
-                    _refuse_misconfigured(agent)
+                    _reject_invalid_config(agent)
                 result = ChainResult.from_trajectory(trajectory, greedy=trajectory.chain >= chains)
                 results[result.key] = result
                 if eval_log is not None:
@@ -103,7 +103,7 @@ def validate_counts(chains: int, max_concurrent: int | None, unscored: str) -> N
         raise ConfigError(f"unscored is 'zero' or 'leave out', not {unscored!r}")
 
 
-def _refuse_misconfigured(agent: BaseAgent) -> None:
+def _reject_invalid_config(agent: BaseAgent) -> None:
     """Stop where an environment cannot start until something is installed or configured: no chain would be scored."""
     for figures in agent.manager.pool_metrics():
         if figures.misconfigured:

@@ -193,7 +193,12 @@ class Chain:
             if self._summarizing:
                 self._fold_summary(reply.message.text)
                 continue
-            self.prediction = _extract_prediction(reply, results)
+            # The answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text.
+            self.prediction = reply.message.text if reply.answer is None else reply.answer
+            for result in results:
+                if result.ends_chain:
+                    self.prediction = Message("tool", result.observation).text
+                    break
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
             stop, nudge = self._stop_policy.decide(reply, results, truncation)
             observations = append_user_text(self.agent.observe(reply.calls[: len(results)], results), nudge)
@@ -287,7 +292,7 @@ class Chain:
                 calls.append(ToolCall(call.name, call.arguments, call_id, call.problem, call.raw))
             message = Message("assistant", message.content, tuple(calls), message.thinking)
             reply = Reply(message, reply.answer, reply.problems)
-        self.transcript.add_sampled(completion, message, self.agent.history_message(message), turn)
+        self.transcript.add_completion(completion, message, self.agent.history_message(message), turn)
         self._unrecorded = completion.finish
         self._emit(ReplyReceived, turn, message)
         return reply
@@ -375,11 +380,3 @@ class Chain:
     def _emit(self, event: type[Event], *fields: Any) -> None:
         if self.settings.observer is not None:
             self.settings.observer(event(self.group, self.chain, *fields))
-
-
-def _extract_prediction(reply: Reply, results: Sequence[ToolResult]) -> str:
-    """The final answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text."""
-    for result in results:
-        if result.ends_chain:
-            return Message("tool", result.observation).text
-    return reply.message.text if reply.answer is None else reply.answer

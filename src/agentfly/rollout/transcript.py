@@ -66,14 +66,14 @@ class Transcript:
                 self.segment.append(Author.TEMPLATE, [extended.close], turn=turn)
             self.segment.append(author, extended.ids, delta, turn=turn)
 
-    def add_sampled(self, completion: Completion, message: Message, history_message: Message, turn: int) -> None:
+    def add_completion(self, completion: Completion, message: Message, history_message: Message, turn: int) -> None:
         """Record a turn of the model. `history_message` is how a rewritten history renders it."""
         if self._template is None:
             self._append_pending(completion.prompt_ids)
             if completion.prompt_ids is None and completion.token_ids:
                 # Tokens with an unknown prompt cannot be trained: without ids the segment is marked as not exact.
                 completion = Completion((), (), (), completion.finish, message=message)
-        self.segment.append_sampled(completion, message, turn=turn)
+        self.segment.append_completion(completion, message, turn=turn)
         self.messages.append(history_message)
 
     def _append_pending(self, prompt_ids: Sequence[int] | None) -> None:

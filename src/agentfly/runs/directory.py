@@ -113,10 +113,29 @@ class RunDirectory:
         metrics = {_step(line): line for line in read_lines(self.metrics_file)}
         evals = {_step(line): line for line in read_lines(self.evals_file)}
         alarms = self.alarms()
-        return [
-            _record(step, metrics.get(step, {}), evals.get(step), tuple(a for a in alarms if a.step == step))
-            for step in sorted(metrics.keys() | evals.keys())
-        ]
+        records = []
+        for step in sorted(metrics.keys() | evals.keys()):
+            line = metrics.get(step, {})
+            held_out = evals.get(step)
+            numbers = _numbers(line)
+            evaluation = None
+            if held_out is not None:
+                known = _numbers(held_out)
+                reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
+                details = _numbers(held_out.get("metrics", {}))
+                evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), details)
+            record = StepRecord(
+                step,
+                steps=int((held_out or line)["steps"]),
+                metrics={n: value for n, value in numbers.items() if n.partition("/")[0] not in _OTHER_FIELDS},
+                seconds={n[5:]: value for n, value in numbers.items() if n.startswith("time/")},
+                eval=evaluation,
+                leased=int(numbers.get("environments/leased", 0)),
+                waiting=int(numbers.get("environments/waiting", 0)),
+                alarms=tuple(alarm for alarm in alarms if alarm.step == step),
+            )
+            records.append(record)
+        return records
 
     def alarms(self) -> list[Alarm]:
         """All alarms of the run, in the order they were raised."""
@@ -130,7 +149,12 @@ class RunDirectory:
             return []
         try:
             lines = gzip.decompress(path.read_bytes()).splitlines()
-            return [_load_stored(json.loads(line)) for line in lines]
+            stored = []
+            for line in lines:
+                value = json.loads(line)
+                advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
+                stored.append(StoredTrajectory(Trajectory.from_json(value["trajectory"]), advantages))
+            return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
@@ -146,22 +170,6 @@ def _step(line: Mapping[str, Any]) -> int:
     return step
 
 
-def _record(
-    step: int, line: Mapping[str, Any], held_out: Mapping[str, Any] | None, alarms: tuple[Alarm, ...]
-) -> StepRecord:
-    figures = _numbers(line)
-    metrics = {name: value for name, value in figures.items() if name.partition("/")[0] not in _OTHER_FIELDS}
-    seconds = {name[5:]: value for name, value in figures.items() if name.startswith("time/")}
-    evaluation = None
-    if held_out is not None:
-        known = _numbers(held_out)
-        reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
-        evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), _numbers(held_out.get("metrics", {})))
-    leased, waiting = (int(figures.get(f"environments/{name}", 0)) for name in ("leased", "waiting"))
-    steps = int((held_out or line)["steps"])
-    return StepRecord(step, steps, metrics, seconds, evaluation, leased, waiting, alarms)
-
-
 _OTHER_FIELDS = ("step", "steps", "time", "environments")
 """First parts of the names that a record stores outside its metrics."""
 
@@ -170,11 +178,6 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line; null is NaN."""
     values = {name: math.nan if value is None else value for name, value in line.items()}
     return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _load_stored(value: Mapping[str, Any]) -> StoredTrajectory:
-    advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
-    return StoredTrajectory(Trajectory.from_json(value["trajectory"]), advantages)
 
 
 class RunWriter(RunDirectory):

@@ -25,9 +25,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         complete, _, _partial = path.read_bytes().rpartition(b"\n")
     except FileNotFoundError:
         return []
-    return [
-        _parse_object(line, f"line {number} of {path}") for number, line in enumerate(complete.splitlines(), 1) if line
-    ]
+    values = []
+    for number, line in enumerate(complete.splitlines(), 1):
+        if not line:
+            continue
+        place = f"line {number} of {path}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{place} is not JSON ({error}); restore the file or cut the line") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{place} is a {type(value).__name__}; every line must be an object")
+        values.append(value)
+    return values
 
 
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
@@ -75,16 +85,6 @@ def explain_write_error(path: Path) -> Iterator[None]:
             f"{path} could not be written ({error.strerror or error}); existing content is unharmed: "
             "free disk space or use another folder, then resume the run"
         ) from error
-
-
-def _parse_object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place} is not JSON ({error}); restore the file or cut the line") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{place} is a {type(value).__name__}; every line must be an object")
-    return value
 
 
 def replace_non_finite(value: Any) -> Any:

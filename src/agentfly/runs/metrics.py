@@ -19,18 +19,67 @@ _MAX_VALUE = 1e100
 
 def chain_metrics(trajectories: Sequence[Trajectory], version: int | None = None) -> dict[str, float]:
     """Metrics of chains by name; with the weight `version` that is being trained, also their staleness."""
-    out = {"chains": float(len(trajectories))}
-    out.update(_reward_metrics(trajectories))
-    out.update(_length_metrics(trajectories))
-    out.update(_call_metrics(trajectories))
-    out.update(_outcome_metrics(trajectories))
-    uniform = [is_uniform(group) for group in groups(trajectories) if sum(map(_is_compared, group)) > 1]
+    count = max(len(trajectories), 1)
+    out: dict[str, float] = {"chains": float(len(trajectories))}
+
+    # Rewards.
+    rewards = np.array([t.reward for t in trajectories if t.reward is not None])
+    out["reward/unscored"] = _mean(t.reward is None for t in trajectories)
+    out["treatment/lost"] = _mean(not _counts_in_group(t) for t in trajectories)
+    if len(rewards):
+        for name in ("mean", "std", "min", "max"):
+            out[f"reward/{name}"] = float(getattr(rewards, name)())
+        if set(rewards) <= {0.0, 1.0}:
+            out["reward/success"] = out["reward/mean"]
+
+    # Lengths. Tokens are counted by author and divided by the number of chains.
+    authors: Counter[Author] = Counter()
+    for span in (span for t in trajectories for segment in t.segments for span in segment.spans):
+        authors[span.author] += len(span)
+    out |= {
+        "chain/turns": _mean(len(t.turns) for t in trajectories),
+        "chain/segments": _mean(len(t.segments) for t in trajectories),
+        "chain/sampled_tokens": authors[Author.MODEL] / count,
+        "chain/sampled_tokens_max": float(max((t.sampled_tokens for t in trajectories), default=0)),
+        "chain/prompt_tokens": (authors[Author.TASK] + authors[Author.HISTORY]) / count,
+        "chain/observation_tokens": (authors[Author.TOOL] + authors[Author.USER]) / count,
+        "chain/seconds": _mean(t.seconds for t in trajectories),
+        "chain/retries": float(sum(t.attempts - 1 for t in trajectories)),
+    }
+
+    # Calls. Unknown tool names are only counted: one metric per invented name would grow without bound.
+    calls = [call for t in trajectories for call in t.calls]
+    status = Counter(call.status for call in calls)
+    out["calls/chain"] = len(calls) / count
+    for kind in (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN):
+        out[f"calls/{kind.value}_rate"] = status[kind] / max(len(calls), 1)
+    known = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR))
+    out |= {f"calls/tool/{name}": made / count for name, made in known.items()}
+
+    # Outcomes.
+    out["chain/truncated"] = _mean(t.stop.failure is FailureKind.TRUNCATION for t in trajectories)
+    failures = Counter(failure.kind for t in trajectories for failure in t.failures)
+    out |= {f"stop/{stop.value}": n for stop, n in Counter(t.stop for t in trajectories).items()}
+    out |= {f"failure/{kind.value}": n for kind, n in failures.items()}
+    out |= {f"treatment/{each.value}": n for each, n in Counter(t.treatment for t in trajectories).items()}
+    uniform = [is_uniform(group) for group in groups(trajectories) if sum(map(_counts_in_group, group)) > 1]
     if uniform:
         out["group/zero_variance"] = _mean(uniform)
-    out.update(component_means(trajectories))
-    out.update(component_shares(trajectories))
-    if version is not None:
-        out.update(_staleness(trajectories, version))
+
+    # The mean of every number that the reward reported in addition to its total, and its share of the variance.
+    reported: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in reported_components(trajectory).items():
+            reported.setdefault(name, []).append(value)
+    out |= {f"score/{name}": sum(values) / len(values) for name, values in reported.items()}
+    out |= component_shares(trajectories)
+
+    # Staleness: weight versions between sampling and training, per sampled token.
+    ages = [] if version is None else [version - s.weight_versions[s.mask] for t in trajectories for s in t.segments]
+    if sum(map(len, ages)):
+        tokens = np.concatenate(ages)
+        out["policy/staleness"] = float(tokens.mean())
+        out["policy/staleness_max"] = float(tokens.max())
     return out
 
 
@@ -47,12 +96,12 @@ def is_uniform(group: Iterable[Trajectory]) -> bool:
 
     Shorter chains are padded with the return of their last turn, as in the group-based algorithms.
     """
-    returns = [_returns(t) for t in group if _is_compared(t)]
+    returns = [_returns(t) for t in group if _counts_in_group(t)]
     longest = max(map(len, returns), default=0)
     return len({each + each[-1:] * (longest - len(each)) for each in returns}) <= 1
 
 
-def _is_compared(trajectory: Trajectory) -> bool:
+def _counts_in_group(trajectory: Trajectory) -> bool:
     return trajectory.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO)
 
 
@@ -65,82 +114,6 @@ def _returns(trajectory: Trajectory) -> tuple[float, ...]:
         return () if score is None else (score.total,)
     missing = max(len(trajectory.turns), 1) - len(score.per_turn)
     return tuple(accumulate((*score.per_turn, *[0.0] * missing)[::-1]))[::-1]
-
-
-def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    rewards = np.array([t.reward for t in trajectories if t.reward is not None])
-    out = {
-        "reward/unscored": _mean(t.reward is None for t in trajectories),
-        "treatment/lost": _mean(not _is_compared(t) for t in trajectories),
-    }
-    if len(rewards):
-        for name in ("mean", "std", "min", "max"):
-            out[f"reward/{name}"] = float(getattr(rewards, name)())
-        if set(rewards) <= {0.0, 1.0}:
-            out["reward/success"] = out["reward/mean"]
-    return out
-
-
-def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    authors: Counter[Author] = Counter()
-    for span in (span for t in trajectories for segment in t.segments for span in segment.spans):
-        authors[span.author] += len(span)
-    count = max(len(trajectories), 1)
-    return {
-        "chain/turns": _mean(len(t.turns) for t in trajectories),
-        "chain/segments": _mean(len(t.segments) for t in trajectories),
-        "chain/sampled_tokens": authors[Author.MODEL] / count,
-        "chain/sampled_tokens_max": float(max((t.sampled_tokens for t in trajectories), default=0)),
-        "chain/prompt_tokens": (authors[Author.TASK] + authors[Author.HISTORY]) / count,
-        "chain/observation_tokens": (authors[Author.TOOL] + authors[Author.USER]) / count,
-        "chain/seconds": _mean(t.seconds for t in trajectories),
-        "chain/retries": float(sum(t.attempts - 1 for t in trajectories)),
-    }
-
-
-def _call_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    calls = [call for t in trajectories for call in t.calls]
-    status = Counter(call.status for call in calls)
-    made, count = max(len(calls), 1), max(len(trajectories), 1)
-    out = {
-        "calls/chain": len(calls) / count,
-        "calls/error_rate": status[CallStatus.ERROR] / made,
-        "calls/invalid_rate": status[CallStatus.INVALID] / made,
-        "calls/unknown_rate": status[CallStatus.UNKNOWN] / made,
-    }
-    # Unknown tool names are only counted above: one metric per invented name would grow without bound.
-    named = Counter(call.name for call in calls if call.status in (CallStatus.OK, CallStatus.ERROR))
-    out.update({f"calls/tool/{name}": made / count for name, made in named.items()})
-    return out
-
-
-def _outcome_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    truncated = (t.stop.failure is FailureKind.TRUNCATION for t in trajectories)
-    kinds = Counter(failure.kind for t in trajectories for failure in t.failures)
-    return {
-        "chain/truncated": _mean(truncated),
-        **{f"stop/{stop.value}": n for stop, n in Counter(t.stop for t in trajectories).items()},
-        **{f"failure/{kind.value}": n for kind, n in kinds.items()},
-        **{f"treatment/{each.value}": n for each, n in Counter(t.treatment for t in trajectories).items()},
-    }
-
-
-def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Number of weight versions between sampling and training, per sampled token."""
-    ages = [version - s.weight_versions[s.mask] for t in trajectories for s in t.segments]
-    every = np.concatenate(ages) if ages else np.zeros(0)
-    if not len(every):
-        return {}
-    return {"policy/staleness": float(every.mean()), "policy/staleness_max": float(every.max())}
-
-
-def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of every number that the reward reported in addition to its total."""
-    reported: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in reported_components(trajectory).items():
-            reported.setdefault(name, []).append(value)
-    return {f"score/{name}": sum(values) / len(values) for name, values in reported.items()}
 
 
 def component_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:

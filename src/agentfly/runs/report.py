@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import escape
-from rich.text import Text
 
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
-from agentfly.runs.directory import RunDirectory, StoredTrajectory
+from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number, sanitize
 from agentfly.runs.record import PHASES, StepRecord
@@ -46,14 +45,6 @@ MAX_STEPS = 5
 _AUTHORS = {color: author.value for author, color in AUTHOR_COLORS.items()}
 
 
-def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
-    """Write the report to the run directory. With `decode`, chains are shown as decoded tokens, else as messages."""
-    source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    text = sanitize(page.render(_page_variables(directory, decode)))
-    write_atomic(directory.report, text.encode("utf-8", "backslashreplace"))
-
-
 @dataclass(frozen=True, slots=True)
 class ReportChain:
     """A chain as the report shows it."""
@@ -64,37 +55,37 @@ class ReportChain:
     """Style, author and text of each span."""
 
 
-def _page_variables(directory: RunDirectory, decode: Decode | None) -> dict[str, Any]:
-    records, config = directory.records(), directory.config
+def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
+    """Write the report to the run directory. With `decode`, chains are shown as decoded tokens, else as messages."""
+    source = Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8")
+    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+    records = directory.records()
     trained = [record for record in records if record.metrics]
-    seconds = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in records) for phase in _phases(records)}
+    measured = {phase for record in records for phase in record.seconds}
+    phases = [*(phase for phase in PHASES if phase in measured), *sorted(measured - set(PHASES))]
+    seconds = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in records) for phase in phases}
     total = sum(seconds.values())
-    alarms = directory.alarms()
     chains = _alarm_chains(directory, decode)
-    return {
-        "name": directory.name,
-        "config": json.dumps(config, indent=2, ensure_ascii=False),
-        "steps": trained[-1].step if trained else 0,
-        "asked": records[-1].steps if records else 0,
-        "chains": int(math.fsum(r.metrics.get("chains", 0.0) for r in trained)),
-        "took": format_duration(total),
-        "shares": [(phase, spent / total, format_duration(spent)) for phase, spent in seconds.items() if total > 0],
-        "curve": _curve_svg(records),
-        "figures": list(_figures(trained)),
-        "evals": [(record.step, record.eval) for record in records if record.eval is not None],
-        "alarms": alarms,
-        "alarmed": chains,
-        "anchor": anchor,
-        "anchors": {chain.anchor for chain in chains},
-        "pairs": list(_pairs(directory, [r.step for r in records if r.eval is not None], decode)),
-        "authors": {author.value: color for author, color in AUTHOR_COLORS.items()},
-        "isnan": math.isnan,
-    }
-
-
-def _phases(records: Sequence[StepRecord]) -> list[str]:
-    seen = {phase for record in records for phase in record.seconds}
-    return [*(phase for phase in PHASES if phase in seen), *sorted(seen - set(PHASES))]
+    text = page.render(
+        name=directory.name,
+        config=json.dumps(directory.config, indent=2, ensure_ascii=False),
+        steps=trained[-1].step if trained else 0,
+        asked=records[-1].steps if records else 0,
+        chains=int(math.fsum(r.metrics.get("chains", 0.0) for r in trained)),
+        took=format_duration(total),
+        shares=[(phase, spent / total, format_duration(spent)) for phase, spent in seconds.items() if total > 0],
+        curve=_curve_svg(records),
+        figures=list(_figures(trained)),
+        evals=[(record.step, record.eval) for record in records if record.eval is not None],
+        alarms=directory.alarms(),
+        alarmed=chains,
+        anchor=anchor,
+        anchors={chain.anchor for chain in chains},
+        pairs=list(_pairs(directory, [r.step for r in records if r.eval is not None], decode)),
+        authors={author.value: color for author, color in AUTHOR_COLORS.items()},
+        isnan=math.isnan,
+    )
+    write_atomic(directory.report, sanitize(text).encode("utf-8", "backslashreplace"))
 
 
 def _curve_svg(records: Sequence[StepRecord]) -> str:
@@ -131,16 +122,13 @@ def _pairs(
     )
     same = [name for name in before if name in after and before[name].trajectory.task == after[name].trajectory.task]
     one_per_task = list({before[name].trajectory.group: name for name in reversed(same)}.values())
-    ranked = sorted(
-        one_per_task, key=lambda name: _stored_reward(after[name]) - _stored_reward(before[name]), reverse=True
-    )
+    gains = {
+        name: (after[name].trajectory.reward or 0.0) - (before[name].trajectory.reward or 0.0) for name in one_per_task
+    }
+    ranked = sorted(one_per_task, key=gains.__getitem__, reverse=True)
     for name in ranked if len(ranked) <= MAX_TASKS else [*ranked[: MAX_TASKS - 1], ranked[-1]]:
         first, last = before[name].trajectory, after[name].trajectory
         yield first.task.question, _show_chain(first, steps[0], decode), _show_chain(last, steps[-1], decode)
-
-
-def _stored_reward(stored: StoredTrajectory) -> float:
-    return stored.trajectory.reward or 0.0
 
 
 def _alarm_chains(directory: RunDirectory, decode: Decode | None) -> list[ReportChain]:
@@ -157,30 +145,26 @@ def _alarm_chains(directory: RunDirectory, decode: Decode | None) -> list[Report
 def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None) -> ReportChain:
     reward = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
     outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
+    text = trajectory.render(decode)
+    spans = []
+    at = 0
+    for span in text.spans:
+        spans.append(("", "", text.plain[at : span.start]))
+        author = _AUTHORS.get(str(span.style), "")
+        own = text.plain[span.start : span.end]
+        if author == Author.TASK.value and len(own) > MAX_PROMPT:  # the question is at the end of a prompt
+            own = f"({len(own) - MAX_PROMPT} characters) …{own[-MAX_PROMPT:]}"
+        elif len(own) > MAX_TEXT:
+            own = f"{own[:MAX_TEXT]}… ({len(own) - MAX_TEXT} characters)"
+        spans.append((str(span.style), author, own))
+        at = span.end
     name = f"step {step}, chain {trajectory.id}: {outcome}"
-    return ReportChain(name, anchor(step, trajectory.id), list(_spans(trajectory.render(decode))))
+    return ReportChain(name, anchor(step, trajectory.id), spans)
 
 
 def anchor(step: int, chain: str) -> str:
     """The HTML id of a chain."""
     return f"chain-{step}-{chain}"
-
-
-def _spans(text: Text) -> Iterator[tuple[str, str, str]]:
-    """The text of each author in order, with the author's style and name."""
-    at = 0
-    for span in text.spans:
-        yield "", "", text.plain[at : span.start]
-        author = _AUTHORS.get(str(span.style), "")
-        yield str(span.style), author, _shorten(text.plain[span.start : span.end], author)
-        at = span.end
-
-
-def _shorten(text: str, author: str) -> str:
-    """Truncate long text; a prompt at its start, because the question is at its end."""
-    if author == Author.TASK.value and len(text) > MAX_PROMPT:
-        return f"({len(text) - MAX_PROMPT} characters) …{text[-MAX_PROMPT:]}"
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} characters)"
 
 
 def write_curve(directory: RunDirectory) -> None:

@@ -138,7 +138,7 @@ class Template:
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Encode a whole conversation, up to and including the generation prompt."""
         encoded = self._encode_by_form(messages, self._render_whole, self.codec.plain_cached)
-        return (encoded or self._encode_rendered(messages, self._render_whole))[1]
+        return (encoded or self._render_and_encode(messages, self._render_whole))[1]
 
     def extend(self, delta: Sequence[Message]) -> Extended:
         """Encode what follows a sampled turn when `delta` comes next, up to and including the generation prompt.
@@ -153,7 +153,7 @@ class Template:
     def follow(self, delta: Sequence[Message]) -> Extended:
         """`extend` without the check against the audit."""
         encoded = self._encode_by_form(delta, self._render_suffix, self.codec.plain)
-        close, ids = encoded or self._encode_rendered(delta, self._render_suffix)
+        close, ids = encoded or self._render_and_encode(delta, self._render_suffix)
         return Extended(close, ids, self._closers or frozenset({close}))
 
     def parse(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Reply:
@@ -255,7 +255,7 @@ class Template:
 
     # ── rendering: a whole conversation, or the part after the closing token of a placeholder turn ──
 
-    def _encode_rendered(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
+    def _render_and_encode(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
         guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
         close, text = rendering(self._guard_messages(messages, guard), guard)
         return close, self.codec.encode(text, guard)

@@ -86,7 +86,7 @@ class Sample:
                 raise RecordError(f"sample {self.name} has {length} tokens but {len(array)} {name}: one each")
 
     @cached_property
-    def num_sampled(self) -> int:
+    def num_sampled_tokens(self) -> int:
         """Number of tokens the model sampled."""
         return int(self.segment.mask.sum())
 
@@ -119,7 +119,7 @@ def build_token_batch(
     on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
     """
     device = scores.logprobs.device
-    counts = torch.tensor([sample.num_sampled for sample in samples])
+    counts = torch.tensor([sample.num_sampled_tokens for sample in samples])
     return TokenBatch(
         logprobs=scores.logprobs,
         old_logprobs=scores.logprobs.detach() if on_policy else gather_field(samples, "old_logprobs", device),

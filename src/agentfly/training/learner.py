@@ -241,7 +241,7 @@ class LocalLearner:
 
         Raises NonFiniteError, naming the samples, where a loss or gradient is not finite; that step is not taken.
         """
-        samples = [sample for sample in samples if sample.num_sampled]
+        samples = [sample for sample in samples if sample.num_sampled_tokens]
         if not samples:
             raise RecordError("there is nothing to learn from: the model sampled no token of these samples")
         on_policy = self._epochs * self._mini_batches == 1
@@ -285,23 +285,46 @@ class LocalLearner:
     @torch.enable_grad()
     def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """One optimizer step of the policy and, where there is one, of the critic."""
-        token_weights = self._token_weights([sample.num_sampled for sample in batch])
+        token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
         weight_of = dict(zip(map(id, batch), token_weights, strict=True))
-        micro_batches = self._split(batch, lambda sample: num_input_tokens(sample.segment))
-        inputs = [ModelInputs.from_segments([sample.segment for sample in each]) for each in micro_batches]
+        micro_batches = [
+            (samples, ModelInputs.from_segments([sample.segment for sample in samples]))
+            for samples in self._split(batch, lambda sample: num_input_tokens(sample.segment))
+        ]
         try:
-            measured = [
-                self._backward_policy(samples, each, [weight_of[id(sample)] for sample in samples], on_policy=on_policy)
-                for samples, each in zip(micro_batches, inputs, strict=True)
-            ]
-            metrics = {f"policy/{name}": value for name, value in combine_metrics(measured).items()}
+            sums = []
+            for samples, inputs in micro_batches:
+                with self._time_phase("forward"), self._autocast():
+                    scores = self._policy(inputs, [sample.temperature for sample in samples])
+                    has_reference = all(sample.reference_logprobs is not None for sample in samples)
+                    tokens = build_token_batch(
+                        samples,
+                        [weight_of[id(sample)] for sample in samples],
+                        scores,
+                        on_policy=on_policy,
+                        with_reference=self.loss.kl_coef > 0 or has_reference,
+                        entropy_gradient=self.loss.entropy_coef != 0,
+                    )
+                    loss, measured = self.loss(tokens)
+                _require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+                with self._time_phase("backward"):
+                    loss.backward()
+                sums.append(measured)
+                del scores, tokens, loss  # the graph, before the next forward pass needs the memory
+            metrics = {f"policy/{name}": value for name, value in combine_metrics(sums).items()}
             metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
             if self._critic is not None:
-                tokens = sum(sample.num_sampled for sample in batch)
-                metrics["critic/loss"] = sum(
-                    self._backward_critic(self._critic, samples, each, tokens=tokens)
-                    for samples, each in zip(micro_batches, inputs, strict=True)
-                )
+                num_tokens = sum(sample.num_sampled_tokens for sample in batch)
+                metrics["critic/loss"] = 0.0
+                for samples, inputs in micro_batches:
+                    with self._time_phase("forward"), self._autocast():
+                        errors = self._critic(inputs) - gather_field(samples, "returns", self.device)
+                    loss = errors.square().sum() / (2 * num_tokens)  # Σ (V − return)² / (2 · tokens)
+                    _require_finite(loss, "the critic's loss", errors, samples)
+                    with self._time_phase("backward"):
+                        loss.backward()
+                    metrics["critic/loss"] += loss.item()
+                    del errors, loss
                 metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
         except NonFiniteError as error:
             raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {_names(batch)}") from error
@@ -311,38 +334,8 @@ class LocalLearner:
                 self._critic.optimizer.zero_grad()
         return metrics
 
-    def _backward_policy(
-        self, samples: Sequence[Sample], inputs: ModelInputs, weights: Sequence[float], *, on_policy: bool
-    ) -> dict[str, Tensor]:
-        """Accumulate the policy gradient of one micro-batch; return the sums of its metrics."""
-        with self._timed("forward"), self._autocast():
-            scores = self._policy(inputs, [sample.temperature for sample in samples])
-            tokens = build_token_batch(
-                samples,
-                weights,
-                scores,
-                on_policy=on_policy,
-                with_reference=self.loss.kl_coef > 0 or all(each.reference_logprobs is not None for each in samples),
-                entropy_gradient=self.loss.entropy_coef != 0,
-            )
-            loss, metrics = self.loss(tokens)
-        _require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
-        with self._timed("backward"):
-            loss.backward()
-        return metrics
-
-    def _backward_critic(self, critic: Critic, samples: Sequence[Sample], inputs: ModelInputs, *, tokens: int) -> float:
-        """Accumulate the critic's gradient: loss = Σ (V − return)² / (2 · tokens of the mini-batch)."""
-        with self._timed("forward"), self._autocast():
-            errors = critic(inputs) - gather_field(samples, "returns", self.device)
-        loss = errors.square().sum() / (2 * tokens)
-        _require_finite(loss, "the critic's loss", errors, samples)
-        with self._timed("backward"):
-            loss.backward()
-        return loss.item()
-
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _time_phase(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self._seconds[phase] += time.perf_counter() - start
@@ -405,7 +398,7 @@ def _computes_in_low_precision(precision: Precision, model: Any) -> bool:
 def _require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> None:
     """Raise NonFiniteError if the loss is not finite, naming the samples with non-finite terms. terms: [tokens]."""
     if not loss.isfinite():
-        owners = np.repeat(np.arange(len(samples)), [sample.num_sampled for sample in samples])
+        owners = np.repeat(np.arange(len(samples)), [sample.num_sampled_tokens for sample in samples])
         bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
         wrong = [samples[index] for index in bad] or samples
         raise NonFiniteError(f"{what} is {loss.item()}: look at {_names(wrong)}")

@@ -56,7 +56,7 @@ class MergedWeights:
                 yield plain_name, weight + delta.to(weight.dtype)
 
 
-def save_merged(model: Any, folder: Path) -> None:
+def save_merged_model(model: Any, folder: Path) -> None:
     """Write the model with its adapters merged, as transformers loads it."""
     copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
 

@@ -125,7 +125,7 @@ def _has_plain_head(backbone: Backbone) -> bool:
     return same
 
 
-def attend_packed(
+def packed_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -149,4 +149,4 @@ def attend_packed(
     return torch.cat(outputs, 1), None
 
 
-register_attention(ATTENTION, attend_packed)
+register_attention(ATTENTION, packed_attention)

@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group, SegmentReward
-from agentfly.errors import Fault
+from agentfly.errors import ConfigError, Fault
 from agentfly.rollout.events import ChainEnded, Event
 from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.metrics import groups, is_uniform
 from agentfly.runs.record import Progress
 from agentfly.training.config import TrainConfig
-from agentfly.training.task_sampler import TaskSampler
 from agentfly.trajectory import TrainingTreatment, Trajectory
 from agentfly.types import Task
 
@@ -110,6 +111,35 @@ class RolloutBatch:
         return [Group(each, greedy) for each, greedy in pairs if greedy is not None]
 
 
+class TaskSampler:
+    """An endless stream of tasks. Each epoch is its own permutation, determined by the seed.
+
+    Its state is one number, so a resumed run continues with the next task.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, position: int = 0) -> None:
+        if not tasks:
+            raise ConfigError("there is nothing to train on: no tasks were given")
+        self._tasks = tasks
+        self._seed = seed
+        self.position = position
+        """Number of tasks taken so far."""
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def take(self, count: int) -> list[Task]:
+        """Take the next `count` tasks."""
+        out = []
+        for _ in range(count):
+            epoch, index = divmod(self.position, len(self._tasks))
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))
+            self.position += 1
+            out.append(self._tasks[int(self._order[index])])
+        return out
+
+
 class Collector:
     """Runs the agent on the next tasks."""
 
@@ -151,11 +181,17 @@ class Collector:
                 f"not one of the {len(trajectories)} chains of step {step} can be trained"
                 f"{most_common_failure(trajectories)}"
             )
+        # The wall-clock seconds, split in proportion to the chains' own time: sampling, tools, and waiting.
+        wall = time.perf_counter() - start
+        generate = sum(turn.generate_seconds for chain in trajectories for turn in chain.turns)
+        tools = sum(turn.tool_seconds for chain in trajectories for turn in chain.turns)
+        whole = max(sum(chain.seconds for chain in trajectories), generate + tools, 1e-9)
+        shares = {"generate": generate / whole, "tools": tools / whole, "waiting": 1 - (generate + tools) / whole}
         return RolloutBatch(
             tuple(trajectories),
             selection,
             greedy,
-            seconds=_split_seconds(trajectories, time.perf_counter() - start),
+            seconds={name: share * wall for name, share in shares.items()},
             leased=self._leased,
             waiting=self._waiting,
         )
@@ -200,12 +236,3 @@ class Collector:
             self._waiting = max(self._waiting, waiting)
             self._on_progress(Progress("generate", self._done, self._total, leased, waiting))
             await asyncio.sleep(_POLL_SECONDS)
-
-
-def _split_seconds(chains: Sequence[Trajectory], wall: float) -> dict[str, float]:
-    """Split the wall-clock seconds in proportion to the chains' own time: sampling, tools, and waiting."""
-    generate = sum(turn.generate_seconds for chain in chains for turn in chain.turns)
-    tools = sum(turn.tool_seconds for chain in chains for turn in chain.turns)
-    whole = max(sum(chain.seconds for chain in chains), generate + tools, 1e-9)
-    shares = {"generate": generate / whole, "tools": tools / whole}
-    return {**{name: share * wall for name, share in shares.items()}, "waiting": wall * (1 - sum(shares.values()))}

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -48,8 +48,7 @@ from agentfly.training.checkpoint import CheckpointManager, TrainerState
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
-from agentfly.training.rollout_batch import Collector, RolloutBatch
-from agentfly.training.task_sampler import TaskSampler
+from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -119,7 +118,7 @@ class Trainer:
             if not resume:
                 settings = {**config.to_json(), **(metadata or {})}
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
-            tokenizer: Any = load_tokenizer(resolve(config.model))
+            tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
             self.learner: Learner = learner
@@ -157,12 +156,16 @@ class Trainer:
         """One step: rollout, advantages, update, weight sync, then evaluation and checkpoint where due."""
         self.step += 1
         self._unwritten = []
-        with self._timed("rollout"):
+        with self._time_phase("rollout"):
             batch = await self._collector.collect(self.step)
-        with self._timed("update"):
+        with self._time_phase("update"):
             samples = await compute(compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
-            metrics = await compute(self._update, samples)
-        with self._timed("publish"):
+            metrics: dict[str, float] = {}
+            if samples:
+                metrics = await compute(self.learner.update, samples)
+            else:
+                self.learner.skip_update()
+        with self._time_phase("publish"):
             sync = sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             await asyncio.gather(sync, compute(self._write_batch, batch, samples))
         if "policy/kl" in metrics:
@@ -170,19 +173,13 @@ class Trainer:
             self.learner.set_kl_coef(self._kl.coef)
         last = self.step == self.config.steps
         every = self.config.evaluation.every
-        with self._timed("evaluate"):
+        with self._time_phase("evaluate"):
             evaluation = await self._evaluate() if last or (every is not None and self.step % every == 0) else None
         self._log(self._build_record(batch, metrics, evaluation))
         best = evaluation is not None and self._best_step == self.step
         if last or best or self.step % self.config.checkpoint.every == 0:
-            with self._timed("save"):
+            with self._time_phase("save"):
                 self._save_checkpoint()
-
-    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        if samples:
-            return self.learner.update(samples)
-        self.learner.skip_update()
-        return {}
 
     # ── opening and closing a run ──
 
@@ -217,7 +214,7 @@ class Trainer:
     # ── parts of a step ──
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _time_phase(self, phase: str) -> Iterator[None]:
         """Report the phase as progress and count its seconds."""
         self._loggers.progress(Progress(phase))
         start = time.perf_counter()
@@ -350,9 +347,20 @@ def _refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
 
 def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
     """Load the model once; the learner trains it, and the embedded backend samples from it."""
+    from transformers import AutoConfig
+
     config = plan.config
     path = resolve(config.model)
-    _refuse_too_long_contexts(config, path)
+    # Compare lengths with the model's configuration, before its weights are loaded.
+    with suppress(OSError, ValueError):  # loading the model raises a better error
+        positions = max_positions(AutoConfig.from_pretrained(path).get_text_config())
+        lengths = {
+            "run_options.context_length": config.run_options.get("context_length"),
+            "sampling.max_tokens": config.sampling.max_tokens,
+        }
+        for name, length in lengths.items():
+            if length is not None and length > positions:
+                raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
     settings = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
     backend: Any = settings.pop("backend", "transformers")
     embedded = backend == "transformers"
@@ -387,20 +395,3 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
     learner = LocalLearner.from_config(model, config)
     release_helpers()  # the OpenMP threads that loading started
     return learner, agent
-
-
-def _refuse_too_long_contexts(config: TrainConfig, path: str) -> None:
-    """Compare lengths with the model's configuration, before its weights are loaded."""
-    from transformers import AutoConfig
-
-    try:
-        positions = max_positions(AutoConfig.from_pretrained(path).get_text_config())
-    except (OSError, ValueError):
-        return  # loading the model raises a better error
-    lengths = {
-        "run_options.context_length": config.run_options.get("context_length"),
-        "sampling.max_tokens": config.sampling.max_tokens,
-    }
-    for name, length in lengths.items():
-        if length is not None and length > positions:
-            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")

@@ -16,15 +16,15 @@ import re
 from agentfly.templates.parsers.calls import MAX_DEPTH, parse_json, parse_name
 from agentfly.templates.parsers.json_calls import LLAMA_EXAMPLE, LLAMA_OBJECT, parse_llama_if_call
 from agentfly.templates.parsers.pythonic import FENCE, PYTHON_EXAMPLE, PYTHON_LIST, parse_python_calls
-from agentfly.templates.parsers.turn import Block, BlockParser
+from agentfly.templates.parsers.turn import BlockParser, CallBlock
 from agentfly.types import ToolCall
 
 parse_gemma = BlockParser(
-    Block("```tool_code", "```", parse_python_calls, "```tool_code\nNAME(key=1)\n```"),
-    Block("```json", "```", parse_llama_if_call, f"```json\n{LLAMA_EXAMPLE}\n```"),
+    CallBlock("```tool_code", "```", parse_python_calls, "```tool_code\nNAME(key=1)\n```"),
+    CallBlock("```json", "```", parse_llama_if_call, f"```json\n{LLAMA_EXAMPLE}\n```"),
     FENCE,
-    Block(PYTHON_LIST, None, parse_python_calls, PYTHON_EXAMPLE),
-    Block(LLAMA_OBJECT, "", parse_llama_if_call, LLAMA_EXAMPLE),
+    CallBlock(PYTHON_LIST, None, parse_python_calls, PYTHON_EXAMPLE),
+    CallBlock(LLAMA_OBJECT, "", parse_llama_if_call, LLAMA_EXAMPLE),
     hint="`[{<",
 )
 
@@ -48,7 +48,7 @@ class _ValueParser:
         while not self._take("}"):
             if values:
                 self._expect(",", "',' or '}'")
-            key = self._parse_quoted() if self._take(_QUOTE) else self._read_until(":").strip()
+            key = self._parse_quoted_text() if self._take(_QUOTE) else self._read_until(":").strip()
             self._expect(":")
             if key in values:
                 raise ValueError(f"its argument {key:.40} is given twice")
@@ -68,7 +68,7 @@ class _ValueParser:
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         if self._take(_QUOTE):
-            return self._parse_quoted()
+            return self._parse_quoted_text()
         if self.text.startswith("{", self.at):
             return self.parse_object(depth)
         if self.text.startswith("[", self.at):
@@ -84,7 +84,7 @@ class _ValueParser:
         self.at = end.start() if end else len(self.text)
         return value
 
-    def _parse_quoted(self) -> str:
+    def _parse_quoted_text(self) -> str:
         return self._read_until(_QUOTE, skip=True)
 
     def _read_until(self, mark: str, skip: bool = False) -> str:
@@ -126,7 +126,7 @@ def _parse_gemma4_call(body: str) -> list[ToolCall]:
 
 
 parse_gemma4 = BlockParser(
-    Block(r"<\|tool_call>", "<tool_call|>", _parse_gemma4_call, _GEMMA4_EXAMPLE),
+    CallBlock(r"<\|tool_call>", "<tool_call|>", _parse_gemma4_call, _GEMMA4_EXAMPLE),
     thinking=("<|channel>thought", "<channel|>"),
     stray=r"<tool_call\|>",
 )

@@ -30,7 +30,7 @@ from agentfly.templates.parsers.calls import (
     parse_name,
     parse_named_call,
 )
-from agentfly.templates.parsers.turn import Block, BlockBodyParser, BlockParser, join_text, parse_plain
+from agentfly.templates.parsers.turn import BlockBodyParser, BlockParser, CallBlock, join_text, parse_plain
 from agentfly.types import Message, Reply, ToolCall
 
 _JSON = JsonCall()
@@ -38,7 +38,7 @@ _OBJECT = '{"name": "…", "arguments": {…}}'
 
 
 def _make_parser(opening: str, closing: str, parse_body: BlockBodyParser, example: str) -> BlockParser:
-    block = Block(re.escape(opening), closing, parse_body, f"{opening}{example}{closing}")
+    block = CallBlock(re.escape(opening), closing, parse_body, f"{opening}{example}{closing}")
     return BlockParser(block, stray=re.escape(closing))
 
 
@@ -93,13 +93,15 @@ parse_apertus = _make_parser("<|tools_prefix|>", "", _parse_apertus_list, f'[{{"
 _COMMAND_R = JsonCall(name="tool_name", arguments=("parameters",), id="tool_call_id")
 _COMMAND_R_LIST = '[{"tool_name": "…", "parameters": {…}}]'
 parse_command_r = BlockParser(
-    Block(
+    CallBlock(
         r"<\|START_ACTION\|>",
         "<|END_ACTION|>",
         _COMMAND_R.parse_list,
         example=f"<|START_ACTION|>{_COMMAND_R_LIST}<|END_ACTION|>",
     ),
-    Block(r"Action:[ \t]*\n?```json", "```", _COMMAND_R.parse_list, example=f"Action: ```json\n{_COMMAND_R_LIST}\n```"),
+    CallBlock(
+        r"Action:[ \t]*\n?```json", "```", _COMMAND_R.parse_list, example=f"Action: ```json\n{_COMMAND_R_LIST}\n```"
+    ),
     thinking=("<|START_THINKING|>", "<|END_THINKING|>"),
     stray=r"<\|END_ACTION\|>",
     frame=r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>",
@@ -137,8 +139,8 @@ def parse_llama_if_call(body: str) -> list[ToolCall] | None:
 
 
 parse_llama_json = BlockParser(
-    Block(r"<\|python_tag\|>", "", _parse_llama_objects, LLAMA_EXAMPLE),
-    Block(LLAMA_OBJECT, "", parse_llama_if_call, LLAMA_EXAMPLE),
+    CallBlock(r"<\|python_tag\|>", "", _parse_llama_objects, LLAMA_EXAMPLE),
+    CallBlock(LLAMA_OBJECT, "", parse_llama_if_call, LLAMA_EXAMPLE),
     hint="{<",
 )
 
@@ -157,7 +159,7 @@ def _parse_mistral_call(body: str) -> list[ToolCall]:
 
 # No marker closes a call: it ends at the next [TOOL_CALLS] or at the end of the turn.
 parse_mistral = BlockParser(
-    Block(
+    CallBlock(
         r"\[TOOL_CALLS\]",
         "",
         _parse_mistral_call,
@@ -186,7 +188,7 @@ def _parse_deepseek_call(body: str) -> list[ToolCall]:
 
 
 parse_deepseek = BlockParser(
-    Block(
+    CallBlock(
         r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>",
         _DEEPSEEK_END,
         _parse_deepseek_call,
@@ -213,7 +215,7 @@ def _parse_kimi_call(body: str) -> list[ToolCall]:
 
 
 parse_kimi_k2 = BlockParser(
-    Block(
+    CallBlock(
         rf"(?:{_KIMI_SECTION}\s*+)?<\|tool_call_begin\|>",
         _KIMI_END,
         _parse_kimi_call,
@@ -230,7 +232,7 @@ def _parse_functionary_call(body: str) -> list[ToolCall]:
 
 
 parse_functionary_v31 = BlockParser(
-    Block("<function=", "</function>", _parse_functionary_call, "<function=NAME>{…}</function>"),
+    CallBlock("<function=", "</function>", _parse_functionary_call, "<function=NAME>{…}</function>"),
     stray="</function>",
 )
 

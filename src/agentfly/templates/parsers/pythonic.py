@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 
 from agentfly.templates.parsers.calls import find_storage_error
-from agentfly.templates.parsers.turn import Block, BlockParser
+from agentfly.templates.parsers.turn import BlockParser, CallBlock
 from agentfly.types import ToolCall
 
 PYTHON_EXAMPLE = '[NAME(key=1, other="text")]'
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[\s\[]*([A-Za-z_][\w.]*)\s*\(")
 _WARNS = re.compile(r"\\|\d[^\W\d]")
 """Source that makes `ast.parse` emit warnings: unknown escapes, and a number directly followed by a word."""
 
-FENCE = Block("```", "```", lambda body: None)
+FENCE = CallBlock("```", "```", lambda body: None)
 """A code block in the answer; never a call."""
 _NO_CONSTANTS: Mapping[str, object] = {}
 
@@ -113,11 +113,11 @@ def _convert_literal(node: ast.expr, constants: Mapping[str, object]) -> object:
 
 parse_llama_pythonic = BlockParser(
     FENCE,
-    Block(r"<\|python_tag\|>", "", parse_python_calls, PYTHON_EXAMPLE),
-    Block(
+    CallBlock(r"<\|python_tag\|>", "", parse_python_calls, PYTHON_EXAMPLE),
+    CallBlock(
         r"<\|python_start\|>", "<|python_end|>", parse_python_calls, f"<|python_start|>{PYTHON_EXAMPLE}<|python_end|>"
     ),
-    Block(PYTHON_LIST, None, parse_python_calls, PYTHON_EXAMPLE),
+    CallBlock(PYTHON_LIST, None, parse_python_calls, PYTHON_EXAMPLE),
     stray=r"<\|python_end\|>",
     hint="[<",
 )
@@ -149,6 +149,6 @@ def _escape_breaks(source: str) -> str:
 
 
 parse_lfm2 = BlockParser(
-    Block(re.escape(_LFM2_START), _LFM2_END, _parse_lfm2_call, f"{_LFM2_START}{PYTHON_EXAMPLE}{_LFM2_END}"),
+    CallBlock(re.escape(_LFM2_START), _LFM2_END, _parse_lfm2_call, f"{_LFM2_START}{PYTHON_EXAMPLE}{_LFM2_END}"),
     stray=re.escape(_LFM2_END),
 )

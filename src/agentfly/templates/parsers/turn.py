@@ -24,7 +24,7 @@ BlockBodyParser = Callable[[str], Sequence[ToolCall] | None]
 """Parses the text of one block into at least one call; None if it is not a call and stays content."""
 
 
-class Block:
+class CallBlock:
     """A delimited part of a turn that holds one or more calls."""
 
     def __init__(self, opening: str, closing: str | None, parse_body: BlockBodyParser, example: str = "") -> None:
@@ -71,7 +71,7 @@ class BlockParser:
 
     def __init__(
         self,
-        *blocks: Block,
+        *blocks: CallBlock,
         thinking: tuple[str, str] = THINK,
         stray: str = "",
         frame: str = "",
@@ -86,7 +86,7 @@ class BlockParser:
         self._opening, self._closing = thinking
         self._example = blocks[0].example if blocks else ""
         self._hint = hint
-        self._kinds: list[Block | str] = ["thinking", *blocks, "stray", "frame"]
+        self._kinds: list[CallBlock | str] = ["thinking", *blocks, "stray", "frame"]
         patterns = [re.escape(self._opening), *(block.opening for block in blocks)]
         patterns += [re.escape(self._closing) + (stray and f"|{stray}"), *([frame] if frame else [])]
         # An empty group after each alternative identifies it. A group around it would hide the markers' common first
@@ -108,7 +108,7 @@ class BlockParser:
                 example = f"{self._opening}…{self._closing}" if found[0] == self._closing else self._example
                 problems.append(f"{found[0]} stands alone; write {example}")
                 continue
-            if isinstance(kind, Block):
+            if isinstance(kind, CallBlock):
                 parsed, at = kind.parse(text, found)
                 if parsed is None:
                     continue

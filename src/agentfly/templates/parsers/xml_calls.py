@@ -17,7 +17,7 @@ import re
 from dataclasses import replace
 
 from agentfly.templates.parsers.calls import MAX_DEPTH, add_problem, parse_json, parse_name, parse_tagged_call
-from agentfly.templates.parsers.turn import Block, BlockParser, make_reply
+from agentfly.templates.parsers.turn import BlockParser, CallBlock, make_reply
 from agentfly.types import Reply, ToolCall
 
 _QWEN_EXAMPLE = "<function=NAME><parameter=KEY>value</parameter></function>"
@@ -25,7 +25,7 @@ _QWEN_FUNCTION = re.compile(r"\s*<function=([^<>\n]*)>")
 _QWEN_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?")
 
 
-def _parse_qwen_wrapped(body: str) -> list[ToolCall]:
+def _parse_qwen_block(body: str) -> list[ToolCall]:
     found = _QWEN_FUNCTION.match(body)
     if found is None:
         return [ToolCall("", problem="it does not begin with <function=NAME>")]
@@ -48,8 +48,8 @@ def _parse_qwen_arguments(name: str, inside: str) -> ToolCall:
 
 
 parse_qwen_xml = BlockParser(
-    Block("<tool_call>", "</tool_call>", _parse_qwen_wrapped, f"<tool_call>{_QWEN_EXAMPLE}</tool_call>"),
-    Block("<function=", "</function>", _parse_qwen_function, _QWEN_EXAMPLE),
+    CallBlock("<tool_call>", "</tool_call>", _parse_qwen_block, f"<tool_call>{_QWEN_EXAMPLE}</tool_call>"),
+    CallBlock("<function=", "</function>", _parse_qwen_function, _QWEN_EXAMPLE),
     stray="</tool_call>|</function>",
 )
 
@@ -63,7 +63,7 @@ def _parse_glm_call(body: str) -> list[ToolCall]:
     return [parse_tagged_call(name, mark + rest, _GLM_ARGUMENT, "</arg_value>")]
 
 
-parse_glm = BlockParser(Block("<tool_call>", "</tool_call>", _parse_glm_call, _GLM_EXAMPLE), stray="</tool_call>")
+parse_glm = BlockParser(CallBlock("<tool_call>", "</tool_call>", _parse_glm_call, _GLM_EXAMPLE), stray="</tool_call>")
 
 
 def parse_typed_call(name: str, inside: str, opening: re.Pattern[str], closing: str, text: str) -> ToolCall:
@@ -116,7 +116,7 @@ def _make_invoke_parser(prefix: str, wrapper: str, example: str, *, typed: bool 
     value = f'<{prefix}parameter name="KEY"{declared_type}>value{closing}'
     call = f'<{prefix}invoke name="NAME">{value}</{prefix}invoke>'
     return BlockParser(
-        Block(
+        CallBlock(
             rf'(?:<{wrapper}>\s*+)?<{prefix}invoke name="',
             f"</{prefix}invoke>",
             parse_call,
@@ -184,7 +184,7 @@ def _parse_minicpm_call(body: str) -> list[ToolCall]:
 
 
 parse_minicpm = BlockParser(
-    Block('<function name="', "</function>", _parse_minicpm_call, _MINICPM_EXAMPLE),
+    CallBlock('<function name="', "</function>", _parse_minicpm_call, _MINICPM_EXAMPLE),
     stray="</function>|</param>",
 )
 
@@ -208,7 +208,7 @@ def _parse_kimi_k3_call(body: str) -> list[ToolCall]:
 
 
 parse_kimi_k3 = BlockParser(
-    Block(r'<\|open\|>call tool="', "<|close|>call<|sep|>", _parse_kimi_k3_call, _KIMI_K3_EXAMPLE),
+    CallBlock(r'<\|open\|>call tool="', "<|close|>call<|sep|>", _parse_kimi_k3_call, _KIMI_K3_EXAMPLE),
     thinking=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     stray=r"<\|close\|>(?:call|argument)<\|sep\|>",
     frame=r"<\|(?:open|close)\|>(?:response|tools|message)<\|sep\|>",
@@ -280,7 +280,7 @@ def _find_stray_text(element: _Element, top: bool = True) -> str:
 
 
 _parse_m3_turn = BlockParser(
-    Block(
+    CallBlock(
         rf'(?:{_M3_PREFIX}<tool_call>\s*+)?{_M3_PREFIX}<invoke name="',
         f"{_M3_TOKEN}</invoke>",
         _parse_m3_call,
