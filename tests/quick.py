@@ -32,6 +32,7 @@ INTEGRATION: tuple[str, ...] = (
     "rewards/test_code.py",
     "rewards/test_judge.py",
     "rewards/test_lazy.py",
+    "rewards/test_math.py",
     "rollout/test_growth.py",
     "sandbox",
     "templates/parsers/test_any_text.py",  # fuzzing
