@@ -18,7 +18,7 @@ INTEGRATION: tuple[str, ...] = (
     "algorithms",
     "backends/engine",
     "backends/vllm",
-    "backends/test_answers.py",
+    "backends/test_openai_responses.py",
     "backends/test_client.py",
     "backends/test_weight_files.py",
     "cli",
@@ -29,10 +29,6 @@ INTEGRATION: tuple[str, ...] = (
     "resources/test_chaos.py",
     "resources/test_rpc.py",
     "resources/test_supervisor.py",
-    "rewards/test_code.py",
-    "rewards/test_judge.py",
-    "rewards/test_lazy.py",
-    "rewards/test_math.py",
     "rollout/test_growth.py",
     "sandbox",
     "templates/parsers/test_any_text.py",  # fuzzing
@@ -49,7 +45,9 @@ INTEGRATION: tuple[str, ...] = (
     "test_benchmarks.py",
     "test_docs.py",
     "test_linear_time.py",  # measures times
+    "test_plugins.py",
     "test_recipes.py",
+    "test_wheel.py",
     "training",
 )
 

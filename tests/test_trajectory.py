@@ -203,7 +203,7 @@ def test_sealed_segment_rejects_changes() -> None:
 
 
 def test_sampled_author_needs_sample() -> None:
-    with pytest.raises(RecordError, match="sample"):
+    with pytest.raises(RecordError, match="append_completion"):
         Segment().append(Author.MODEL, [1], turn=0)
 
 

@@ -156,6 +156,7 @@ def logged(path: Path) -> Iterator[bytes]:
         at += 7 + length
 
 
+@pytest.mark.integration
 def test_wandb_keeps_a_run_offline_and_resumes_it(tmp_path: Path, offline: None) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 

@@ -247,6 +247,7 @@ def run_without_transformers(code: str, *arguments: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("vocabulary", ["tokenizer.model", "vocab.json", "tekken.json"])
 def test_folder_to_convert_says_what_to_install(vocabulary: str, tmp_path: Path) -> None:
     (tmp_path / vocabulary).write_text("{}")
@@ -282,6 +283,7 @@ assert [chain.stop.value for chain in (*scripted, *client)] == ["answer", "answe
 """
 
 
+@pytest.mark.integration
 def test_agents_run_without_transformers(openai_server: OpenAIServer, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, {"eos_token": "<|im_end|>"})
     end = ByteTokenizer().backend_tokenizer.token_to_id("<|im_end|>")
@@ -291,6 +293,7 @@ def test_agents_run_without_transformers(openai_server: OpenAIServer, tmp_path: 
     assert len(openai_server.bodies("/completions")) == 1
 
 
+@pytest.mark.integration
 def test_agents_import_no_transformers(openai_server: OpenAIServer, tmp_path: Path) -> None:
     """Also where it is installed."""
     write_tokenizer(tmp_path, {"eos_token": "<|im_end|>"})
