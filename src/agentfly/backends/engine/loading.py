@@ -54,14 +54,15 @@ def resolve_dtype(asked: str | None, device: torch.device) -> torch.dtype:
 
 _PROBE = """
 import time, torch
+torch.set_num_threads(1)  # with the CPU time of this thread alone, other processes do not change the result
 def took(dtype):
     x = torch.randn(256, 256).to(dtype)
     x @ x
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for _ in range(8): x @ x
-    return time.perf_counter() - begun
+    return time.thread_time() - begun
 rounds = [(took(torch.bfloat16), took(torch.float32)) for _ in range(8)]
-print(min(fast for fast, _ in rounds) < min(slow for _, slow in rounds))  # the minimum: other processes interrupt some
+print(min(fast for fast, _ in rounds) < min(slow for _, slow in rounds))
 """
 
 
@@ -76,7 +77,7 @@ def _bfloat16_is_quick() -> bool:
     if not announced:
         return False
     try:
-        tried = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60)
+        tried = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired:
         return False
     return tried.returncode == 0 and tried.stdout.strip() == "True"
