@@ -202,8 +202,8 @@ def test_a_sealed_segment_takes_nothing_more() -> None:
     assert segment.exact
 
 
-def test_nobody_can_show_what_only_the_model_writes() -> None:
-    with pytest.raises(RecordError, match="sample"):
+def test_model_spans_are_refused_by_append() -> None:
+    with pytest.raises(RecordError, match="append_completion"):
         Segment().append(Author.MODEL, [1], turn=0)
 
 
