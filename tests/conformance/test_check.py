@@ -43,7 +43,7 @@ def statuses(report: ConformanceReport) -> dict[str, PropertyStatus]:
 def test_sound_environment_passes_all_properties_also_in_another_process() -> None:
     received = []
     report = check_environment(environments.Corridor, on_result=received.append)
-    assert report.passed, report
+    assert report.ok, report
     assert statuses(report) == dict.fromkeys(PROPERTIES, PropertyStatus.PASS)
     assert list(report.results) == received
     assert "in another process too" in str(report)
@@ -106,14 +106,14 @@ def test_missing_tasks_are_reported_with_a_hint() -> None:
     report = check_environment(environments.Doorless)
     assert "use --tasks FILE for real ones" in report.failures["starts"]
     given = check_environment(environments.Doorless, tasks=environments.Corridor.draw_tasks("train", 3))
-    assert given.passed, given
+    assert given.ok, given
     assert statuses(given)["splits disjoint"] is PropertyStatus.NOT_APPLICABLE
     assert statuses(given)["expert solves"] is PropertyStatus.PASS
 
 
 def test_environment_in_its_own_processes() -> None:
     report = check_environment(environments.Elsewhere)
-    assert report.passed, report
+    assert report.ok, report
     assert "concurrent instances  2 concurrent instances behaved as each alone" in str(report)
 
 
@@ -137,7 +137,7 @@ def test_nondeterministic_simulator_is_checked_for_the_other_properties() -> Non
         deterministic = False
 
     report = check_environment(Windy)
-    assert report.passed, report
+    assert report.ok, report
     left_out = [name for name, status in statuses(report).items() if status is PropertyStatus.NOT_APPLICABLE]
     assert left_out == ["determinism", "reset isolation", "concurrent instances"]
     assert "its simulator varies between runs" in str(report)
@@ -150,7 +150,7 @@ def test_loaded_machine_does_not_fail_a_sound_environment(monkeypatch: pytest.Mo
     monkeypatch.setattr("agentfly.conformance.class_properties.CONSTRUCTOR_SECONDS", 1e-9)
     monkeypatch.setattr(check, "GRACE", 0.0)
     report = check_environment(environments.Corridor, seconds=1e-4)
-    assert report.passed, report
+    assert report.ok, report
 
 
 def test_environment_over_its_cpu_limit_fails() -> None:

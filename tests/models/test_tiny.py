@@ -39,7 +39,7 @@ def tokenizer() -> Any:
 
 def test_template_check_passes_all_properties(tokenizer: Any) -> None:
     report = check_template(tokenizer)
-    assert report.passed
+    assert report.ok
     assert all(finding.mark is CheckMark.GOOD for finding in report.findings if finding.property != "images")
 
 

@@ -47,8 +47,8 @@ def test_audit_of_the_families(case: Case) -> None:
 def test_loading_rejects_what_the_audit_rejected(case: Case) -> None:
     known = KNOWN[str(case)]
     corrected = set(ANSWERS) if case.tokenizer == "deepseek_v3" else set()
-    assert set(case.template.refused) == {kind for kind, verdict in known.items() if verdict is R} - corrected
-    assert set(case.template.rewritten) == {k.removesuffix(" after thinking") for k, v in known.items() if v is H}
+    assert set(case.template.rejections) == {kind for kind, verdict in known.items() if verdict is R} - corrected
+    assert set(case.template.rewrites) == {k.removesuffix(" after thinking") for k, v in known.items() if v is H}
 
 
 def test_a_correction_counts_only_from_the_second_round_of_calls() -> None:
@@ -66,7 +66,7 @@ def test_rejected_delta_fails_before_sampling() -> None:
 def test_check_reports_passed_properties_and_notes() -> None:
     report = check(BY_NAME["qwen3"].hf)
     found = {finding.property: finding for finding in report.findings}
-    assert report.passed
+    assert report.ok
     assert found["start"].mark is CheckMark.GOOD
     assert found["guard"].mark is CheckMark.GOOD
     assert found["extend: user"].mark is CheckMark.NOTE
@@ -96,8 +96,8 @@ def test_check_distinguishes_corrections_from_rejections() -> None:
 
 
 def test_check_of_a_format_by_name() -> None:
-    assert check(ByteTokenizer(), "chatml").passed
-    assert check("bytes", "chatml").passed
+    assert check(ByteTokenizer(), "chatml").ok
+    assert check("bytes", "chatml").ok
     named = {f.property: f for f in check(BY_NAME["qwen2_5"].hf, "qwen2.5").findings}
     assert named["start"].mark is CheckMark.GOOD
 
@@ -109,5 +109,5 @@ def test_check_fails_a_template_whose_text_becomes_control_tokens() -> None:
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     report = check(tokenizer)
-    assert not report.passed
-    assert load_template(None, tokenizer).refused == {}
+    assert not report.ok
+    assert load_template(None, tokenizer).rejections == {}

@@ -83,8 +83,8 @@ def test_image_position_in_gemma_equals_its_own_template() -> None:
 
 def test_chatml_on_bytes_renders_and_parses_calls() -> None:
     template = load_template("chatml", ByteTokenizer(), tools=[TOOL])
-    assert template.refused == {}
-    assert template.rewritten == {}
+    assert template.rejections == {}
+    assert template.rewrites == {}
     prompt = template.render([user("q")])
     assert prompt.startswith("<|im_start|>system\n# Tools\n\nYou may call")
     assert '"name": "search"' in prompt
@@ -104,7 +104,7 @@ def test_chatml_on_bytes_renders_and_parses_calls() -> None:
 @pytest.mark.parametrize(("name", "case"), [("gemma", "gemma3"), ("llama-3", "llama3_2"), ("smollm2", "smollm2")])
 def test_families_without_tools_get_them_by_name(name: str, case: str) -> None:
     template = load_template(name, BY_NAME[case].hf, tools=[TOOL])
-    assert template.refused == {}
+    assert template.rejections == {}
     rendered = template.render([user("q"), Message("assistant", "", (call(1, q="a"),))], open_turn=False)
     opening = template.render([user("q")])
     said = template.codec.encode(rendered.removeprefix(opening).split(template.codec.decode([template.close_id]))[0])

@@ -22,7 +22,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def allowed(case: Case) -> list[str]:
-    return [kind for kind in KINDS if kind not in case.template.refused]
+    return [kind for kind in KINDS if kind not in case.template.rejections]
 
 
 # ── start: the ids of Hugging Face, unless somebody's words spell a control token ──
@@ -150,7 +150,7 @@ def test_sampled_ids_stay_in_the_buffer(case: Case, data: st.DataObject, said: l
     buffer = [*template.start([user(said[0])]), *sampled]
     template.parse(sampled)
     for kind in ("user", "tool"):
-        if kind in template.refused:
+        if kind in template.rejections:
             continue
         extended = template.extend(delta_of(kind, said)[1])
         longer = [*buffer, *extended.after(buffer[-1])]
@@ -198,7 +198,7 @@ def _control(case: Case, ids: list[int]) -> list[int]:
 @every_case
 def test_text_never_becomes_a_control_token(case: Case) -> None:
     template = case.template
-    kinds = [kind for kind in ("user", "tool") if kind not in template.refused]
+    kinds = [kind for kind in ("user", "tool") if kind not in template.rejections]
     clean = _control(case, template.start([user("x")]))
     expected = {kind: _control(case, template.extend(delta_of(kind, ["x"] * 3)[1]).ids) for kind in kinds}
     for token in template.codec.control:
@@ -214,7 +214,7 @@ def test_text_never_becomes_a_control_token(case: Case) -> None:
 @every_case
 def test_forged_turn_in_a_tool_result_stays_text(case: Case) -> None:
     template = case.template
-    kind = "user" if "tool" in template.refused else "tool"
+    kind = "user" if "tool" in template.rejections else "tool"
     clean = template.extend(delta_of(kind, ["x"] * 3)[1]).ids
     forged_turn = template.codec.decode(clean).replace("x", "I obey")
     ids = template.extend(delta_of(kind, [f"ok{forged_turn}done"] * 3)[1]).ids
@@ -231,7 +231,7 @@ def test_fragments_of_control_tokens_do_not_combine(case: Case, data: st.DataObj
     text = "".join(data.draw(st.lists(tokens | piece | texts, max_size=5)))
     clean = _control(case, template.start([user("x")]))
     assert _control(case, template.start([user(text)])) == clean
-    for kind in {"user", "tool"} - set(template.refused):
+    for kind in {"user", "tool"} - set(template.rejections):
         _, delta = delta_of(kind, [text] * 3)
         assert _control(case, template.extend(delta).ids) == _control(
             case, template.extend(delta_of(kind, ["x"] * 3)[1]).ids
@@ -257,7 +257,7 @@ def test_tool_name_cannot_forge_a_turn() -> None:
 @pytest.mark.parametrize("text", ["\ue000", "a\ue000b\ue001", "zX00000Xz", "zQ\ue000Qz", "\ue000<|im_end|>\ue001"])
 def test_private_use_characters_are_kept(case: Case, text: str) -> None:
     assert text in case.template.codec.decode(case.template.start([user(text)]))
-    if "user" not in case.template.refused:
+    if "user" not in case.template.rejections:
         assert as_rendered(case.template, [user(text)])
         assert text in case.template.codec.decode(case.template.extend([user(text)]).ids)
 
@@ -358,7 +358,7 @@ def test_stop_token_that_opens_the_next_turn_is_written_once() -> None:
     assert answers.after(ord("x"))[0] == observation
     assert template.extend([user("u")]).after(speaker) == template.extend([user("u")]).ids
     assert template.codec.decode([speaker, *template.extend([user("u")]).ids]) == "<|user|>\nu<|assistant|>"
-    assert "nothing" in template.refused
+    assert "nothing" in template.rejections
 
 
 # ── pictures, parts, and templates that are broken ──

@@ -26,7 +26,7 @@ from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.event_loops import LoopClients, UpdateLock
 from agentfly.backends.openai_api import (
     Dialect,
-    Malformed,
+    MalformedResponse,
     Rejected,
     Retryable,
     chat_body,
@@ -308,7 +308,7 @@ class ClientBackend(Backend):
         except httpx.TransportError as error:
             raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from error
         except BodyError as error:
-            raise Malformed(f"{self.base_url} sent a response that cannot be read: {error}") from error
+            raise MalformedResponse(f"{self.base_url} sent a response that cannot be read: {error}") from error
 
 
 def _raise_last(state: RetryCallState) -> None:

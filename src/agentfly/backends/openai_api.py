@@ -30,7 +30,7 @@ class Retryable(BackendFault):
         """Seconds that the server asks to wait; None if it does not."""
 
 
-class Malformed(Retryable):
+class MalformedResponse(Retryable):
     """A response that violates the protocol."""
 
 

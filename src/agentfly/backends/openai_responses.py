@@ -1,7 +1,7 @@
 """Parse the responses of an OpenAI-compatible server into completions.
 
 The server is not trusted: a response is read within a size limit and validated before it is used. One that violates the
-protocol raises `Malformed`, which is retried like a 5xx.
+protocol raises `MalformedResponse`, which is retried like a 5xx.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import httpx
 import pydantic
 
 from agentfly.backends.base import Request
-from agentfly.backends.openai_api import Malformed, Retryable, error_message, reason
+from agentfly.backends.openai_api import MalformedResponse, Retryable, error_message, reason
 from agentfly.errors import BackendFault
 from agentfly.http_body import BodyError, parse_json, read_body, stream_body
 from agentfly.templates.parsers.calls import parse_json as parse_arguments
 from agentfly.types import Completion, FinishReason, Message, ToolCall
 
 T = TypeVar("T")
-S = TypeVar("S", bound="_Schema")
+S = TypeVar("S", bound="_ResponseModel")
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
     "tool_calls": FinishReason.STOP,
@@ -36,7 +36,7 @@ _FINISH_REASONS = {
 # ── schemas ──
 
 
-class _Schema(pydantic.BaseModel):
+class _ResponseModel(pydantic.BaseModel):
     """Part of a response. Unknown fields are ignored; types are not coerced."""
 
     model_config = pydantic.ConfigDict(strict=True)
@@ -49,31 +49,31 @@ _TokenId = Annotated[int, pydantic.Field(ge=0, lt=2**31)]
 _Logprob = Annotated[float, pydantic.Field(ge=-3.4e38, le=1e-3, allow_inf_nan=False)]
 
 
-class _ContentPart(_Schema):
+class _ContentPart(_ResponseModel):
     type: Literal["text", "refusal"]
     text: str = ""
     refusal: str = ""
 
 
-class _Function(_Schema):
+class _Function(_ResponseModel):
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
-class _ToolCall(_Schema):
+class _ResponseToolCall(_ResponseModel):
     index: int | None = None
     id: str | None = None
     function: _Function
 
 
-class _Message(_Schema):
+class _ResponseMessage(_ResponseModel):
     """A message, or the delta of one."""
 
     content: str | _List[_ContentPart] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: _List[_ToolCall] | None = None
+    tool_calls: _List[_ResponseToolCall] | None = None
 
     @property
     def text(self) -> str:
@@ -86,39 +86,39 @@ class _Message(_Schema):
         return self.reasoning_content or self.reasoning or ""
 
 
-class _LogprobEntry(_Schema):
+class _LogprobEntry(_ResponseModel):
     logprob: _Logprob | None = None
 
 
-class _Logprobs(_Schema):
+class _Logprobs(_ResponseModel):
     token_logprobs: _List[_Logprob | None] | None = None
     """Of /completions."""
     content: _List[_LogprobEntry] | None = None
     """Of /chat/completions."""
 
 
-class _Choice(_Schema):
-    message: _Message | None = None
-    delta: _Message | None = None
+class _Choice(_ResponseModel):
+    message: _ResponseMessage | None = None
+    delta: _ResponseMessage | None = None
     finish_reason: str | None = None
     token_ids: _List[_TokenId] | None = None
     prompt_token_ids: _List[_TokenId] | None = None
     logprobs: _Logprobs | None = None
 
 
-class _Response(_Schema):
+class _Response(_ResponseModel):
     choices: _List[_Choice] | None = None
     prompt_token_ids: _List[_TokenId] | None = None
 
 
-class ModelCard(_Schema):
+class ModelCard(_ResponseModel):
     """A model that the server lists."""
 
     id: str | None = None
     max_model_len: int | None = None
 
 
-class _ModelList(_Schema):
+class _ModelList(_ResponseModel):
     data: _List[ModelCard] | None = None
 
 
@@ -131,7 +131,7 @@ class ResponseLimits(NamedTuple):
 
     def check_ids(self, ids: Sequence[int]) -> None:
         if self.vocab_size is not None and (largest := max(ids, default=0)) >= self.vocab_size:
-            raise Malformed(
+            raise MalformedResponse(
                 f"the server sampled token id {largest}, which is outside the vocabulary of {self.vocab_size}; check "
                 "that it serves the model whose tokenizer is loaded here (vocab_size= allows more: a padded embedding)"
             )
@@ -202,7 +202,7 @@ async def read_chat(response: httpx.Response, limits: ResponseLimits, *, request
         return Completion((), (), (), finish, message=message)
     body, choice = _parse_response(await read_body(response, limits.max_bytes))
     if choice is None or choice.message is None:
-        raise Malformed("the server's response holds no message")
+        raise MalformedResponse("the server's response holds no message")
     calls = [_to_tool_call(x.id, x.function.name, x.function.arguments) for x in choice.message.tool_calls or ()]
     message = Message("assistant", choice.message.text, tuple(calls), choice.message.thinking)
     finish = _finish_reason(choice.finish_reason)
@@ -232,7 +232,7 @@ async def _read_chat_stream(
     try:
         async with aclosing(_read_choices(response, limits.max_bytes)) as choices:
             async for choice in choices:
-                delta = choice.delta or _Message()
+                delta = choice.delta or _ResponseMessage()
                 text += delta.text
                 thinking += delta.thinking
                 received += bool(delta.text) + bool(delta.thinking)
@@ -240,7 +240,7 @@ async def _read_chat_stream(
                 for part in delta.tool_calls or ():
                     more = part.function.arguments or ""
                     if not isinstance(more, str):
-                        raise Malformed("the server streamed the arguments of a call as an object, not as text")
+                        raise MalformedResponse("the server streamed the arguments of a call as an object, not as text")
                     call_id, name, arguments = calls.get(part.index or 0, ("", "", ""))
                     name += part.function.name or ""
                     calls[part.index or 0] = (call_id or part.id or "", name, arguments + more)
@@ -275,7 +275,7 @@ async def _read_choices(response: httpx.Response, max_bytes: int) -> AsyncGenera
     if not _is_stream(response):
         _, choice = _parse_response(await read_body(response, max_bytes))
         if choice is None:
-            raise Malformed("the server's response has no choice in it")
+            raise MalformedResponse("the server's response has no choice in it")
         yield choice
         return
     data: list[bytes] = []
@@ -311,7 +311,7 @@ def _parse_response(data: bytes | bytearray) -> tuple[_Response, _Choice | None]
 def _parse_object(data: bytes | bytearray) -> dict[str, Any]:
     value = parse_json(data)
     if not isinstance(value, dict):
-        raise Malformed(f"the server's response is not a JSON object: {data[:200].decode(errors='replace')!r}")
+        raise MalformedResponse(f"the server's response is not a JSON object: {data[:200].decode(errors='replace')!r}")
     return value
 
 
@@ -321,7 +321,7 @@ def _validate(schema: type[S], value: Mapping[str, Any]) -> S:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         location = ".".join(map(str, first["loc"]))
-        raise Malformed(
+        raise MalformedResponse(
             f"the server's response is malformed: {location}: {first['msg']}, not {reprlib.repr(first['input'])}"
         ) from error
 

@@ -106,7 +106,7 @@ def check_command(
     passed = sum(each.status is PropertyStatus.PASS for each in report.results)
     failed = f", {len(report.failures)} do not" if report.failures else ""
     console.print(f"{env_class.__name__}: {passed} properties hold{failed}", highlight=False, style="bold")
-    raise typer.Exit(0 if report.passed else 1)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command("new")

@@ -24,4 +24,4 @@ def check(
 
     report = check_template(resolve(model), name)
     Console().print(report)
-    raise typer.Exit(0 if report.passed else 1)
+    raise typer.Exit(0 if report.ok else 1)

@@ -4,7 +4,7 @@ from agentfly.conformance import check_environment
 
 def test_contract() -> None:
     report = check_environment(MyEnvironment)
-    assert report.passed, report
+    assert report.ok, report
 """
 
 from agentfly.conformance.check import PROPERTIES, check_environment

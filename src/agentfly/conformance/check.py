@@ -27,7 +27,7 @@ CLASS_PROPERTIES: dict[str, Property] = {
     "constructor": class_properties.constructor,
     "tools documented": class_properties.tools_have_descriptions,
     "starts": class_properties.starts,
-    "tasks by seed": class_properties.tasks_by_seed,
+    "tasks by seed": class_properties.seeds_reproduce_tasks,
     "splits disjoint": class_properties.splits_disjoint,
     "rows are JSON": class_properties.rows_are_json,
 }

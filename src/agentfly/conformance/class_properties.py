@@ -91,7 +91,7 @@ async def starts(subject: Subject) -> str:
     return f"reset for {task.id or task.question!r:.60}"
 
 
-def tasks_by_seed(subject: Subject) -> str:
+def seeds_reproduce_tasks(subject: Subject) -> str:
     """Equal arguments draw equal tasks in any process, another seed draws others, and n tasks are a prefix of more."""
     rows = _draw(subject, "train", COUNT)
     if len(rows) != COUNT:

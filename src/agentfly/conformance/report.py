@@ -42,7 +42,7 @@ class ConformanceReport:
     results: tuple[PropertyResult, ...]
 
     @property
-    def passed(self) -> bool:
+    def ok(self) -> bool:
         """Whether no property failed."""
         return not self.failures
 

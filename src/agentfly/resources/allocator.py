@@ -148,7 +148,7 @@ class Allocator:
         for pool in request.pools:
             pool.waiting -= 1
         # A shared pool grants out of order: its other requests were not blocked by this one.
-        self._serve(*(pool for pool in request.pools if not pool.shared))
+        self._serve(*(pool for pool in request.pools if not pool.is_shared))
 
     async def _check_health(self, instances: list[Instance], holder: Holder) -> bool:
         """Resume and check instances that were idle. If one fails it is evicted, and the others are released."""
@@ -197,7 +197,7 @@ class Allocator:
         """Start the missing instances of these pools; under a budget, of all pools, by priority, while they fit."""
         if self._closed:
             return
-        if self._budget.unlimited:
+        if self._budget.is_unlimited:
             for pool in pools:
                 for _ in range(pool.num_to_start()):
                     self._begin_start(pool)

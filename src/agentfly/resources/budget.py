@@ -23,7 +23,7 @@ class Budget:
     """Bytes, as declared by `Pool.memory` for each instance; None: no limit."""
 
     @property
-    def unlimited(self) -> bool:
+    def is_unlimited(self) -> bool:
         return self.instances is None and self.memory is None
 
     def raise_if_never_fits(self, pools: Iterable[PoolState]) -> None:
@@ -57,7 +57,7 @@ class Budget:
 
     def must_yield(self, pool: PoolState, pools: Iterable[PoolState]) -> bool:
         """Whether an instance that was released must be closed to make room for a pool below its fair share."""
-        if self.unlimited:
+        if self.is_unlimited:
             return False
         mine = pool.head
         existing = list(pools)

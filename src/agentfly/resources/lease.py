@@ -225,7 +225,7 @@ async def _acquire_all(
     try:
         for instance in instances:
             pool = provider.pool(instance.env_class)
-            if pool.shared:
+            if pool.is_shared:
                 continue
             begun = time.monotonic()
             try:

@@ -54,7 +54,7 @@ class LeaseRequest:
     @property
     def grantable(self) -> bool:
         """Whether it is first in every queue and every pool has an instance ready."""
-        ready = (pool.ready() and (pool.shared or pool.head is self) for pool in self.pools)
+        ready = (pool.ready() and (pool.is_shared or pool.head is self) for pool in self.pools)
         return self.pending and all(ready)
 
 
@@ -107,7 +107,7 @@ class PoolState:
         return self.env_class.__name__
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether all chains share one instance."""
         return self.settings.scope is Scope.GLOBAL
 
@@ -124,7 +124,7 @@ class PoolState:
     @property
     def max_instances(self) -> int | None:
         """Maximum number of instances; None: no limit."""
-        if self.shared:
+        if self.is_shared:
             return 1 + sum(bool(each.evict_reason) for each in self.leased.values())
         return self.runtime.max_instances if self.settings.max_instances is None else self.settings.max_instances
 
@@ -137,13 +137,13 @@ class PoolState:
 
     def candidates(self) -> list[LeaseRequest]:
         """The requests that may be granted next: the first in the queue, or all of them for a shared instance."""
-        if not self.shared:
+        if not self.is_shared:
             return [self.head] if self.head is not None else []
         return [each for each in sorted(self.queue) if each.pending] if self.ready() else []
 
     def _shared_instance(self) -> Instance | None:
         """The leased instance that further chains may lease as well."""
-        return next((each for each in self.leased.values() if not each.evict_reason), None) if self.shared else None
+        return next((each for each in self.leased.values() if not each.evict_reason), None) if self.is_shared else None
 
     def ready(self) -> bool:
         """Whether an instance can be leased immediately."""
@@ -166,7 +166,7 @@ class PoolState:
         if self.start_failures.retry_at > time.monotonic():
             return 0
         needed = self.waiting
-        if self.shared:
+        if self.is_shared:
             needed = 0 if self._shared_instance() else min(self.waiting, 1)
         missing = needed + self.settings.min_warm - len(self.idle) - self.starting
         room = missing if self.max_instances is None else self.max_instances - self.count

@@ -300,7 +300,7 @@ class Chain:
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         runner = ToolRunner(self.agent.toolbox, self.leases, self._context(), self.settings.observer)
         limit = self.settings.limits.max_calls_per_turn
-        if len(calls) > 1 and self.agent.template is not None and "tools" in self.agent.template.refused:
+        if len(calls) > 1 and self.agent.template is not None and "tools" in self.agent.template.rejections:
             # This chat format has one result per turn (Llama): run the first call and inform the model.
             result = (await runner.run(calls[:1], limit))[0]
             count = f"more than {limit}" if len(calls) > limit else len(calls)

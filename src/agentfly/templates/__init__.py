@@ -101,8 +101,8 @@ def load_template(
             )
             continue
         report = audit(template, corrected=family.corrected)
-        template.refused.update(report.refused)
-        template.rewritten.update(report.rewritten)
+        template.rejections.update(report.rejections)
+        template.rewrites.update(report.rewrites)
         return template
     raise ConfigError("; ".join(dict.fromkeys(problems)))
 

@@ -55,12 +55,12 @@ class Audit:
     rows: tuple[AuditRow, ...]
 
     @property
-    def refused(self) -> dict[str, str]:
+    def rejections(self) -> dict[str, str]:
         """Kinds of delta that must not be appended, with the reason."""
         return self._reasons(AuditVerdict.REFUSED)
 
     @property
-    def rewritten(self) -> dict[str, str]:
+    def rewrites(self) -> dict[str, str]:
         """Kinds of delta after which the template renders earlier turns differently, with the difference."""
         return self._reasons(AuditVerdict.REWRITTEN)
 

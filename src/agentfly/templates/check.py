@@ -66,7 +66,7 @@ class TemplateReport:
     findings: tuple[CheckResult, ...]
 
     @property
-    def passed(self) -> bool:
+    def ok(self) -> bool:
         """Whether prompts are exact, turns end, and no message text becomes a control token."""
         return not any(finding.mark is CheckMark.BAD for finding in self.findings if finding.property in _REQUIRED)
 
@@ -104,7 +104,7 @@ def _findings(
     yield _check_start(template, tokenizer)
     for row in audit(template).rows:
         corrected = (
-            row.verdict is AuditVerdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.refused
+            row.verdict is AuditVerdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.rejections
         )
         verdict = AuditVerdict.CORRECTED if corrected else row.verdict
         yield CheckResult(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
@@ -112,8 +112,8 @@ def _findings(
     yield _check_end(template, tokenizer)
     thinking = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
     yield CheckResult("thinking", CheckMark.GOOD, thinking)
-    if template.rewritten:
-        detail = f"append and template differ after {'; '.join(template.rewritten)}"
+    if template.rewrites:
+        detail = f"append and template differ after {'; '.join(template.rewrites)}"
         yield CheckResult("history", CheckMark.NOTE, f"{detail}. In effect: {template.history.value}")
     else:
         yield CheckResult("history", CheckMark.GOOD, "append and template are equivalent")

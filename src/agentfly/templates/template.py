@@ -125,9 +125,9 @@ class Template:
         self._own_marks = "".join(
             set(re.findall("[\ue000-\uf8ff]", source + json.dumps(self.tools, ensure_ascii=False)))
         )
-        self.refused: dict[str, str] = {}
+        self.rejections: dict[str, str] = {}
         """Kinds of delta (see `delta_kind`) that the audit found inexact, with the reason; `extend` refuses them."""
-        self.rewritten: dict[str, str] = {}
+        self.rewrites: dict[str, str] = {}
         """Kinds of delta after which the template itself renders earlier turns differently, with the difference."""
         self.parser_problem = ""
         """Why the parser does not parse the calls that the template writes; empty if it does."""
@@ -146,7 +146,7 @@ class Template:
         All tool results of a turn belong in one delta: some templates render them as one block. Raises TemplateError
         for a kind of delta that the audit refused.
         """
-        if self.refused and (reason := self.refused.get(delta_kind(delta))):
+        if self.rejections and (reason := self.rejections.get(delta_kind(delta))):
             raise TemplateError(f"template {self.name!r} cannot be extended by {delta_kind(delta)}: {reason}")
         return self.follow(delta)
 

@@ -46,7 +46,7 @@ class MathJudge(Environment):
                 raise ModuleNotFoundError("math_verify", name="math_verify")
         self._semaphore = asyncio.Semaphore(self.max_concurrent or len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
-        self._idle: list[_Worker] = []
+        self._idle: list[_JudgeProcess] = []
         self._closed = False
 
     async def equal(self, answer: str, expected: str | float) -> bool:
@@ -71,7 +71,7 @@ class MathJudge(Environment):
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
             if worker is None:
-                worker = _Worker(self.seconds, self.memory)
+                worker = _JudgeProcess(self.seconds, self.memory)
             elif not worker.alive:  # killed from outside while it was idle: no verdict on this answer
                 worker.end()
                 worker = None
@@ -94,7 +94,7 @@ class MathJudge(Environment):
             worker.end()
 
 
-class _Worker:
+class _JudgeProcess:
     """A process that compares answers one after the other: JSON lines on its standard input and output."""
 
     def __init__(self, seconds: float, memory: int) -> None:

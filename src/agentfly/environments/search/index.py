@@ -210,7 +210,7 @@ class BM25Index(Index):
         return rankings
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """Maps texts to unit vectors."""
 
     def __call__(self, texts: Sequence[str], *, query: bool) -> Array:
@@ -219,7 +219,7 @@ class Encoder(Protocol):
 
 
 @functools.lru_cache(maxsize=2)
-def load_encoder(model: str) -> Encoder:
+def load_encoder(model: str) -> TextEncoder:
     """Load a sentence-transformers model by name or folder, once per process."""
     with require_extra("searching by meaning", "dense"):
         import sentence_transformers
@@ -247,14 +247,14 @@ def load_encoder(model: str) -> Encoder:
 class DenseIndex(Index):
     """Embedding index with exact search: every vector is compared. Fast up to some millions of passages."""
 
-    def __init__(self, passages: Sequence[Passage], vectors: Array, encode: Encoder) -> None:
+    def __init__(self, passages: Sequence[Passage], vectors: Array, encode: TextEncoder) -> None:
         if len(passages) != len(vectors):
             raise ConfigError(f"{len(vectors)} vectors for {len(passages)} passages; rebuild the index")
         self.passages, self.vectors, self._encode = passages, vectors, encode
 
     @classmethod
     def of(
-        cls, passages: Sequence[Passage], encode: Encoder, progress: Callable[[str], None] = lambda _: None
+        cls, passages: Sequence[Passage], encode: TextEncoder, progress: Callable[[str], None] = lambda _: None
     ) -> DenseIndex:
         """Encode all passages."""
         parts = []

@@ -100,7 +100,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class DatabaseSchema:
     """The tables of a generated database."""
 
     domain: Domain
@@ -150,7 +150,7 @@ def load_domains() -> tuple[Domain, ...]:
     )
 
 
-def draw_schema(key: str, level: int) -> Schema:
+def draw_schema(key: str, level: int) -> DatabaseSchema:
     """Draw the tables of a database."""
     random = Random(f"{key}/{level}/shape")
 
@@ -167,15 +167,15 @@ def draw_schema(key: str, level: int) -> Schema:
     domain = random.choice(load_domains())
     if level == 1:
         entity = random.choice((domain.owner, domain.item, domain.visitor))
-        return Schema(domain, (draw_table(entity),), None)
+        return DatabaseSchema(domain, (draw_table(entity),), None)
     owner = draw_table(domain.owner)
     item = draw_table(domain.item, (f"{domain.owner.one}_id", owner.name))
     if level == 2:
-        return Schema(domain, (owner, item), None)
+        return DatabaseSchema(domain, (owner, item), None)
     visitor = draw_table(domain.visitor)
     number = random.choice(domain.deal.names)
     deals = (random.choice(domain.deals), f"{domain.item.one}_id", f"{domain.visitor.one}_id", number)
-    return Schema(domain, (owner, item, visitor), deals)
+    return DatabaseSchema(domain, (owner, item, visitor), deals)
 
 
 def build_database(key: str, level: int, twin: int = 0) -> bytes:

@@ -18,8 +18,8 @@ from agentfly.environments.sql.database import Database, equal_rows, has_order_b
 from agentfly.environments.sql.generator import (
     LEVELS,
     TWINS,
+    DatabaseSchema,
     NumberColumn,
-    Schema,
     Table,
     TextColumn,
     build_database,
@@ -51,7 +51,7 @@ _SPIDER_FILES = {
 class QuestionSampler:
     """Draws questions about one generated database, as pairs of question and gold query."""
 
-    def __init__(self, random: Random, schema: Schema, database: Database) -> None:
+    def __init__(self, random: Random, schema: DatabaseSchema, database: Database) -> None:
         self._random, self._schema, self._database = random, schema, database
 
     def draw(self, kind: str) -> tuple[str, str]:

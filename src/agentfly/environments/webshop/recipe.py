@@ -22,7 +22,7 @@ from agentfly.training import TrainConfig
 PROMPT = "Search, click a product's number, click each option that is wanted, then click Buy Now."
 
 
-class Shop(WebShop):
+class BriefWebShop(WebShop):
     """A shop with short pages, whose expert sees no more than the model: a small model can imitate it."""
 
     view = "brief"
@@ -31,7 +31,7 @@ class Shop(WebShop):
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[Shop], reward=webshop_reward, system_prompt=PROMPT)
+    return HFAgent(**model, tools=[BriefWebShop], reward=webshop_reward, system_prompt=PROMPT)
 
 
 def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:

@@ -146,7 +146,7 @@ class RayManager(ResourceManager):
                 f"{env_class.__name__} has the runtime {runtime.name!r}; a RayManager leases Ray actors only: write "
                 "runtime=RayRuntime(…), or nothing"
             )
-        if pool.shared and not pool.settings.concurrent:
+        if pool.is_shared and not pool.settings.concurrent:
             raise ConfigError(
                 f"{env_class.__name__} is shared by all chains, and chains of several processes cannot take turns in "
                 "it; write concurrent=True if it supports concurrent actions, or scope='group'"
@@ -168,7 +168,7 @@ class RayManager(ResourceManager):
             for env_class, grant in zip(env_classes, grants, strict=True):
                 transport = ActorTransport(grant.actor, grant.description)
                 environment, remote = attach_proxy(env_class, transport, everything=True)
-                if self.pool(env_class).shared:  # never reset: any request fills the mirrored attributes
+                if self.pool(env_class).is_shared:  # never reset: any request fills the mirrored attributes
                     await remote.ask("get", "__doc__", (), {})
                 instance = Instance(env_class, _LeasedHandle(environment, actor))
                 instance.number = grant.number
