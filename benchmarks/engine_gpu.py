@@ -1,7 +1,7 @@
 """How fast the embedded engine samples on a GPU, beside vLLM with its prefix cache, both with log-probabilities.
 
-Random weights of a published shape in bfloat16. A workload is a number of chains: a prompt, then turns that sample a fixed
-number of tokens, with an observation between them. vLLM is measured in the same run where it is installed.
+Random weights of a published shape in bfloat16. A workload is a number of chains: a prompt, then turns that sample a
+fixed number of tokens, with an observation between them. vLLM is measured in the same run where it is installed.
 
     python -m benchmarks.engine_gpu [--shape 135m|3b] [--workloads decode,turns,...] [--rounds 3] [--profile]
 """

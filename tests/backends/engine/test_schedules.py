@@ -54,7 +54,7 @@ class Stepped(Engine):
     """Steps whose results are taken in late, as on a GPU."""
 
     def check(self) -> None:
-        """Every slot is free, in the prefix cache or held by one request; locks and counts are those of the requests."""
+        """Every slot is free, in the prefix cache or held by one request; locks and counts follow from the requests."""
         there, tables = self._scheduler, self._scheduler.tables
         nodes = list(there.prefix_cache.nodes())
         owned = [there.kv_cache.free_slots(), *(node.slots for node in nodes)]
@@ -168,7 +168,9 @@ def verify(request: Request, got: Completion) -> None:
     seed = request.sampling.seed
     assert seed is not None
     rows = [
-        SamplingRow(request.sampling, float(uniform(seed, at)), np.asarray(tokens[: len(request.prompt) + at], np.int32))
+        SamplingRow(
+            request.sampling, float(uniform(seed, at)), np.asarray(tokens[: len(request.prompt) + at], np.int32)
+        )
         for at in range(count)
     ]
     for version in set(got.weight_versions):

@@ -104,7 +104,7 @@ def attend_dense(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Attention of [sequence, head, token, width], where query heads may share key heads; `mask` is added to the scores.
+    """Attention of [sequence, head, token, width]; query heads may share key heads, and `mask` is added to the scores.
 
     Without a mask all keys are seen, or, if `causal`, those up to the query's position. Bounded scores (Gemma 2) are
     computed step by step: not every device has a kernel for them.

@@ -8,25 +8,30 @@ GPU, so that the next step can be launched before the host has seen them.
 from __future__ import annotations
 
 import bisect
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 
-from agentfly.backends.engine import kernels
+from agentfly.backends.engine import kernels, packed_linear
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
 from agentfly.backends.engine.kv_cache import KVCache
 from agentfly.backends.engine.model_runner import Launched, ModelRunner, sampling_rows
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
+from agentfly.errors import describe
+
+_LOG = logging.getLogger(__name__)
 
 SIZES = (
-    1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 448, 512, 640, 768, 896, 1024, 1280,
-    1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192,
+    1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096,
+    6144, 8192,
 )  # fmt: skip
 """Numbers of tokens that steps are padded to; larger steps are padded to multiples of the last."""
-DECODE_TOKENS = 512
-"""Steps of at most so many tokens use small attention tiles, for which single tokens waste the least."""
+SMALL, LARGE = 128, 512
+"""Steps of at most `SMALL` tokens have too few attention tiles to fill a GPU, so each looks at more keys at a time.
+Steps of more than `LARGE` tokens are mostly prompts, for which larger tiles are faster."""
 RING = 3
 """Host buffers in rotation: one is filled, one is being copied, one is being read."""
 
@@ -40,7 +45,8 @@ class StepGraph(AttentionLayout):
         self.samples = min(size, runner.max_rows)
         """Most tokens that a step samples."""
         heads, key_heads = runner.heads
-        self._queries = 16 if size <= DECODE_TOKENS else 64
+        self._queries = 16 if size <= LARGE else 64
+        self._keys = 128 if size <= SMALL else 64
         self.tile_tokens = kernels.tile_tokens(heads, key_heads, self._queries)
         tiles = min(size, runner.max_rows + size // self.tile_tokens + 2)
         lengths = [size] * 3 + [tiles] * 2 + [self.samples] * 4
@@ -59,15 +65,25 @@ class StepGraph(AttentionLayout):
         self._turn = 0
         self._fill(self._arrays[0], None)
         self._device.copy_(self._host[0])
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if runner.captures:
+            self._capture()
+
+    def _capture(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._step()
+            self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=runner.pool, capture_error_mode="thread_local"):
-            self.logits = self._step()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._runner.pool, capture_error_mode="thread_local"):
+                self.logits = self._step()
+            self._graph = graph
+        except RuntimeError as error:  # its layers wait for the GPU, as some mixtures of experts do
+            self._runner.captures = False
+            name = type(self._runner.model).__name__
+            _LOG.warning("%s is run kernel by kernel, its steps cannot be captured: %s", name, describe(error))
 
     def _step(self) -> torch.Tensor:
         runner = self._runner
@@ -86,7 +102,8 @@ class StepGraph(AttentionLayout):
     def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
         return kernels.attend_paged(
             queries, cache.keys, cache.values, self._runner.table, self.rows, self.positions,
-            self.tile_first, self.tile_count, queries=self._queries, scaling=cache.scaling, window=cache.window,
+            self.tile_first, self.tile_count, queries=self._queries, keys_at_once=self._keys,
+            scaling=cache.scaling, window=cache.window,
         )  # fmt: skip
 
     def replay(self, batch: Batch) -> Launched:
@@ -94,7 +111,10 @@ class StepGraph(AttentionLayout):
         self._turn = (self._turn + 1) % RING
         self._fill(self._arrays[self._turn], batch)
         self._device.copy_(self._host[self._turn], non_blocking=True)
-        self._graph.replay()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.logits = self._step()
         sampling = int(batch.samples.sum())
         if not all(is_plain(request.request.sampling) for request in batch.requests):
             self._sample_filtered(batch, sampling)
@@ -193,9 +213,15 @@ class GraphRunner(ModelRunner):
         self.pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, StepGraph] = {}
         self._turn = 0
-        if compiled:
-            for layer in self.model.get_decoder().layers:
-                layer.compile(dynamic=True)
+        self._weights_changed = False
+        self.captures = True
+        decoder = self.model.get_decoder()
+        layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
+        for layer in layers if compiled else ():
+            layer.compile(dynamic=True)
+
+    def reset(self) -> None:
+        self._weights_changed = True
 
     def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
         return KVCache(capacity, like.new_zeros(shape))
@@ -204,9 +230,7 @@ class GraphRunner(ModelRunner):
         """Make the GPU's copy of the scheduler's slot table, with one more row for padding."""
         self._scheduler = scheduler
         self.max_rows, context = scheduler.tables.slots.shape
-        self.table = torch.full(
-            (self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device
-        )
+        self.table = torch.full((self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device)
         self.last_tokens = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=self.device)
         self._staging = [torch.zeros(0, dtype=torch.int32) for _ in range(RING)]
         self._staged = torch.zeros(0, dtype=torch.int32, device=self.device)
@@ -214,6 +238,9 @@ class GraphRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         with torch.cuda.device(self.device):
+            if self._weights_changed:
+                packed_linear.refresh_weights(self.model)
+                self._weights_changed = False
             tokens = batch.tokens
             at = bisect.bisect_left(SIZES, tokens)
             size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
@@ -228,8 +255,9 @@ class GraphRunner(ModelRunner):
         if not changed:
             return
         tables = self._scheduler.tables
-        places = np.concatenate([np.arange(first, last) + row * tables.context for row, (first, last) in changed.items()])
-        slots = np.concatenate([tables.slots[row, first:last] for row, (first, last) in changed.items()])
+        parts = [(row, first, last) for row, (first, last) in changed.items()]
+        places = np.concatenate([np.arange(first, last) + row * tables.context for row, first, last in parts])
+        slots = np.concatenate([tables.slots[row, first:last] for row, first, last in parts])
         changed.clear()
         count = len(slots)
         self._turn = (self._turn + 1) % RING

@@ -1,8 +1,8 @@
 """The engine: one thread that schedules and runs forward passes for as long as there are requests.
 
 Event loops submit requests and get their tokens back; everything else happens in the thread, so the scheduler and the
-cache need no locks. On a GPU the next step is prepared and launched while the previous one runs (`runner.depth`), so its
-tokens are seen one step late. Weights change between two steps, when none is under way.
+cache need no locks. On a GPU the next step is prepared and launched while the previous one runs (`runner.depth`): the
+host sees its tokens one step late. Weights change between two steps, when none is under way.
 
 A step that fails costs the requests that were running; those that wait go on. After `MAX_FAILURES` failed steps in a
 row, or if the thread itself fails, every request fails, and nothing can be sampled any more.

@@ -10,9 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS = 64
-"""Keys that one iteration of the attention kernel looks at."""
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store_kv(  # type: ignore[no-untyped-def]
@@ -133,6 +130,7 @@ def attend_paged(
     *,
     queries: int,
     scaling: float,
+    keys_at_once: int = 64,
     window: int | None = None,
 ) -> torch.Tensor:
     """Attention of every token to its own past and itself, which the cache holds. [head, token, width] in,
@@ -150,8 +148,8 @@ def attend_paged(
         query, keys, values, out, table, rows, positions, tile_first, tile_count,
         scaling * 1.4426950408889634, window or 0,
         query.stride(0), query.stride(1), keys.stride(0), out.stride(0), table.stride(0),
-        GROUP=group, QUERIES=max(queries, triton.next_power_of_2(group)), WIDTH=width, KEYS=KEYS,
-        WINDOWED=window is not None, num_warps=4, num_stages=3 if queries <= 16 else 2,
+        GROUP=group, QUERIES=max(queries, triton.next_power_of_2(group)), WIDTH=width, KEYS=keys_at_once,
+        WINDOWED=window is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -194,14 +192,12 @@ def _draw(  # type: ignore[no-untyped-def]
                 reached += mass
     x = tl.load(base + chosen).to(tl.float32)
     mine = x - most - tl.log(total_own)
-    tl.store(tokens + row, chosen.to(tl.int32))
+    tl.store(tokens + row, chosen)
     tl.store(own + row, mine)
     tl.store(drawn + row, tl.where(greedy, mine, (x - most) * cold - tl.log(total)))
 
 
-def sample_plain(
-    logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, out: torch.Tensor
-) -> None:
+def sample_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, out: torch.Tensor) -> None:
     """Sample rows that ask for a temperature only. `out`, [3, row] of 4 bytes each: the tokens as int32, their
     log-probabilities under the distribution that was sampled from, and under the model's own."""
     rows, vocabulary = logits.shape

@@ -19,7 +19,7 @@ from agentfly.backends.engine.loading import config_shape
 from agentfly.backends.engine.memory import zeros
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
-from agentfly.backends.engine.scheduler import Batch, Output, Scheduler, is_run
+from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
 from agentfly.errors import describe
 from agentfly.types import Sampling
 
@@ -109,18 +109,17 @@ class ModelRunner:
     def logits(self, batch: Batch) -> torch.Tensor:
         """[chunk that samples, vocabulary]: the logits after the last token of each."""
         tables = batch.tables
-        ids, positions, slots, spans = [], [], [], []
-        for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
-            end = start + count
-            own = tables.slots[row, :end]
-            adjacent = is_run(own)
-            gathered = None if adjacent else torch.from_numpy(own.astype(np.int64)).to(self.device)
-            spans.append(QuerySpan(count, start, int(own[0]), gathered))
-            ids.append(tables.tokens[row, start:end])
-            positions.append(np.arange(start, end))
-            slots.append(own[start:end])
-        packed = np.stack([np.concatenate(each, dtype=np.int64) for each in (ids, positions, slots)])
+        rows = np.repeat(batch.rows, batch.counts)
+        begins = np.cumsum(batch.counts) - batch.counts
+        positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
+        packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
         tensor = torch.from_numpy(packed).to(self.device)
+        spans = []
+        for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
+            slots = None
+            if not tables.adjacent[row]:
+                slots = torch.from_numpy(tables.slots[row, : start + count].astype(np.int64)).to(self.device)
+            spans.append(QuerySpan(count, start, int(tables.slots[row, 0]), slots))
         ends = np.cumsum(batch.counts)[batch.samples] - 1
         layout = DenseAttention(self.kv_cache, tensor[2], spans)
         return self._forward(tensor[:1], tensor[1:2], layout, torch.from_numpy(ends).to(self.device))
@@ -191,7 +190,7 @@ def bytes_per_token(model: Any) -> int:
 
 
 def share_weights(model: Any, attention_by: str | None = None) -> Any:
-    """A model object of its own with the same weights. `attention_by`: name of its attention; None leaves it as it is."""
+    """Another model object with the same weights. `attention_by`: name of its attention; None leaves it as it is."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo)
     if attention_by is not None:

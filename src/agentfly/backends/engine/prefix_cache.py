@@ -1,10 +1,10 @@
 """Prefix cache: a radix tree over token ids whose nodes own the slots of the tokens' keys and values.
 
 Looking a prompt up takes time proportional to its own length, whatever is cached. A running request locks the path to
-its last cached token; any number of requests may continue from one node without copying it (`fork`). A chunk of a prompt
-is inserted when it is scheduled, before it is computed: every layer writes all keys of a batch before it attends, so
-other requests of the same batch can already read them. Unlocked leaves are evicted least recently used first; a weight
-update drops everything.
+its last cached token; any number of requests may continue from one node without copying it (`fork`). A chunk of a
+prompt is inserted when it is scheduled, before it is computed: every layer writes all keys of a batch before it
+attends, so other requests of the same batch can already read them. Unlocked leaves are evicted least recently used
+first; a weight update drops everything.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class PrefixCache:
             heapq.heappush(self._leaves, (node.last_used, id(node), node))
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
-        """Cut a node in two and return the upper part, which is new: who holds the node still ends at the same token."""
+        """Cut a node in two. Returns the upper part, which is new: requests that hold the node end where they did."""
         parent = node.parent
         assert parent is not None
         upper = RadixNode(node.tokens[:at], node.slots[:at], parent)

@@ -38,8 +38,8 @@ class EngineRequest:
     def __init__(
         self, request: Request, prompt: Tokens, limit: int, decode: Decode = str, texts: dict[int, str] | None = None
     ) -> None:
-        """`limit`: most tokens to sample. `decode`: token ids to text, for stop strings; `texts`: a cache of single tokens'
-        texts that requests share."""
+        """`limit`: most tokens to sample. `decode`: token ids to text, for stop strings. `texts`: a cache of single
+        tokens' texts, shared by requests."""
         self.request = request
         self.prompt = prompt
         self.limit = limit
@@ -51,7 +51,8 @@ class EngineRequest:
         """Its row of the scheduler's tables while it runs."""
         self.node: RadixNode | None = None
         """Last node of the prefix cache that it has locked; the tokens up to there have slots of the cache."""
-        self.saved: Sampled | None = None
+        nothing = np.empty(0, np.int32)
+        self.saved = Sampled(nothing, nothing.astype(np.float32), nothing.astype(np.float32), nothing)
         """What was sampled before it was preempted."""
         self._decode = decode
         self._texts = {} if texts is None else texts
@@ -64,7 +65,7 @@ class EngineRequest:
     @property
     def tokens(self) -> Tokens:
         """The prompt, and what was sampled before it was preempted."""
-        return self.prompt if self.saved is None else np.concatenate([self.prompt, self.saved.tokens])
+        return np.concatenate([self.prompt, self.saved.tokens]) if len(self.saved.tokens) else self.prompt
 
     def contains_stop(self, sampled: Tokens) -> bool:
         """Whether the last of the sampled tokens completes a stop string.

@@ -6,7 +6,7 @@ request uses are evicted first, then the youngest request is preempted: it goes 
 
 The state of running requests is kept in tables with one row per request, so that a step costs a few NumPy operations
 and not a Python loop over the batch. A step may be scheduled while the previous one still runs on the GPU: a request's
-length counts the token that is being sampled, and what a request sampled after its stop token is dropped when it arrives.
+length counts the token that is being sampled, and what it sampled after its stop token is dropped when it arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from agentfly.backends.engine.kv_cache import NO_SLOTS, ContiguousKVCache, KVCac
 from agentfly.backends.engine.prefix_cache import PrefixCache, RadixNode
 from agentfly.backends.engine.request import EngineRequest, Floats, Sampled
 from agentfly.backends.engine.sampler import is_plain
-from agentfly.backends.prompt import Tokens
 from agentfly.types import FinishReason
 
 RESERVE = 256
@@ -90,6 +89,8 @@ class RowTables:
         """Tokens whose slots belong to the prefix cache."""
         self.reserved = np.zeros(rows, np.int64)
         """Tokens that have slots."""
+        self.adjacent = np.zeros(rows, np.bool_)
+        """Whether all slots of the row are adjacent and in order."""
         self.last = np.zeros(rows, np.int64)
         """The length at which the token limit is reached."""
         self.decoding = np.zeros(rows, np.bool_)
@@ -104,8 +105,12 @@ class RowTables:
     def sampled(self, row: int) -> Sampled:
         """A copy of what was sampled in a row."""
         part = slice(int(self.prompt[row]), int(self.received[row]))
-        tables = self.tokens, self.logprobs, self.raw_logprobs, self.versions
-        return Sampled(*(table[row, part].copy() for table in tables))
+        return Sampled(
+            self.tokens[row, part].copy(),
+            self.logprobs[row, part].copy(),
+            self.raw_logprobs[row, part].copy(),
+            self.versions[row, part].copy(),
+        )
 
 
 class Scheduler:
@@ -114,7 +119,7 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCache, max_rows: int, max_tokens: int, *, context: int, share_prefixes: bool = True
     ) -> None:
-        """`max_rows`: most requests at once; `max_tokens`: most tokens in one step; `context`: most tokens of a request."""
+        """`max_rows`: most requests at once; `max_tokens`: most tokens of a step; `context`: most of a request."""
         self.kv_cache = kv_cache
         self.prefix_cache = PrefixCache(kv_cache)
         self.tables = RowTables(max_rows, context)
@@ -246,16 +251,12 @@ class Scheduler:
 
     def sampled(self, request: EngineRequest) -> Sampled:
         """What was sampled for a request so far."""
-        if request in self.running:
-            return self.tables.sampled(request.row)
-        return request.saved or Sampled(*(np.empty(0, kind) for kind in (np.int32, np.float32, np.float32, np.int32)))
+        return self.tables.sampled(request.row) if request in self.running else request.saved
 
     def _decode_rows(self) -> Ints:
         return np.flatnonzero(self.tables.decoding & (self.tables.length < self.tables.last))
 
-    def _schedule_chunk(
-        self, request: EngineRequest, budget: int, chunks: list[tuple[EngineRequest, int, int]]
-    ) -> int:
+    def _schedule_chunk(self, request: EngineRequest, budget: int, chunks: list[tuple[EngineRequest, int, int]]) -> int:
         """Add the next tokens of a request that are not computed, at most `budget`. Returns how many."""
         tables = self.tables
         row = request.row
@@ -316,12 +317,10 @@ class Scheduler:
         tables.stop_ids[row] = -1
         tables.stop_ids[row, : len(stop_ids)] = stop_ids
         self._note_slots(request, 0)
-        if request.saved is not None:
-            part = slice(len(request.prompt), len(tokens))
-            tables.logprobs[row, part] = request.saved.logprobs
-            tables.raw_logprobs[row, part] = request.saved.raw_logprobs
-            tables.versions[row, part] = request.saved.versions
-            request.saved = None
+        part = slice(len(request.prompt), len(tokens))
+        tables.logprobs[row, part] = request.saved.logprobs
+        tables.raw_logprobs[row, part] = request.saved.raw_logprobs
+        tables.versions[row, part] = request.saved.versions
         return True
 
     def _reserve(self, request: EngineRequest) -> bool:
@@ -347,25 +346,26 @@ class Scheduler:
         return True
 
     def _note_slots(self, request: EngineRequest, first: int) -> None:
-        """A request was given slots from position `first` on. Move it to adjacent ones where that matters."""
+        """A request was given slots from position `first` on. Move it to adjacent ones where the cache prefers them."""
         tables = self.tables
         row = request.row
         reserved = int(tables.reserved[row])
-        slots = tables.slots[row, :reserved]
         before, _ = self.changed.get(row, (first, 0))
         self.changed[row] = (min(before, first), reserved)
-        if isinstance(self.kv_cache, ContiguousKVCache) and not is_run(slots):
-            run = self.kv_cache.allocate_run(reserved)
-            if run is not None:
-                computed = int(tables.computed[row])
-                shared = int(tables.shared[row])
-                self.kv_cache.copy(slots[:computed], run)
-                self.kv_cache.release(slots[shared:])
-                assert request.node is not None
-                self.prefix_cache.unlock(request.node)
-                request.node = self.prefix_cache.root
-                tables.shared[row] = 0
-                tables.slots[row, :reserved] = run
+        if not isinstance(self.kv_cache, ContiguousKVCache):
+            return
+        slots = tables.slots[row, :reserved]
+        tables.adjacent[row] = _is_run(slots)
+        run = None if tables.adjacent[row] else self.kv_cache.allocate_run(reserved)
+        if run is not None:
+            assert request.node is not None
+            self.kv_cache.copy(slots[: tables.computed[row]], run)
+            self.kv_cache.release(slots[tables.shared[row] :])
+            self.prefix_cache.unlock(request.node)
+            request.node = self.prefix_cache.root
+            tables.shared[row] = 0
+            tables.slots[row, :reserved] = run
+            tables.adjacent[row] = True
 
     def _allocate(self, count: int, after: int | None) -> Slots | None:
         """Free slots, after evicting cached prefixes if need be."""
@@ -408,6 +408,6 @@ class Scheduler:
         request.node = None
 
 
-def is_run(slots: Slots) -> bool:
+def _is_run(slots: Slots) -> bool:
     """Whether slots are adjacent and in order."""
-    return len(slots) == 0 or int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all())
+    return not len(slots) or (int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all()))
