@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentfly.backends.engine import kernels, packed_linear
+from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
 from agentfly.backends.engine.kv_cache import KVCache
 from agentfly.backends.engine.model_runner import Launched, ModelRunner, sampling_rows
@@ -78,21 +78,21 @@ class StepGraph(AttentionLayout):
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._runner.pool, capture_error_mode="thread_local"):
-                self.logits = self._step()
+                self._step()
             self._graph = graph
         except RuntimeError as error:  # its layers wait for the GPU, as some mixtures of experts do
             self._runner.captures = False
             name = type(self._runner.model).__name__
             _LOG.warning("%s is run kernel by kernel, its steps cannot be captured: %s", name, describe(error))
 
-    def _step(self) -> torch.Tensor:
+    def _step(self) -> None:
         runner = self._runner
         # An id below 0 stands for the token that the row sampled last, which only the GPU knows.
         ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
         logits = runner._forward(ids[None], self.positions.long()[None], self, self._sample_at.long())
         kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
         runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
-        return logits
+        runner.logits_buffer[: self.samples].copy_(logits)  # one buffer for all graphs, read where there are filters
 
     def store(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         cached_keys, cached_values = self._runner.kv_cache.data[layer]
@@ -114,7 +114,7 @@ class StepGraph(AttentionLayout):
         if self._graph is not None:
             self._graph.replay()
         else:
-            self.logits = self._step()
+            self._step()
         sampling = int(batch.samples.sum())
         if not all(is_plain(request.request.sampling) for request in batch.requests):
             self._sample_filtered(batch, sampling)
@@ -126,7 +126,7 @@ class StepGraph(AttentionLayout):
 
     def _sample_filtered(self, batch: Batch, count: int) -> None:
         """Sample all rows again with their filters and penalties."""
-        tokens, logprobs, raw = sample(self.logits[:count], sampling_rows(batch))
+        tokens, logprobs, raw = sample(self._runner.logits_buffer[:count], sampling_rows(batch))
         self.output[0].view(torch.int32)[:count] = tokens
         self.output[1, :count] = logprobs
         self.output[2, :count] = raw
@@ -213,15 +213,11 @@ class GraphRunner(ModelRunner):
         self.pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, StepGraph] = {}
         self._turn = 0
-        self._weights_changed = False
         self.captures = True
         decoder = self.model.get_decoder()
         layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
         for layer in layers if compiled else ():
             layer.compile(dynamic=True)
-
-    def reset(self) -> None:
-        self._weights_changed = True
 
     def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
         return KVCache(capacity, like.new_zeros(shape))
@@ -232,22 +228,32 @@ class GraphRunner(ModelRunner):
         self.max_rows, context = scheduler.tables.slots.shape
         self.table = torch.full((self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device)
         self.last_tokens = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=self.device)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self.logits_buffer = torch.zeros(self.max_rows, vocabulary, dtype=self.kv_cache.data.dtype, device=self.device)
         self._staging = [torch.zeros(0, dtype=torch.int32) for _ in range(RING)]
         self._staged = torch.zeros(0, dtype=torch.int32, device=self.device)
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture all steps, the largest first: the others then need no more memory."""
+        with torch.cuda.device(self.device):
+            for size in reversed([each for each in SIZES if each < 2 * self._scheduler.max_tokens]):
+                self._graph(size)
+
+    @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         with torch.cuda.device(self.device):
-            if self._weights_changed:
-                packed_linear.refresh_weights(self.model)
-                self._weights_changed = False
-            tokens = batch.tokens
-            at = bisect.bisect_left(SIZES, tokens)
-            size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
-            if size not in self._graphs:
-                self._graphs[size] = StepGraph(self, size)
+            self._refresh_weights()
             self._update_table()
-            return self._graphs[size].replay(batch)
+            return self._graph(batch.tokens).replay(batch)
+
+    def _graph(self, tokens: int) -> StepGraph:
+        """The graph for a step of so many tokens."""
+        at = bisect.bisect_left(SIZES, tokens)
+        size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
+        if size not in self._graphs:
+            self._graphs[size] = StepGraph(self, size)
+        return self._graphs[size]
 
     def _update_table(self) -> None:
         """Copy the slots that requests were given since the last step to the GPU's table."""

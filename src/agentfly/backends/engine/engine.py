@@ -113,6 +113,7 @@ class Engine:
 
     def _work(self) -> None:
         try:
+            self._runner.warm_up()
             while not self._closed:
                 self._awake.clear()
                 self._drain_commands()

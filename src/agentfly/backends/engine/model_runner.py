@@ -60,6 +60,7 @@ class ModelRunner:
         self.device = parameter.device
         self.model = self._build_model(model)
         packed_linear.pack(self.model)
+        self._weights_changed = False
         self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
 
     def _build_model(self, model: Any) -> Any:
@@ -72,9 +73,13 @@ class ModelRunner:
     def attach(self, scheduler: Scheduler) -> None:
         """Learn which scheduler's batches are to be run."""
 
+    def warm_up(self) -> None:
+        """Do ahead of the first request, in the engine's thread, what would delay requests later."""
+
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         """Run a batch and sample a token after every chunk that ends its request's tokens."""
+        self._refresh_weights()
         logits = self.logits(batch)
         if not batch.samples.any():
             return Finished(Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32)))
@@ -84,6 +89,13 @@ class ModelRunner:
     def reset(self) -> None:
         """Drop what was derived from the weights: they are about to change."""
         packed_linear.unpack_weights(self.model)
+        self._weights_changed = True
+
+    def _refresh_weights(self) -> None:
+        """Derive again what is derived from the weights, if they have changed since the last step."""
+        if self._weights_changed:
+            packed_linear.refresh_weights(self.model)
+            self._weights_changed = False
 
     @torch.inference_mode()
     def first_nonfinite_module(self, tokens: Sequence[int]) -> str:

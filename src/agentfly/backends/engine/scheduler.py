@@ -129,7 +129,7 @@ class Scheduler:
         self.changed: dict[int, tuple[int, int]] = {}
         """Row to (first, last) position of slots that were assigned since a runner with its own table last looked."""
         self._share_prefixes = share_prefixes
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._requests: list[EngineRequest | None] = [None] * max_rows
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._prefilling: dict[EngineRequest, None] = {}
@@ -186,7 +186,7 @@ class Scheduler:
         tables.computed[rows] += 1
         tables.length[rows] += 1
         chunks: list[tuple[EngineRequest, int, int]] = []
-        budget = max(self._max_tokens - len(rows), 0)
+        budget = max(self.max_tokens - len(rows), 0)
         for request in list(self._prefilling):
             budget -= self._schedule_chunk(request, budget, chunks)
         for request in list(self.waiting) if budget > 0 else ():
