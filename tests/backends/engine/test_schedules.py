@@ -241,7 +241,7 @@ def test_whatever_comes_in_between_every_token_is_that_of_a_fresh_forward_pass(
         await world.finish()
         return world
 
-    with patch.object(scheduler, "RESERVE", reserve):
+    with patch.object(scheduler, "RESERVE", reserve), patch.object(scheduler, "MIN_PREFIX", 4):
         world = asyncio.run(run())
     for request, task in world.asked:
         if not task.cancelled():

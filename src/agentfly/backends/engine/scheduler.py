@@ -25,6 +25,8 @@ from agentfly.types import FinishReason
 
 RESERVE = 256
 """Slots that a request gets ahead of the tokens it has."""
+MIN_PREFIX = 16
+"""Fewer cached tokens are not used: computing them costs as much, and short prompts give the same bits every time."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -195,6 +197,9 @@ class Scheduler:
             node, prefix = self.prefix_cache.root, NO_SLOTS
             if self._share_prefixes:  # the last token is always computed: its logits are needed
                 node, prefix = self.prefix_cache.fork(request.tokens[:-1])
+            if len(prefix) < MIN_PREFIX:
+                self.prefix_cache.unlock(node)
+                node, prefix = self.prefix_cache.root, NO_SLOTS
             if self.kv_cache.contiguous and node.step == self._step:
                 self.prefix_cache.unlock(node)  # to be copied, it must have been computed: in the next step
                 continue
