@@ -1,9 +1,9 @@
-"""How fast the embedded engine samples on a GPU, beside transformers' `generate` and vLLM, with log-probabilities.
+"""How fast the embedded engine samples on a GPU, beside vLLM with its prefix cache, both with log-probabilities.
 
-A model of SmolLM2-135M's shape with random weights in bfloat16; every request has a prompt of its own and samples the
-same number of tokens. vLLM is measured in the same run where it is installed.
+Random weights of a published shape in bfloat16. A workload is a number of chains: a prompt, then turns that sample a
+fixed number of tokens, with an observation between them. vLLM is measured in the same run where it is installed.
 
-    python -m benchmarks.engine_gpu [--quick]
+    python -m benchmarks.engine_gpu [--shape 135m|3b] [--workloads decode,turns,...] [--rounds 3] [--profile]
 """
 
 import argparse
@@ -12,92 +12,117 @@ import importlib.util
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
 from agentfly.types import Sampling
 from benchmarks.table import print_table
 
-VOCABULARY = 49152
-SHAPE = LlamaConfig(
-    vocab_size=VOCABULARY, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-    num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
-)  # fmt: skip
+SHAPES: dict[str, Any] = {
+    "135m": LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+    "3b": Qwen2Config(
+        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
+        num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
 KV_MEMORY = 40 << 30
+WARMUP = 2
+"""Rounds before the measured ones: steps are captured when their number of tokens first occurs."""
+BANDWIDTH = 4.3e12
+"""Bytes a second that a device-to-device copy moves on an H200."""
 
 
-def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(5, VOCABULARY) for _ in range(length)] for _ in range(count)]
+@dataclass(frozen=True)
+class Chain:
+    """A prompt, and turns: how many tokens are sampled, and the observation that follows."""
+
+    prompt: list[int]
+    turns: list[tuple[int, list[int]]]
 
 
-def rate(run: Callable[[list[list[int]]], int], count: int, length: int, rounds: int = 3) -> float:
-    """Tokens a second, the best of some rounds after one that warms up; no prompt is ever seen twice."""
-    best = 0.0
-    for turn in range(rounds + 1):
-        work = prompts(count, length, seed=1000 * count + turn)
-        begun = time.perf_counter()
-        sampled = run(work)
-        if turn:
-            best = max(best, sampled / (time.perf_counter() - begun))
-    return best
+def independent(draw: random.Random, vocabulary: int, count: int, prompt: int, sampled: int) -> list[Chain]:
+    return [Chain(_tokens(draw, vocabulary, prompt), [(sampled, [])]) for _ in range(count)]
+
+
+def agents(
+    draw: random.Random, vocabulary: int, count: int, prompt: int, turns: int, sampled: tuple[int, int], shown: int,
+    group: int = 1,
+) -> list[Chain]:  # fmt: skip
+    """Chains of several turns; those of a group begin with the same prompt. `sampled`: least and most of a turn."""
+    chains = []
+    for number in range(count):
+        begin = chains[-1].prompt if number % group else _tokens(draw, vocabulary, prompt)
+        parts = [(draw.randint(*sampled), _tokens(draw, vocabulary, shown)) for _ in range(turns)]
+        chains.append(Chain(begin, parts))
+    return chains
+
+
+def _tokens(draw: random.Random, vocabulary: int, count: int) -> list[int]:
+    return [draw.randrange(5, vocabulary) for _ in range(count)]
+
+
+WORKLOADS: dict[str, dict[str, Callable[[random.Random, int], list[Chain]]]] = {
+    "decode": {
+        f"{count} requests, 128 + 128": lambda draw, size, count=count: independent(draw, size, count, 128, 128)
+        for count in (1, 64, 256, 512)
+    },
+    "prompts": {
+        f"64 requests, {length} + 128": lambda draw, size, length=length: independent(draw, size, 64, length, 128)
+        for length in (1024, 4096)
+    },
+    "queue": {
+        f"{count} at once, 128 + 32": lambda draw, size, count=count: independent(draw, size, count, 128, 32)
+        for count in (512, 1024, 2048)
+    },
+    "turns": {
+        "256 chains x 6 turns, 100 + 64": lambda draw, size: agents(draw, size, 256, 200, 6, (64, 64), 100),
+    },
+    "alfworld": {
+        "256 chains x 23 turns, 37 + 38": lambda draw, size: agents(draw, size, 256, 400, 23, (20, 56), 37, group=8),
+    },
+}
 
 
 class Ours:
-    """The embedded engine, asked from an event loop as a rollout asks it."""
+    """The embedded engine, called from an event loop as a rollout calls it."""
 
     def __init__(self, model: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._backend = self._loop.run_until_complete(self._open(model))
+        self.backend = TransformersBackend(model, kv_memory=KV_MEMORY)
 
-    async def _open(self, model: Any) -> TransformersBackend:
-        return TransformersBackend(model, kv_memory=KV_MEMORY)
+    def __call__(self, chains: list[Chain]) -> int:
+        async def run(number: int, chain: Chain) -> int:
+            history = list(chain.prompt)
+            sampled = 0
+            for turn, (count, shown) in enumerate(chain.turns):
+                request = Request(history, Sampling(max_tokens=count, seed=turn), chain=str(number), turn=turn)
+                got = await self.backend.generate(request)
+                history = [*history, *got.token_ids, *shown]
+                sampled += len(got.token_ids)
+            return sampled
 
-    def __call__(self, work: list[list[int]], tokens: int) -> int:
-        async def run() -> int:
-            asked = (Request(row, Sampling(max_tokens=tokens, seed=at)) for at, row in enumerate(work))
-            return sum(len(each.token_ids) for each in await asyncio.gather(*map(self._backend.generate, asked)))
+        async def run_all() -> int:
+            return sum(await asyncio.gather(*(run(number, chain) for number, chain in enumerate(chains))))
 
-        return self._loop.run_until_complete(run())
-
-    def turns(self, chains: int, turns: int, shown: int, said: int) -> float:
-        """Seconds for chains of several turns, each with an observation before it."""
-
-        async def chain(number: int) -> None:
-            history = prompts(1, 200, seed=number)[0]
-            for turn in range(turns):
-                request = Request(history, Sampling(max_tokens=said, seed=turn), chain=str(number), turn=turn)
-                got = await self._backend.generate(request)
-                history = [*history, *got.token_ids, *prompts(1, shown, seed=number * 100 + turn)[0]]
-
-        async def run() -> None:
-            await asyncio.gather(*(chain(number + 7777) for number in range(chains)))
-
-        begun = time.perf_counter()
-        self._loop.run_until_complete(run())
-        return time.perf_counter() - begun
+        return self._loop.run_until_complete(run_all())
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._backend.close())
+        self._loop.run_until_complete(self.backend.close())
         self._loop.close()
 
 
-def generate(model: Any, work: list[list[int]], tokens: int) -> int:
-    ids = torch.tensor(work, device="cuda")
-    model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=tokens, min_new_tokens=tokens,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return len(work) * tokens
-
-
 class Vllm:
-    """vLLM in this process, the sampled token's log-probability asked for."""
+    """vLLM in this process, with its prefix cache and the sampled token's log-probability."""
 
     def __init__(self, model: Any) -> None:
         from vllm import LLM
@@ -106,26 +131,73 @@ class Vllm:
         model.config.save_pretrained(folder)
         self._llm = LLM(
             folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", gpu_memory_utilization=0.4,
-            enable_prefix_caching=False, max_model_len=4096, max_num_seqs=512,
+            enable_prefix_caching=True, max_model_len=8192, max_num_seqs=512,
         )  # fmt: skip
+        self._asked = 0
 
-    def __call__(self, work: list[list[int]], tokens: int) -> int:
+    def __call__(self, chains: list[Chain]) -> int:
+        """A request is added when its chain's last turn has ended, as from a rollout."""
+        engine = self._llm.llm_engine
+        state = {}
+        sampled = 0
+        for number, chain in enumerate(chains):
+            state[str(self._asked)] = (number, 0, chain.prompt)
+            self._add(engine, chain.prompt, chain.turns[0][0])
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    asked = output.request_id if output.request_id in state else output.request_id.rsplit("-", 1)[0]
+                    number, turn, history = state.pop(asked)
+                    ids = list(output.outputs[0].token_ids)
+                    sampled += len(ids)
+                    _, shown = chains[number].turns[turn]
+                    if turn + 1 < len(chains[number].turns):
+                        history = [*history, *ids, *shown]
+                        state[str(self._asked)] = (number, turn + 1, history)
+                        self._add(engine, history, chains[number].turns[turn + 1][0])
+        return sampled
+
+    def _add(self, engine: Any, prompt: list[int], tokens: int) -> None:
         from vllm import SamplingParams
 
         how = SamplingParams(max_tokens=tokens, min_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
-        out = self._llm.generate([{"prompt_token_ids": row} for row in work], how, use_tqdm=False)
-        return sum(len(each.outputs[0].token_ids) for each in out)
+        engine.add_request(str(self._asked), {"prompt_token_ids": prompt}, how)
+        self._asked += 1
+
+
+def bound(chains: list[Chain], model: Any, rows: int = 512) -> float:
+    """Tokens a second if every decode step only read the weights and the cache of its rows, at full bandwidth."""
+    config = model.config
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    per_token = 4 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size
+    per_token //= config.num_attention_heads
+    sampled = contexts = 0
+    for chain in chains:
+        length = len(chain.prompt)
+        for count, shown in chain.turns:
+            sampled += count
+            contexts += count * length + count * (count - 1) // 2
+            length += count + len(shown)
+    steps = sampled / min(len(chains), rows)
+    return sampled / ((steps * weights + contexts * per_token) / BANDWIDTH)
 
 
 @torch.inference_mode()
 def difference(model: Any, ours: Ours) -> tuple[float, float]:
     """The largest differences of log-probabilities: engine to forward pass, and forward pass to another batch shape."""
     worst = noise = 0.0
-    for length in (3, 40, 333):
-        request = Request(prompts(1, length)[0], Sampling(max_tokens=64, seed=1))
-        got = ours._loop.run_until_complete(ours._backend.generate(request))
+    draw = random.Random(3)
+    requests = [
+        Request(_tokens(draw, model.config.vocab_size, length), Sampling(max_tokens=64, seed=1))
+        for length in (3, 40, 333, 1200)
+    ]
+
+    async def run() -> Any:
+        return await asyncio.gather(*map(ours.backend.generate, requests))
+
+    for request, got in zip(requests, ours._loop.run_until_complete(run()), strict=True):
         whole = torch.tensor([[*request.prompt, *got.token_ids]], device="cuda")
-        at = torch.arange(length - 1, whole.shape[1] - 1, device="cuda")
+        at = torch.arange(len(request.prompt) - 1, whole.shape[1] - 1, device="cuda")
         sampled = torch.tensor(list(got.token_ids), device="cuda")
         alone = model(whole).logits[0, at].float().log_softmax(-1).gather(1, sampled[:, None])[:, 0]
         wide = torch.cat([whole, whole.new_zeros(1, 61)], 1).repeat(5, 1)
@@ -135,47 +207,75 @@ def difference(model: Any, ours: Ours) -> tuple[float, float]:
     return worst, noise
 
 
+def profile(ours: Ours, chains: list[Chain]) -> None:
+    """Print where the engine's thread spends a workload: samples of its innermost frames of this package."""
+    import sys
+    import threading
+
+    ident = ours.backend._engine._thread.ident
+    found: Counter[str] = Counter()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.002):
+            frame = sys._current_frames().get(ident or 0)
+            while frame is not None and "agentfly" not in frame.f_code.co_filename:
+                frame = frame.f_back
+            if frame is not None:
+                found[f"{frame.f_code.co_name}:{frame.f_lineno}"] += 1
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    ours(chains)
+    ended.set()
+    thread.join()
+    for name, count in found.most_common(25):
+        print(f"{count / found.total():6.1%} {name}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--shape", choices=SHAPES, default="135m")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(SHAPE, dtype=torch.bfloat16).eval()
-    sizes, tokens, rounds = ((1, 64), 32, 1) if quick else ((1, 64, 256, 512), 128, 3)
+        model = AutoModelForCausalLM.from_config(SHAPES[arguments.shape], dtype=torch.bfloat16).eval()
     begun = time.perf_counter()
     ours = Ours(model)
-    ours(prompts(1, 8), 2)
-    started = time.perf_counter() - begun
-    sides: dict[str, Callable[[list[list[int]]], int]] = {"AgentFly": lambda work: ours(work, tokens)}
-    sides["generate (no log-probabilities)"] = lambda work: generate(model, work, tokens)
+    ours(independent(random.Random(0), 1000, 1, 8, 2))
+    print(f"start with compiling: {time.perf_counter() - begun:.1f} s", flush=True)
+    sides: dict[str, Callable[[list[Chain]], int]] = {"AgentFly": ours}
     if importlib.util.find_spec("vllm") is not None:
-        vllm = Vllm(model)
-        sides["vLLM"] = lambda work: vllm(work, tokens)
+        sides["vLLM"] = Vllm(model)
     else:
         print("vLLM is not installed: left out")
     rows = []
-    for name, run in sides.items():
-        few = rounds if name != "generate (no log-probabilities)" else 1
-        rows.append([name, *(f"{rate(run, count, 128, few):,.0f}" for count in sizes)])
-    print_table(f"tokens a second, 128 prompt + {tokens} new tokens", ["requests", *map(str, sizes)], rows)
-    if not quick:
-        lengths = (128, 1024, 4096)
-        row = ["AgentFly", *(f"{rate(lambda work: ours(work, tokens), 64, length):,.0f}" for length in lengths)]
-        print_table("tokens a second at 64 requests by prompt length", ["prompt", *map(str, lengths)], [row])
-        row = ["AgentFly", *(f"{rate(lambda work: ours(work, 32), count, 128):,.0f}" for count in (512, 1024, 2048))]
-        print_table(
-            "tokens a second by requests asked at once, 512 sampled at a time", ["", "512", "1024", "2048"], [row]
-        )
-        seconds = ours.turns(256, 6, 100, 64)
-        print(f"256 chains of 6 turns, 100-token observations, 64 tokens a turn: {seconds:.2f} s")
+    for group in arguments.workloads.split(","):
+        for name, build in WORKLOADS[group].items():
+            cells = [name]
+            for run in sides.values():
+                rates = []
+                for turn in range(arguments.rounds + WARMUP):  # no prompt is seen twice
+                    chains = build(random.Random(turn), model.config.vocab_size)
+                    begun = time.perf_counter()
+                    sampled = run(chains)
+                    rates.append(sampled / (time.perf_counter() - begun))
+                cells.append(f"{max(rates[WARMUP:]):,.0f}")
+                print(name, cells[-1], [round(each) for each in rates], flush=True)
+            chains = build(random.Random(0), model.config.vocab_size)
+            rows.append([*cells, f"{bound(chains, model):,.0f}"])
+            if arguments.profile:
+                profile(ours, build(random.Random(99), model.config.vocab_size))
     worst, noise = difference(model, ours)
+    print_table(f"sampled tokens a second, {arguments.shape}", ["workload", *sides, "bound"], rows)
     print(f"log-probabilities: {worst:.4f} from a forward pass; two batch shapes of that differ by {noise:.4f}")
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    print(f"start with compiling: {started:.1f} s; peak memory {peak:.1f} GiB, {KV_MEMORY >> 30} of it for the cache")
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB, {KV_MEMORY >> 30} of it for the cache")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     ours.close()
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.attention import attend_dense, register_attention
-from agentfly.backends.engine.model_runner import share_weights
-from agentfly.backends.engine.probe import supports_packing
+from agentfly.backends.engine.model_runner import share_weights, supports_packing
 from agentfly.errors import describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits

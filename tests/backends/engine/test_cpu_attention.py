@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.backends.engine import packed_linear  # noqa: E402
-from agentfly.backends.engine.attention import LayerCache, QuerySpan  # noqa: E402
-from agentfly.backends.engine.cpu_attention import BLOCK, CPUAttention  # noqa: E402
+from agentfly.backends.engine.attention import BLOCK, DenseAttention, LayerCache, QuerySpan  # noqa: E402
 from agentfly.backends.engine.kv_cache import KVCache  # noqa: E402
 from agentfly.backends.engine.loading import graphs  # noqa: E402
 from agentfly.backends.engine.memory import zeros  # noqa: E402
@@ -26,7 +25,8 @@ def plain(rows: torch.Tensor, piece: QuerySpan, past: LayerCache) -> torch.Tenso
     for at in range(piece.count):
         last = piece.past + at + 1
         first = 0 if past.window is None else max(last - past.window, 0)
-        seen = slice(piece.start + first, piece.start + last)
+        seen = range(piece.start, piece.start + last) if piece.slots is None else piece.slots.tolist()
+        seen = list(seen)[first:last]
         for head in range(HEADS):
             k, v = past.keys[seen, head * SHARED // HEADS], past.values[seen, head * SHARED // HEADS]
             scores = k @ rows[at, head] * past.scaling
@@ -43,16 +43,19 @@ PROMPT = st.tuples(st.integers(1, BLOCK + 40), st.integers(0, 30), st.integers(0
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(SINGLE, max_size=5), st.lists(PROMPT, max_size=2), st.sampled_from([None, 3, 20]),
-    st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(),
+    st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap, random, shuffled) -> None:
+def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap, random, shuffled, scattered) -> None:
     """Tokens, past and a gap before each; in any order, up to the arena's last place, beside what must not count."""
     drawn = [*singles, *prompts]
     if not drawn:
         return
     start, pieces = 0, []
     for count, past, gap in drawn:
-        pieces.append(QuerySpan(count, start + gap, past))
+        slots = None
+        if scattered and random.random() < 0.5:
+            slots = torch.arange(start + gap, start + gap + past + count).flip(0)
+        pieces.append(QuerySpan(count, past, start + gap, slots))
         start += gap + past + count
     if shuffled:
         random.shuffle(pieces)
@@ -60,7 +63,7 @@ def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap
     arena = KVCache(start, torch.randn(1, 2, start, SHARED, WIDTH) * 3)
     past = LayerCache(arena.data[0, 0], arena.data[0, 1], 0.3, window, softcap)
     rows = torch.randn(sum(piece.count for piece in pieces), HEADS, WIDTH)
-    got = CPUAttention(arena, torch.empty(0), pieces).attend(rows, past)
+    got = DenseAttention(arena, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
     own = rows.split([piece.count for piece in pieces])
     right = torch.cat([plain(mine, piece, past) for mine, piece in zip(own, pieces, strict=True)])
     torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)

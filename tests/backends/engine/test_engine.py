@@ -144,7 +144,7 @@ async def test_a_cancelled_request_leaves_the_batch(backend: TransformersBackend
     with pytest.raises(asyncio.CancelledError):
         await long
     await backend.generate(asked([9] * 20, 4, seed=2))
-    assert backend._engine._scheduler.running == []
+    assert not backend._engine._scheduler.running
 
 
 async def test_tokens_are_handed_out_as_they_are_sampled(backend: TransformersBackend) -> None:
@@ -182,13 +182,13 @@ async def test_the_chains_of_a_group_compute_their_prompt_once(model: Any) -> No
 def counted(backend: TransformersBackend) -> tuple[TransformersBackend, list[int]]:
     """How many tokens go through the model in each step."""
     seen: list[int] = []
-    run = backend._runner.run
+    launch = backend._runner.launch
 
-    def count(chunks: Any) -> Any:
-        seen.append(sum(chunk.count for chunk in chunks))
-        return run(chunks)
+    def count(batch: Any) -> Any:
+        seen.append(batch.tokens)
+        return launch(batch)
 
-    backend._runner.run = count  # type: ignore[method-assign]
+    backend._runner.launch = count  # type: ignore[method-assign]
     return backend, seen
 
 
@@ -299,14 +299,14 @@ async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str)
 
 async def test_a_step_that_fails_costs_the_turns_under_way_and_the_engine_goes_on(model: Any) -> None:
     backend = backend_of(model)
-    run, failing = backend._runner.run, True
+    launch, failing = backend._runner.launch, True
 
-    def break_down(chunks: Any) -> Any:
+    def break_down(batch: Any) -> Any:
         if failing:
             raise RuntimeError("out of memory")
-        return run(chunks)
+        return launch(batch)
 
-    backend._runner.run = break_down  # type: ignore[method-assign]
+    backend._runner.launch = break_down  # type: ignore[method-assign]
     with pytest.raises(BackendFault, match="the engine failed: RuntimeError: out of memory"):
         await backend.generate(asked([5] * 10))
     failing = False
@@ -357,7 +357,7 @@ async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
     with pytest.raises(NonFiniteError, match=r"logits are not finite .* is model\.layers\.1\.mlp\.down_proj"):
         await backend.generate(asked([5] * 10))
     await backend.update_weights(model_of().named_parameters(), 1)  # others may read where the broken turn lay
-    assert torch.isfinite(backend._runner.arena.data).all()
+    assert torch.isfinite(backend._runner.kv_cache.data).all()
     turns = [asked(prompt) for prompt in prompts([9, 30, 4])]
     for turn, got in zip(turns, await asyncio.gather(*map(backend.generate, turns)), strict=True):
         torch.testing.assert_close(torch.tensor(got.logprobs), scored(model_of(), turn, got), atol=1e-4, rtol=0)

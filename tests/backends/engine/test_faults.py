@@ -27,7 +27,7 @@ async def backend() -> AsyncIterator[TransformersBackend]:
 
 def empty(backend: TransformersBackend) -> bool:
     engine = backend._engine
-    return engine._scheduler.idle and not engine._tickets and not engine._updates
+    return engine._scheduler.idle and not engine._pending and not engine._updates
 
 
 async def started(backend: TransformersBackend, count: int = 1, length: int = 400) -> list[asyncio.Task[Any]]:
@@ -224,7 +224,7 @@ async def test_a_thread_that_dies_tells_everybody(backend: TransformersBackend) 
     def break_down() -> Any:
         raise MemoryError("no room for a list")
 
-    backend._engine._scheduler.step = break_down  # type: ignore[method-assign]
+    backend._engine._scheduler.schedule = break_down  # type: ignore[method-assign]
     for turn in (*turns, backend.generate(asked([5] * 10)), backend.update_weights((), 1)):
         with pytest.raises(BackendFault, match="thread ended with MemoryError: no room for a list"):
             await turn
@@ -232,16 +232,16 @@ async def test_a_thread_that_dies_tells_everybody(backend: TransformersBackend) 
 
 async def test_a_failed_step_costs_nothing_to_turns_that_were_not_in_it() -> None:
     backend = backend_of(model_of(), max_rows=1)
-    run, calls = backend._runner.run, 0
+    launch, calls = backend._runner.launch, 0
 
-    def once(chunks: Any) -> Any:
+    def once(batch: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise RuntimeError("out of memory")
-        return run(chunks)
+        return launch(batch)
 
-    backend._runner.run = once  # type: ignore[method-assign]
+    backend._runner.launch = once  # type: ignore[method-assign]
     got = await asyncio.gather(*(backend.generate(asked([5 + at] * 20, 9)) for at in range(4)), return_exceptions=True)
     assert [isinstance(each, BackendFault) for each in got] == [True, False, False, False]
     await backend.close()

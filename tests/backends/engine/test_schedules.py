@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.backends.base import OnUpdate, Request  # noqa: E402
-from agentfly.backends.engine import prefix_cache, scheduler  # noqa: E402
+from agentfly.backends.engine import scheduler  # noqa: E402
 from agentfly.backends.engine.engine import Engine  # noqa: E402
-from agentfly.backends.engine.model_runner import ModelRunner, bytes_per_token  # noqa: E402
+from agentfly.backends.engine.kv_cache import KVCache  # noqa: E402
+from agentfly.backends.engine.model_runner import Launched, ModelRunner, bytes_per_token  # noqa: E402
 from agentfly.backends.engine.request import EngineRequest  # noqa: E402
-from agentfly.backends.engine.sampler import SamplingRow, draw, uniform  # noqa: E402
+from agentfly.backends.engine.sampler import SamplingRow, sample, uniform  # noqa: E402
+from agentfly.backends.engine.scheduler import Batch, Scheduler  # noqa: E402
 from agentfly.types import Completion, FinishReason, Sampling  # noqa: E402
 from tests.backends.engine.tiny import VOCABULARY, model_of  # noqa: E402
 
@@ -32,43 +34,85 @@ class Stepped(Engine):
     def _work(self) -> None:
         """Nothing happens by itself."""
 
-    def _submit(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
+    def _submit(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
 
     async def advance(self) -> bool:
         """One step; False where there was nothing to do."""
         for _ in range(3):
             await asyncio.sleep(0)
         self._drain_commands()
-        chunks = self._scheduler.step()
-        if chunks:
-            self._step(chunks)
+        batch = self._scheduler.schedule()
+        if batch is not None:
+            self._in_flight.append((batch, self._runner.launch(batch)))
+        done = batch is None and not self._in_flight
+        self._collect(self.ahead if batch is not None and not self._scheduler.needs_host_sampling else 0)
         self.check()
-        return bool(chunks)
+        return not done
+
+    ahead = 0
+    """Steps whose results are taken in late, as on a GPU."""
 
     def check(self) -> None:
-        """The arena is cut into what is free, what jobs hold and what is on the shelf, without gap or overlap."""
-        there, arena = self._scheduler, self._scheduler.arena
-        held = [job.stretch for job in there.running]
-        kept = [kept.stretch for each in there.shelf._kept.values() for kept in each]
-        edge = 0
-        for stretch in sorted([*arena._free, *held, *kept], key=lambda each: each.start):
-            assert stretch.start == edge
-            assert stretch.room > 0
-            edge = stretch.end
-        assert edge == arena.capacity
-        assert not any(job.stretch or job.cached for job in there.waiting)
-        assert all(job.cached <= job.stretch.room for job in there.running if job.stretch)
-        assert {*there.running, *there.waiting} <= set(self._tickets)
+        """Every slot is free, in the prefix cache or held by one request; locks and counts follow from the requests."""
+        there, tables = self._scheduler, self._scheduler.tables
+        nodes = list(there.prefix_cache.nodes())
+        owned = [there.kv_cache.free_slots(), *(node.slots for node in nodes)]
+        for request in there.running:
+            row = request.row
+            owned.append(tables.slots[row, tables.shared[row] : tables.reserved[row]])
+            assert tables.shared[row] <= tables.computed[row] <= tables.reserved[row] <= there.kv_cache.capacity
+            path, node = [], request.node
+            while node is not there.prefix_cache.root:
+                path.insert(0, node)
+                node = node.parent
+            shared = np.concatenate([np.empty(0, np.int32), *(node.slots for node in path)])
+            assert shared.tolist() == tables.slots[row, : tables.shared[row]].tolist()
+            tokens = np.concatenate([np.empty(0, np.int32), *(node.tokens for node in path)])
+            assert tokens.tolist() == tables.tokens[row, : tables.shared[row]].tolist()
+        assert sorted(np.concatenate(owned).tolist()) == list(range(there.kv_cache.capacity))
+        assert there.kv_cache.free == len(there.kv_cache.free_slots())
+        assert there.prefix_cache.evictable == sum(len(node.tokens) for node in nodes if not node.locks)
+        ends = [request.node for request in there.running]
+        for node in nodes:
+            below, found = [node], 0
+            while below:
+                each = below.pop()
+                found += sum(end is each for end in ends)
+                below += each.children.values()
+            assert node.locks == found
+        assert not any(request.row >= 0 for request in there.waiting)
+        assert {*there.running, *there.waiting} <= set(self._pending)
+
+
+class PagedRunner(ModelRunner):
+    """A runner whose sequences have their slots in any order, and that may be a step ahead, as on a GPU."""
+
+    def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
+        return KVCache(capacity, like.new_zeros(shape))
+
+    def attach(self, scheduler: Scheduler) -> None:
+        self._last = np.zeros(scheduler.tables.rows, np.int32)
+
+    def launch(self, batch: Batch) -> Launched:
+        rows = batch.rows[: batch.decodes]
+        batch.tables.tokens[rows, batch.starts[: batch.decodes]] = self._last[rows]  # what the host does not know yet
+        launched = super().launch(batch)
+        self._last[batch.rows[batch.samples]] = launched.wait().tokens
+        return launched
 
 
 class World:
     """An engine, what was asked of it, and what became of that."""
 
-    def __init__(self, capacity: int, rows: int, tokens: int, then: OnUpdate) -> None:
+    def __init__(
+        self, capacity: int, rows: int, tokens: int, then: OnUpdate, ahead: int = 0, paged: bool = False
+    ) -> None:
         self.model = model_of()
         self.context = min(CONTEXT, capacity)
-        self.engine = Stepped(ModelRunner(self.model, capacity * bytes_per_token(self.model)), rows, tokens)
+        runner = (PagedRunner if paged else ModelRunner)(self.model, capacity * bytes_per_token(self.model))
+        self.engine = Stepped(runner, rows, tokens, self.context)
+        self.engine.ahead = ahead
         self.then = then
         self.asked: list[tuple[Request, asyncio.Task[Completion]]] = []
         self.updates: list[asyncio.Task[None]] = []
@@ -77,8 +121,8 @@ class World:
         prompt = list(prompt[: self.context - 1])
         request = Request(prompt, sampling, frozenset(range(3, 3 + stop)), chain=chain, turn=turn)
         limit = min(sampling.max_tokens or CONTEXT, self.context - len(prompt))
-        job = EngineRequest(request, np.asarray(prompt, np.int32), limit, str)
-        self.asked.append((request, asyncio.create_task(self.engine.sample(job))))
+        waiting = EngineRequest(request, np.asarray(prompt, np.int32), limit)
+        self.asked.append((request, asyncio.create_task(self.engine.sample(waiting))))
 
     def again(self, which: int, edit: int | None, more: int, sampling: Sampling) -> None:
         """The next turn of a chain whose last one ended, maybe with something in its history changed."""
@@ -111,10 +155,10 @@ class World:
         assert all(task.done() for task in self.updates), "an update was never made"
         assert all(task.done() for _, task in self.asked), "a turn was never ended"
         assert self.engine._scheduler.idle
-        assert not self.engine._tickets
+        assert not self.engine._pending
         assert not self.engine._updates
-        self.engine._scheduler.shelf.clear()
-        assert self.engine._scheduler.arena.free == self.engine._scheduler.arena.capacity
+        self.engine._scheduler.prefix_cache.clear()
+        assert self.engine._scheduler.kv_cache.free == self.engine._scheduler.kv_cache.capacity
 
 
 @torch.inference_mode()
@@ -124,12 +168,14 @@ def verify(request: Request, got: Completion) -> None:
     seed = request.sampling.seed
     assert seed is not None
     rows = [
-        SamplingRow(request.sampling, float(uniform(seed, at)), tokens[: len(request.prompt) + at])
+        SamplingRow(
+            request.sampling, float(uniform(seed, at)), np.asarray(tokens[: len(request.prompt) + at], np.int32)
+        )
         for at in range(count)
     ]
     for version in set(got.weight_versions):
         logits = VERSIONS[version](torch.tensor([tokens])).logits[0, len(request.prompt) - 1 : -1]
-        drawn, logprobs, own = draw(logits, rows)
+        drawn, logprobs, own = sample(logits, rows)
         mine = torch.tensor([each == version for each in got.weight_versions])
         assert torch.equal(drawn[mine], torch.tensor(got.token_ids)[mine])
         torch.testing.assert_close(torch.tensor(got.logprobs)[mine], logprobs[mine], atol=1e-4, rtol=0)
@@ -175,15 +221,19 @@ ONE_BEHIND_AN_UPDATE = [
     rows=st.integers(1, 5),
     tokens=st.integers(1, 40),
     then=st.sampled_from(OnUpdate),
-    ahead=st.integers(1, 30),
+    reserve=st.integers(1, 30),
+    ahead=st.sampled_from([None, 0, 1, 2]),
     plan=st.lists(st.tuples(st.integers(0, 6), actions), min_size=5, max_size=20),
 )
-@example(200, 2, 20, OnUpdate.FINISH, 5, ONE_BEHIND_AN_UPDATE)
+@example(200, 2, 20, OnUpdate.FINISH, 5, None, ONE_BEHIND_AN_UPDATE)
+@example(200, 2, 20, OnUpdate.FINISH, 5, 1, ONE_BEHIND_AN_UPDATE)
 def test_whatever_comes_in_between_every_token_is_that_of_a_fresh_forward_pass(
-    capacity: int, rows: int, tokens: int, then: OnUpdate, ahead: int, plan: list[tuple[int, Any]]
+    capacity: int, rows: int, tokens: int, then: OnUpdate, reserve: int, ahead: int | None, plan: list[tuple[int, Any]]
 ) -> None:
+    """`ahead`: steps whose results are taken in late, over a paged cache; None: over a cache of adjacent slots."""
+
     async def run() -> World:
-        world = World(capacity, rows, tokens, then)
+        world = World(capacity, rows, tokens, then, ahead or 0, ahead is not None)
         for wait, (what, *details) in plan:
             for _ in range(wait):
                 await world.engine.advance()
@@ -191,7 +241,7 @@ def test_whatever_comes_in_between_every_token_is_that_of_a_fresh_forward_pass(
         await world.finish()
         return world
 
-    with patch.object(scheduler, "RESERVE", ahead), patch.object(prefix_cache, "HEAD", 4):
+    with patch.object(scheduler, "RESERVE", reserve), patch.object(scheduler, "MIN_PREFIX", 4):
         world = asyncio.run(run())
     for request, task in world.asked:
         if not task.cancelled():

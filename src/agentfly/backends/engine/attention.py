@@ -1,13 +1,17 @@
-"""Attention of a packed batch over the arena: tokens of many sequences in one row, each seeing its own past only.
+"""Attention of a packed batch over the key-value cache: tokens of many sequences in one row, each seeing its own past.
 
 Registered with transformers under the name `agentfly`. A model that asks the registry for its attention then runs any
 mixture of prefill and decode in one forward pass, with its own weights and its own code for everything else.
+
+`DenseAttention` is the implementation for a CPU, and for GPUs where the Triton kernel does not apply: single tokens two
+at a time, prompts in blocks, as views of the cache wherever a sequence's slots are adjacent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -18,47 +22,51 @@ from transformers.masking_utils import AttentionMaskInterface
 from agentfly.backends.engine.kv_cache import KVCache
 
 NAME = "agentfly"
+BLOCK = 64
+"""Tokens of a prompt that attend in one call: with more, the kernel computes many scores that are masked."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySpan:
-    """Some tokens of one sequence in the batch."""
+    """Consecutive tokens of one sequence in the batch."""
 
     count: int
-    start: int
-    """Where the sequence begins in the arena."""
     past: int
-    """Tokens of the sequence that are in the arena already."""
+    """Tokens of the sequence before them."""
+    start: int
+    """The sequence's first slot, if its slots are adjacent."""
+    slots: torch.Tensor | None = None
+    """All slots of the sequence up to the last of these tokens, if they are not adjacent."""
 
     @property
     def seen(self) -> int:
-        """Tokens that the last of these sees, itself among them."""
+        """Tokens that the last of these attends to, including itself."""
         return self.past + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer has computed so far, and how it is looked at."""
+    """Keys and values of one layer, and how they are attended to."""
 
     keys: torch.Tensor
-    """[place, head, width]"""
+    """[slot, head, width]"""
     values: torch.Tensor
     scaling: float
     window: int | None
-    """Tokens back that are seen; None: all."""
+    """Size of the sliding window; None: the whole past."""
     softcap: float | None
-    """The bound of scores; None: there is none."""
+    """Bound of the scores; None: not bounded."""
 
 
 class AttentionLayout(Protocol):
-    """Whose tokens are in a batch, and where their keys and values go."""
+    """Which sequences the tokens of a batch belong to, and where their keys and values are."""
 
-    arena: KVCache
-    places: torch.Tensor
-    """The place in the arena of every token of the batch."""
+    def store(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [head, token, width] into the cache; returns the layer's cached keys and values."""
+        ...
 
-    def attend(self, rows: torch.Tensor, past: LayerCache) -> torch.Tensor:
-        """What every token gathers from its own past. `rows`: [token, head, width]."""
+    def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """Attend from every token to its own past. [head, token, width] in, [token, head, width] out."""
         ...
 
 
@@ -78,14 +86,12 @@ def attend(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write this layer's keys and values into the arena, and attend. Tensors are [1, head, token, width]."""
+    """Write this layer's keys and values into the cache, and attend. Tensors are [1, head, token, width]."""
     if not (attention_mask is s_aux is position_bias is None):
         raise NotImplementedError("attention with a mask, a sink or a bias of its own")
-    keys, values = layout.arena.data[module.layer_idx]
-    keys.index_copy_(0, layout.places, key[0].transpose(0, 1))
-    values.index_copy_(0, layout.places, value[0].transpose(0, 1))
-    past = LayerCache(keys, values, query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    return layout.attend(query[0].transpose(0, 1), past)[None], None
+    keys, values = layout.store(key[0], value[0], module.layer_idx)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return layout.attend(query[0], LayerCache(keys, values, scaling, sliding_window, softcap))[None], None
 
 
 def attend_dense(
@@ -98,10 +104,10 @@ def attend_dense(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Attention of [sequence, head, token, width], where heads may share keys; `mask` is added to the scores.
+    """Attention of [sequence, head, token, width]; query heads may share key heads, and `mask` is added to the scores.
 
-    Without one all is seen, or, if `causal`, what came before. Scores that are bounded, as Gemma 2 has them, are
-    written out: nobody has a kernel for them everywhere.
+    Without a mask all keys are seen, or, if `causal`, those up to the query's position. Bounded scores (Gemma 2) are
+    computed step by step: not every device has a kernel for them.
     """
     if softcap is None:
         grouped = q.shape[1] != k.shape[1]
@@ -109,7 +115,8 @@ def attend_dense(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
         )
     times = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    k = k.repeat_interleave(times, 1)
+    v = v.repeat_interleave(times, 1)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
     if causal:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=q.dtype, device=q.device).tril().log()
@@ -118,13 +125,137 @@ def attend_dense(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Whoever packs sequences into a row says who sees whom."""
+    """Make no mask: the layout of the batch says which tokens see each other."""
 
 
 def register_attention(name: str, attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
-    """Make an attention of packed rows known to transformers, which then makes no masks for it."""
+    """Register an attention of packed rows with transformers, which then makes no masks for it."""
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, _no_mask)
 
 
 register_attention(NAME, attend)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionCall:
+    """Tokens of the batch that attend in one call: a block of one sequence, or the single tokens of one or two."""
+
+    count: int
+    single: bool
+    size: tuple[int, ...]
+    """Of keys and of values: [sequence, head, token, width]."""
+    stride: tuple[int, ...]
+    offset: int
+    mask: torch.Tensor | None
+    slots: torch.Tensor | None
+    """The keys to gather, where they are not adjacent: then size and stride are those of what is gathered."""
+
+
+class DenseAttention(AttentionLayout):
+    """Any mixture of single tokens and prompts. Two single tokens are one call where their sequences lie in order.
+
+    Any two sequences are evenly spaced, so that their keys are one view of the cache, as long as the longer of them.
+    What the shorter one does not have is masked: it may belong to any sequence, but must be finite.
+    """
+
+    def __init__(self, kv_cache: KVCache, slots: torch.Tensor, spans: Sequence[QuerySpan]) -> None:
+        """`slots`: of every token of the batch."""
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._spans = spans
+        self._calls: dict[int | None, list[_AttentionCall]] = {}
+
+    def store(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        cached_keys, cached_values = self._kv_cache.data[layer]
+        cached_keys.index_copy_(0, self._slots, keys.transpose(0, 1))
+        cached_values.index_copy_(0, self._slots, values.transpose(0, 1))
+        return cached_keys, cached_values
+
+    def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """Call by call: on a CPU that costs less than padding all sequences to one length."""
+        if cache.window not in self._calls:
+            self._calls[cache.window] = list(self._make_calls(cache.window))
+        calls = self._calls[cache.window]
+        rows = queries.transpose(0, 1)
+        parts = rows.split([call.count for call in calls])
+        return torch.cat([_attend_call(part, call, cache) for part, call in zip(parts, calls, strict=True)]).view(
+            rows.shape
+        )
+
+    def _make_calls(self, window: int | None) -> Iterator[_AttentionCall]:
+        left = list(self._spans)
+        while left:
+            span = left.pop(0)
+            if span.count > 1:
+                for begin in range(0, span.count, BLOCK):
+                    size = min(BLOCK, span.count - begin)
+                    past = span.past + begin
+                    slots = None if span.slots is None else span.slots[: past + size]
+                    yield self._call([QuerySpan(size, past, span.start, slots)], window)
+            elif left and self._are_one_view(span, left[0]):
+                yield self._call([span, left.pop(0)], window)
+            else:
+                yield self._call([span], window)
+
+    def _are_one_view(self, one: QuerySpan, other: QuerySpan) -> bool:
+        adjacent = other.count == 1 and one.slots is None and other.slots is None
+        fits = other.start + max(one.seen, other.seen) <= self._kv_cache.capacity
+        return adjacent and fits and one.start < other.start
+
+    def _call(self, spans: Sequence[QuerySpan], window: int | None) -> _AttentionCall:
+        """The call for a block of one sequence, or for the single tokens of one or two."""
+        data = self._kv_cache.data
+        shared, width = data.shape[3:]
+        hidden = [0 if window is None else max(span.past + 1 - window, 0) for span in spans]
+        begin = [span.start + skipped for span, skipped in zip(spans, hidden, strict=True)]
+        seen = [span.seen - skipped for span, skipped in zip(spans, hidden, strict=True)]
+        count = sum(span.count for span in spans)
+        most = max(seen)
+        single = count == len(spans)
+        mask = None
+        if not single:
+            mask = _mask(count, most, window, data.dtype, data.device)
+        elif min(seen) < most:
+            mask = torch.tensor(seen, device=data.device)[:, None] > torch.arange(most, device=data.device)
+            mask = mask[:, None, None].to(data.dtype).log()
+        slots = spans[0].slots
+        if slots is not None:
+            slots = slots[hidden[0] :]
+            begin = [0]
+        stride = ((begin[-1] - begin[0]) * shared * width, width, shared * width, 1)
+        return _AttentionCall(
+            count, single, (len(spans), shared, most, width), stride, begin[0] * shared * width, mask, slots
+        )
+
+
+def _attend_call(rows: torch.Tensor, call: _AttentionCall, cache: LayerCache) -> torch.Tensor:
+    """Attention of the tokens of one call, as [token, key head, query head of it, width]."""
+    count, heads, width = rows.shape
+    shared = cache.keys.shape[1]
+    k, v = (
+        (each if call.slots is None else each.index_select(0, call.slots)).as_strided(
+            call.size, call.stride, (each.storage_offset() if call.slots is None else 0) + call.offset
+        )
+        for each in (cache.keys, cache.values)
+    )
+    if call.single:  # the heads that share a key head are several queries of it
+        q = rows.reshape(count, shared, heads // shared, width)
+        return attend_dense(q, k, v, call.mask, cache.scaling, cache.softcap)
+    got = attend_dense(rows.transpose(0, 1)[None], k, v, call.mask, cache.scaling, cache.softcap)
+    return got[0].transpose(0, 1).reshape(count, shared, heads // shared, width)
+
+
+def _mask(count: int, seen: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Which of `seen` tokens the last `count` of them see: a part of a table that is made once."""
+    size = 1 << (seen + BLOCK).bit_length()
+    begin = size - BLOCK - seen + count
+    mask = _mask_table(size, window, dtype, device)[:count, begin : begin + seen]
+    return mask if device.type == "cpu" else mask.clone()  # kernels of a GPU read aligned words
+
+
+@lru_cache(maxsize=8)
+def _mask_table(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What a block at the end of `size` tokens, with one more token behind each, adds to its scores: 0 or -inf."""
+    seen = torch.ones(BLOCK, size, dtype=dtype, device=device).tril(size - BLOCK)
+    return (seen if window is None else seen.triu(size - BLOCK - window + 1)).log()

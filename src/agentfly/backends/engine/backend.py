@@ -13,8 +13,7 @@ from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine.engine import Engine
 from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
-from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner
-from agentfly.backends.engine.probe import supports_packing
+from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import refuse_extremes
 from agentfly.errors import ConfigError, describe
@@ -66,14 +65,15 @@ class TransformersBackend(Backend):
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
         self._runner = _runner(loaded, cache_bytes(kv_memory, at), gpu)
-        self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.arena.free)
+        self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
-        most = tokens or (32768 if gpu else 512)
+        self._token_texts: dict[int, str] = {}
+        most = tokens or (8192 if gpu else 512)
         if not gpu:
             retain_freed_memory()
         release_helpers()  # those that loading wanted; from here on the engine's thread computes
-        self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most)
+        self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most, self.context_length)
         weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
 
     @property
@@ -103,7 +103,7 @@ class TransformersBackend(Backend):
         if request.sampling.stop:
             self._decode([])
         limit = min(int(request.sampling.max_tokens or room), room)
-        return await self._engine.sample(EngineRequest(request, prompt, limit, self._decode))
+        return await self._engine.sample(EngineRequest(request, prompt, limit, self._decode, self._token_texts))
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._codec is None:

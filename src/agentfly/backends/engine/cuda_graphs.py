@@ -1,186 +1,280 @@
-"""The model on a GPU: prompts in one variable-length pass, then bursts of single tokens as a captured graph.
+"""The model on a GPU: every step, whatever mixture of prompts and single tokens, is a captured CUDA graph.
 
-Launching a small model's kernels takes longer than running them, so a step of one token a sequence is captured once for
-each size of batch and replayed. Tokens stay on the GPU from step to step; the host looks at them once a burst, and what
-a job drew beyond its end is thrown away.
+Launching a small model's kernels takes longer than running them, so a step is captured once for each padded number of
+tokens and replayed. All inputs of a step are one copy to the GPU, all results one copy back. Sampled tokens stay on the
+GPU, so that the next step can be launched before the host has seen them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import bisect
+import logging
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
-from agentfly.backends.engine.attention import AttentionLayout, LayerCache, QuerySpan
-from agentfly.backends.engine.kernels import attend_one, draw_plain
-from agentfly.backends.engine.kv_cache import Block, KVCache
-from agentfly.backends.engine.model_runner import Drawn, ModelRunner
-from agentfly.backends.engine.sampler import draw, is_plain, uniform
-from agentfly.backends.engine.scheduler import ScheduledChunk
+from agentfly.backends.engine import kernels
+from agentfly.backends.engine.attention import AttentionLayout, LayerCache
+from agentfly.backends.engine.kv_cache import KVCache
+from agentfly.backends.engine.model_runner import Launched, ModelRunner, sampling_rows
+from agentfly.backends.engine.sampler import is_plain, sample, uniform
+from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
+from agentfly.errors import describe
 
-BURST = 8
-"""Most steps between two looks of the host."""
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_LOG = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillLayout(AttentionLayout):
-    """Stretches of several sequences, in one pass."""
-
-    arena: KVCache
-    places: torch.Tensor
-    gathered: torch.Tensor
-    """The places of all tokens that are seen, sequence by sequence."""
-    own: torch.Tensor
-    """Where each sequence's tokens begin in the batch, and the end."""
-    seen: torch.Tensor
-    """Where each sequence's seen tokens begin among those gathered, and the end."""
-    most: int
-    most_seen: int
-
-    def attend(self, rows: torch.Tensor, past: LayerCache) -> torch.Tensor:
-        """Gather what is seen, and attend in one kernel."""
-        k, v = past.keys.index_select(0, self.gathered), past.values.index_select(0, self.gathered)
-        back = -1 if past.window is None else past.window - 1
-        out: Any = varlen_attn(
-            rows.contiguous(), k, v, self.own, self.seen, self.most, self.most_seen,
-            scale=past.scaling, window_size=(back, 0),
-        )  # fmt: skip
-        attended: torch.Tensor = out
-        return attended
+SIZES = (
+    1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096,
+    6144, 8192,
+)  # fmt: skip
+"""Numbers of tokens that steps are padded to; larger steps are padded to multiples of the last."""
+SMALL, LARGE = 128, 512
+"""Steps of at most `SMALL` tokens have too few attention tiles to fill a GPU, so each looks at more keys at a time.
+Steps of more than `LARGE` tokens are mostly prompts, for which larger tiles are faster."""
+RING = 3
+"""Host buffers in rotation: one is filled, one is being copied, one is being read."""
 
 
-@dataclass(slots=True)
-class DecodeLayout(AttentionLayout):
-    """The last token of every sequence."""
-
-    arena: KVCache
-    places: torch.Tensor
-    starts: torch.Tensor
-    seen: torch.Tensor
-
-    def attend(self, rows: torch.Tensor, past: LayerCache) -> torch.Tensor:
-        """Where the keys lie."""
-        return attend_one(rows, past.keys, past.values, self.starts, self.seen, past.scaling, past.window)
-
-
-class CapturedStep:
-    """A step of one token for each of `size` sequences, as a graph with buffers of its own."""
+class StepGraph(AttentionLayout):
+    """A step of `size` tokens as a CUDA graph, with its input buffers."""
 
     def __init__(self, runner: GraphRunner, size: int) -> None:
-        device = runner.device
-        self.ids = torch.zeros(1, size, dtype=torch.long, device=device)
-        self.positions = torch.zeros(1, size, dtype=torch.long, device=device)
-        self.starts = torch.full((size,), runner.spare.start, dtype=torch.long, device=device)
-        self.heat = torch.ones(size, device=device)
-        self.uniforms = torch.zeros(size, device=device)
+        self._runner = runner
+        self.size = size
+        self.samples = min(size, runner.max_rows)
+        """Most tokens that a step samples."""
+        heads, key_heads = runner.heads
+        self._queries = 16 if size <= LARGE else 64
+        self._keys = 128 if size <= SMALL else 64
+        self.tile_tokens = kernels.tile_tokens(heads, key_heads, self._queries)
+        tiles = min(size, runner.max_rows + size // self.tile_tokens + 2)
+        lengths = [size] * 3 + [tiles] * 2 + [self.samples] * 4
+        self._device = torch.zeros(sum(lengths), dtype=torch.int32, device=runner.device)
+        self._host = [torch.zeros(sum(lengths), dtype=torch.int32, pin_memory=True) for _ in range(RING)]
+        splits = np.cumsum(lengths)[:-1]
+        self._arrays = [np.split(each.numpy(), splits) for each in self._host]
+        (
+            self._ids, self.positions, self.rows, self.tile_first, self.tile_count,
+            self._sample_at, self._sample_row, temperatures, uniforms,
+        ) = self._device.split(lengths)  # fmt: skip
+        self._temperatures = temperatures.view(torch.float32)
+        self._uniforms = uniforms.view(torch.float32)
+        self.output = torch.zeros(3, self.samples, device=runner.device)
+        self._results = [torch.zeros(3, self.samples, pin_memory=True) for _ in range(RING)]
+        self._turn = 0
+        self._fill(self._arrays[0], None)
+        self._device.copy_(self._host[0])
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if runner.captures:
+            self._capture()
+
+    def _capture(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._step(runner)
+            self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=runner.pool):
-            self.logits, self.drawn = self._step(runner)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._runner.pool, capture_error_mode="thread_local"):
+                self._step()
+            self._graph = graph
+        except RuntimeError as error:  # its layers wait for the GPU, as some mixtures of experts do
+            self._runner.captures = False
+            name = type(self._runner.model).__name__
+            _LOG.warning("%s is run kernel by kernel, its steps cannot be captured: %s", name, describe(error))
 
-    def _step(self, runner: GraphRunner) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        at = self.positions[0]
-        layout = DecodeLayout(runner.arena, self.starts + at, self.starts, at + 1)
-        logits = runner._forward(self.ids, self.positions, layout, 0)
-        drawn = draw_plain(logits, self.heat, self.uniforms)
-        self.ids[0] = drawn[0]
-        self.positions += 1
-        return logits, drawn
+    def _step(self) -> None:
+        runner = self._runner
+        # An id below 0 stands for the token that the row sampled last, which only the GPU knows.
+        ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
+        logits = runner._forward(ids[None], self.positions.long()[None], self, self._sample_at.long())
+        kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
+        runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
+        runner.logits_buffer[: self.samples].copy_(logits)  # one buffer for all graphs, read where there are filters
 
-    def load(self, chunks: Sequence[ScheduledChunk], spare: Block) -> None:
-        """Take a batch in; rows beyond it act on a place that nobody reads."""
-        idle = self.ids.shape[1] - len(chunks)
-        jobs = [chunk.job for chunk in chunks]
-        numbers = [
-            [job.tokens[-1] for job in jobs] + [0] * idle,
-            [job.cached for job in jobs] + [0] * idle,
-            [job.stretch.start for job in jobs if job.stretch is not None] + [spare.start] * idle,
-        ]
-        loaded = torch.tensor(numbers).to(self.ids.device, non_blocking=True)
-        self.ids[0], self.positions[0] = loaded[0], loaded[1]
-        self.starts.copy_(loaded[2])
-        heat = [job.request.sampling.temperature for job in jobs] + [1.0] * idle
-        self.heat.copy_(torch.tensor(heat), non_blocking=True)
+    def store(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        cached_keys, cached_values = self._runner.kv_cache.data[layer]
+        kernels.store_kv(keys, values, cached_keys, cached_values, self._runner.table, self.rows, self.positions)
+        return cached_keys, cached_values
+
+    def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        return kernels.attend_paged(
+            queries, cache.keys, cache.values, self._runner.table, self.rows, self.positions,
+            self.tile_first, self.tile_count, queries=self._queries, keys_at_once=self._keys,
+            scaling=cache.scaling, window=cache.window,
+        )  # fmt: skip
+
+    def replay(self, batch: Batch) -> Launched:
+        """Run a batch."""
+        self._turn = (self._turn + 1) % RING
+        self._fill(self._arrays[self._turn], batch)
+        self._device.copy_(self._host[self._turn], non_blocking=True)
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._step()
+        sampling = int(batch.samples.sum())
+        if not all(is_plain(request.request.sampling) for request in batch.requests):
+            self._sample_filtered(batch, sampling)
+        result = self._results[self._turn]
+        result.copy_(self.output, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return _Replayed(done, result, sampling)
+
+    def _sample_filtered(self, batch: Batch, count: int) -> None:
+        """Sample all rows again with their filters and penalties."""
+        tokens, logprobs, raw = sample(self._runner.logits_buffer[:count], sampling_rows(batch))
+        self.output[0].view(torch.int32)[:count] = tokens
+        self.output[1, :count] = logprobs
+        self.output[2, :count] = raw
+        self._runner.last_tokens[self._sample_row[:count].long()] = tokens.int()
+
+    def _fill(self, arrays: list[np.ndarray], batch: Batch | None) -> None:
+        """Write the inputs of a step; tokens beyond the batch belong to a row that no request has."""
+        ids, positions, rows, tile_first, tile_count, sample_at, sample_row, temperatures, uniforms = arrays
+        tokens = 0
+        samples = 0
+        firsts: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        spans: list[tuple[int, int]] = []
+        if batch is not None:
+            tables = batch.tables
+            tokens = decodes = batch.decodes
+            ids[:decodes] = -1
+            positions[:decodes] = batch.starts[:decodes]
+            rows[:decodes] = batch.rows[:decodes]
+            firsts.append(np.arange(decodes))
+            counts.append(np.ones(decodes, np.int64))
+            chunks = zip(batch.rows[decodes:], batch.starts[decodes:], batch.counts[decodes:], strict=True)
+            for row, start, count in chunks:
+                part = slice(tokens, tokens + count)
+                ids[part] = tables.tokens[row, start : start + count]
+                positions[part] = np.arange(start, start + count)
+                rows[part] = row
+                spans.append((tokens, int(count)))
+                tokens += int(count)
+            own = batch.rows[batch.samples]
+            ends = (batch.starts + batch.counts)[batch.samples]
+            samples = len(own)
+            sample_at[:samples] = np.cumsum(batch.counts)[batch.samples] - 1
+            sample_row[:samples] = own
+            temperatures.view(np.float32)[:samples] = tables.temperature[own]
+            numbers = uniform(tables.seed[own], ends - tables.prompt[own]).astype(np.float32)
+            uniforms.view(np.float32)[:samples] = np.minimum(numbers, np.float32(1 - 2**-24))
+        ids[tokens:] = 0
+        positions[tokens:] = 0
+        rows[tokens:] = self._runner.max_rows
+        if tokens < self.size:
+            spans.append((tokens, self.size - tokens))
+        for begin, count in spans:
+            starts = np.arange(begin, begin + count, self.tile_tokens)
+            firsts.append(starts)
+            counts.append(np.minimum(begin + count - starts, self.tile_tokens))
+        first = np.concatenate(firsts)
+        tile_first[: len(first)] = first
+        tile_count[: len(first)] = np.concatenate(counts)
+        tile_count[len(first) :] = 0
+        sample_at[samples:] = 0
+        sample_row[samples:] = self._runner.max_rows
+        temperatures.view(np.float32)[samples:] = 1
+        uniforms.view(np.float32)[samples:] = 0
+
+
+class _Replayed:
+    """A step under way on the GPU."""
+
+    def __init__(self, done: torch.cuda.Event, result: torch.Tensor, count: int) -> None:
+        self._done = done
+        self._result = result
+        self._count = count
+
+    def wait(self) -> Output:
+        self._done.synchronize()
+        result = self._result.numpy()[:, : self._count].copy()
+        return Output(result[0].view(np.int32).astype(np.int64), result[1], result[2])
 
 
 class GraphRunner(ModelRunner):
-    """A model over an arena on a GPU."""
+    """A model over a paged cache on a GPU."""
+
+    depth = 1
 
     def __init__(self, model: Any, memory: int, compiled: bool = True) -> None:
-        """`compiled`: have torch fuse the small operations of each layer, some seconds at the first use."""
+        """`compiled`: let torch fuse the small operations of each layer, some seconds at the first use."""
         super().__init__(model, memory)
-        spare = self.arena.take(BURST + 1)
-        assert spare is not None
-        self.spare = spare
+        config = self.model.config.get_text_config()
+        self.heads = (config.num_attention_heads, self.kv_cache.data.shape[3])
+        padding = self.kv_cache.allocate(1)
+        assert padding is not None
+        self._padding_slot = int(padding[0])
         self.pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[int, CapturedStep] = {}
-        if compiled:
-            for layer in self.model.get_decoder().layers:
-                layer.compile(dynamic=True)
+        self._graphs: dict[int, StepGraph] = {}
+        self._turn = 0
+        self.captures = True
+        decoder = self.model.get_decoder()
+        layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
+        for layer in layers if compiled else ():
+            layer.compile(dynamic=True)
+
+    def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
+        return KVCache(capacity, like.new_zeros(shape))
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Make the GPU's copy of the scheduler's slot table, with one more row for padding."""
+        self._scheduler = scheduler
+        self.max_rows, context = scheduler.tables.slots.shape
+        self.table = torch.full((self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device)
+        self.last_tokens = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=self.device)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self.logits_buffer = torch.zeros(self.max_rows, vocabulary, dtype=self.kv_cache.data.dtype, device=self.device)
+        self._staging = [torch.zeros(0, dtype=torch.int32) for _ in range(RING)]
+        self._staged = torch.zeros(0, dtype=torch.int32, device=self.device)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ScheduledChunk]) -> list[list[Drawn]]:
-        """Prompts first, in one pass; then so many single tokens for every job that is being sampled."""
-        single = [at for at, chunk in enumerate(chunks) if chunk.count == 1 and chunk.samples]
-        others = [at for at, chunk in enumerate(chunks) if not (chunk.count == 1 and chunk.samples)]
-        drawn: list[list[Drawn]] = [[] for _ in chunks]
-        for places, run in ((others, super().run), (single, self._burst)):
-            if places:
-                for at, got in zip(places, run([chunks[at] for at in places]), strict=True):
-                    drawn[at] = got
-        return drawn
+    def warm_up(self) -> None:
+        """Capture all steps, the largest first: the others then need no more memory."""
+        with torch.cuda.device(self.device):
+            for size in reversed([each for each in SIZES if each < 2 * self._scheduler.max_tokens]):
+                self._graph(size)
 
-    def _layout(self, places: torch.Tensor, pieces: tuple[QuerySpan, ...]) -> AttentionLayout:
-        gathered = np.concatenate([np.arange(each.start, each.start + each.seen) for each in pieces])
-        own = np.cumsum([0, *(each.count for each in pieces)])
-        seen = np.cumsum([0, *(each.seen for each in pieces)])
-        on = [torch.as_tensor(each).to(self.device, non_blocking=True) for each in (gathered, own, seen)]
-        most, most_seen = max(each.count for each in pieces), max(each.seen for each in pieces)
-        return PrefillLayout(self.arena, places, on[0], on[1].int(), on[2].int(), most, most_seen)
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Launched:
+        with torch.cuda.device(self.device):
+            self._refresh_weights()
+            self._update_table()
+            return self._graph(batch.tokens).replay(batch)
 
-    def _burst(self, chunks: Sequence[ScheduledChunk]) -> list[list[Drawn]]:
-        captured = self._capture(len(chunks))
-        captured.load(chunks, self.spare)
-        if not all(is_plain(chunk.job.request.sampling) for chunk in chunks):
-            captured.graph.replay()
-            drawn = draw(captured.logits[: len(chunks)], [chunk.job.row for chunk in chunks])
-            return [[each] for each in zip(*(part.tolist() for part in drawn), strict=True)]
-        steps = min(BURST, *(_room(chunk) for chunk in chunks))
-        seeds = np.array([chunk.job.seed for chunk in chunks], np.uint64)
-        counts = np.array([len(chunk.job.logprobs) for chunk in chunks])
-        numbers = np.zeros((steps, captured.uniforms.shape[0]), np.float32)
-        numbers[:, : len(chunks)] = [uniform(seeds, counts + step) for step in range(steps)]
-        uniforms = torch.from_numpy(np.minimum(numbers, np.float32(1 - 2**-24))).to(self.device, non_blocking=True)
-        kept = []
-        for step in range(steps):
-            captured.uniforms.copy_(uniforms[step])
-            captured.graph.replay()
-            kept.append([part.clone() for part in captured.drawn])
-        tokens, drawn_with, own = (torch.stack(part).tolist() for part in zip(*kept, strict=True))
-        return [
-            [(tokens[step][row], drawn_with[step][row], own[step][row]) for step in range(steps)]
-            for row in range(len(chunks))
-        ]
+    def _graph(self, tokens: int) -> StepGraph:
+        """The graph for a step of so many tokens."""
+        at = bisect.bisect_left(SIZES, tokens)
+        size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
+        if size not in self._graphs:
+            self._graphs[size] = StepGraph(self, size)
+        return self._graphs[size]
 
-    def _capture(self, rows: int) -> CapturedStep:
-        size = next((each for each in SIZES if each >= rows), -(-rows // SIZES[-1]) * SIZES[-1])
-        if size not in self._captured:
-            self._captured[size] = CapturedStep(self, size)
-        return self._captured[size]
-
-
-def _room(chunk: ScheduledChunk) -> int:
-    """Steps for which a job has places, and tokens left to draw."""
-    job = chunk.job
-    assert job.stretch is not None
-    return max(min(job.stretch.room - job.cached, job.limit - len(job.logprobs)), 1)
+    def _update_table(self) -> None:
+        """Copy the slots that requests were given since the last step to the GPU's table."""
+        changed = self._scheduler.changed
+        if not changed:
+            return
+        tables = self._scheduler.tables
+        parts = [(row, first, last) for row, (first, last) in changed.items()]
+        places = np.concatenate([np.arange(first, last) + row * tables.context for row, first, last in parts])
+        slots = np.concatenate([tables.slots[row, first:last] for row, first, last in parts])
+        changed.clear()
+        count = len(slots)
+        self._turn = (self._turn + 1) % RING
+        if len(self._staging[self._turn]) < 3 * count:
+            self._staging[self._turn] = torch.zeros(6 * count, dtype=torch.int32, pin_memory=True)
+        if len(self._staged) < 3 * count:
+            self._staged = torch.zeros(6 * count, dtype=torch.int32, device=self.device)
+        host = self._staging[self._turn][: 3 * count]
+        array = host.numpy()
+        array[: 2 * count].view(np.int64)[:] = places
+        array[2 * count :] = slots
+        staged = self._staged[: 3 * count]
+        staged.copy_(host, non_blocking=True)
+        self.table.view(-1).index_copy_(0, staged[: 2 * count].view(torch.int64), staged[2 * count :])

@@ -1,10 +1,11 @@
-"""The engine: one thread that runs the model, step after step, for as long as there is something to do.
+"""The engine: one thread that schedules and runs forward passes for as long as there are requests.
 
-The event loops hand jobs over and get their tokens back; everything else happens in the thread, so the scheduler and
-the arena need no locks. Weights change between two steps, never within one.
+Event loops submit requests and get their tokens back; everything else happens in the thread, so the scheduler and the
+cache need no locks. On a GPU the next step is prepared and launched while the previous one runs (`runner.depth`): the
+host sees its tokens one step late. Weights change between two steps, when none is under way.
 
-A step that fails costs the turns that were in the batch; those that wait go on. After `FAULTS` of them in a row, or
-when the thread itself comes to grief, everybody is told, and nothing can be sampled any more.
+A step that fails costs the requests that were running; those that wait go on. After `MAX_FAILURES` failed steps in a
+row, or if the thread itself fails, every request fails, and nothing can be sampled any more.
 """
 
 from __future__ import annotations
@@ -12,172 +13,206 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 
+import numpy as np
+
 from agentfly.backends.base import CLOSED, OnUpdate
-from agentfly.backends.engine.model_runner import ModelRunner
-from agentfly.backends.engine.pending import PendingRequest, Update, dispatch
-from agentfly.backends.engine.request import EngineRequest
-from agentfly.backends.engine.scheduler import ScheduledChunk, Scheduler
+from agentfly.backends.engine.model_runner import Launched, ModelRunner
+from agentfly.backends.engine.request import EngineRequest, PendingRequest, Update, dispatch
+from agentfly.backends.engine.scheduler import Batch, Scheduler
 from agentfly.errors import AgentFlyError, BackendFault, NonFiniteError, describe
 from agentfly.threads import release_helpers
 from agentfly.types import Completion, FinishReason
 
-FAULTS = 3
+MAX_FAILURES = 3
 """Steps that may fail one after the other before the engine gives up."""
+SWITCH_INTERVAL = 2e-4
+"""Seconds after which a thread that computes in Python yields to the engine's thread, which launches work on a GPU.
+Python's default, 5 ms, is longer than a step takes."""
 _LOG = logging.getLogger(__name__)
 
 Commit = Callable[[], None]
-"""Puts weights that were found to fit into the model."""
+"""Copies weights that were validated into the model."""
 
 
 class Engine:
-    """A model at work."""
+    """Samples requests from a model."""
 
-    def __init__(self, runner: ModelRunner, rows: int, tokens: int) -> None:
-        """`rows`: most turns sampled at once; `tokens`: most tokens in one forward pass."""
+    def __init__(self, runner: ModelRunner, max_rows: int, max_tokens: int, context: int) -> None:
+        """`max_rows`: most requests at once; `max_tokens`: most tokens in one forward pass; `context`: of a request."""
         self._runner = runner
-        self._scheduler = Scheduler(runner.arena, rows, tokens, runner.reuses)
-        self._tickets: dict[EngineRequest, PendingRequest] = {}
-        self._orders: deque[Callable[[], None]] = deque()
+        self._scheduler = Scheduler(
+            runner.kv_cache, max_rows, max_tokens, context=context, share_prefixes=runner.shares_prefixes
+        )
+        runner.attach(self._scheduler)
+        self._in_flight: deque[tuple[Batch, Launched]] = deque()
+        self._pending: dict[EngineRequest, PendingRequest] = {}
+        self._commands: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
-        self._ordering = threading.Lock()
+        self._lock = threading.Lock()
         self._ended = False
-        """Whether the thread took its last look at the orders; read and written under the lock."""
+        """Whether the thread has drained its commands for the last time; guarded by the lock."""
         self._updates: deque[tuple[Commit, int, Future[None]]] = deque()
-        """Changes of the weights that wait for the turns under way to end."""
+        """Weight updates that wait for running requests to end."""
         self._closed = False
         self._broken = ""
         """Why nothing can be sampled any more; empty while it can."""
-        self._torn = ""
-        """Why the weights are those of no version; empty while they are of one."""
-        self._faults = 0
+        self._partial_weights = ""
+        """Why the weights belong to no version; empty while they do."""
+        self._failures = 0
         self.version = 0
+        if runner.depth and sys.getswitchinterval() > SWITCH_INTERVAL:
+            sys.setswitchinterval(SWITCH_INTERVAL)
         self._thread = threading.Thread(target=self._work, name="agentfly-engine", daemon=True)
         self._thread.start()
 
-    async def sample(self, job: EngineRequest) -> Completion:
-        """Run a job to its end; a cancelled one leaves the batch, and so does one whose watcher raises."""
-        ticket = PendingRequest(job)
-        self._submit(lambda: self._begin(ticket))
+    async def sample(self, request: EngineRequest) -> Completion:
+        """Run a request to its end. If it is cancelled, or its token callback raises, it leaves the batch."""
+        pending = PendingRequest(request)
+        self._submit(lambda: self._begin(pending))
         try:
-            return await ticket.future
+            return await pending.future
         except BaseException:
-            with contextlib.suppress(BackendFault):  # it is closed: nothing is left to be dropped
-                self._submit(lambda: self._drop(job))
+            with contextlib.suppress(BackendFault):  # closed: nothing is left to be dropped
+                self._submit(lambda: self._drop(request))
             raise
 
     async def update(self, prepare: Callable[[], Commit], version: int, then: OnUpdate) -> None:
-        """Change the weights between two steps; every token drawn after that is of `version`.
+        """Change the weights between two steps; every token sampled after that is of `version`.
 
-        `prepare` looks at the weights and touches nothing; what it raises is raised here, and all goes on as before.
+        `prepare` validates the weights without changing anything; if it raises, that is raised here, and sampling goes
+        on as before.
         """
         done: Future[None] = Future()
         self._submit(lambda: self._prepare(prepare, version, then, done))
         await asyncio.wrap_future(done)
 
     def stop(self) -> None:
-        """Have the thread end after the step it is in."""
+        """Make the thread end after the current step."""
         self._closed = True
         self._awake.set()
 
     async def close(self) -> None:
-        """Stop. Whoever still waits is told."""
+        """Stop. Requests that are still pending fail."""
         self.stop()
         await asyncio.to_thread(self._thread.join)
 
-    def _submit(self, order: Callable[[], None]) -> None:
-        with self._ordering:
+    def _submit(self, command: Callable[[], None]) -> None:
+        with self._lock:
             if self._ended or not self._thread.is_alive():  # closed, or in a fork, which has no thread
                 raise BackendFault(self._broken or CLOSED)
-            self._orders.append(order)
+            self._commands.append(command)
         self._awake.set()
 
     # ── in the thread ──
 
     def _work(self) -> None:
         try:
+            self._runner.warm_up()
             while not self._closed:
                 self._awake.clear()
                 self._drain_commands()
-                chunks = self._scheduler.step()
-                if chunks:
-                    self._run_guarded(chunks)
-                elif not self._orders:
+                if not self._step() and not self._commands:
                     release_helpers()
                     self._awake.wait()
         except BaseException as error:
             _LOG.exception("the engine's thread ended")
             self._broken = f"the engine's thread ended with {describe(error)}"
-        with self._ordering:
+        with self._lock:
             self._closed = self._ended = True
             self._give_up(BackendFault(self._broken or CLOSED))
-            while self._orders:
-                self._orders.popleft()()
+            while self._commands:
+                self._commands.popleft()()
 
     def _drain_commands(self) -> None:
-        while self._orders:
-            self._orders.popleft()()
+        while self._commands:
+            self._commands.popleft()()
         if self._updates and self._scheduler.idle:
             while self._updates:
                 self._commit(*self._updates.popleft())
-            for job in self._tickets:
-                self._scheduler.add(job)
+            for request in self._pending:
+                self._scheduler.add(request)
 
-    def _run_guarded(self, chunks: Sequence[ScheduledChunk]) -> None:
-        """A step that fails costs the turns in the batch, and after several in a row the engine."""
+    def _step(self) -> bool:
+        """Launch a step and take in the results of the previous one. False if there was nothing to do.
+
+        A step that fails costs the running requests, and after several in a row the engine.
+        """
+        batch = self._scheduler.schedule()
+        if batch is None and not self._in_flight:
+            return False
         try:
-            self._step(chunks)
-            self._faults = 0
+            if batch is not None:
+                self._in_flight.append((batch, self._runner.launch(batch)))
+            ahead = self._runner.depth if batch is not None and not self._scheduler.needs_host_sampling else 0
+            self._collect(ahead)
         except Exception as error:
             _LOG.exception("a step of the engine failed")
-            self._faults += not isinstance(error, NonFiniteError)  # which better weights can cure
+            self._in_flight.clear()
+            self._failures += not isinstance(error, NonFiniteError)  # which other weights can cure
             fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
             self._fail(fault, list(self._scheduler.running))
-            self._scheduler.forget()
+            self._scheduler.reset()
             if isinstance(error, NonFiniteError):
-                self._runner.arena.wipe()
-            if self._faults >= FAULTS:
-                self._broken = f"the engine failed {self._faults} times in a row, last with {describe(error)}"
+                self._runner.kv_cache.clear_values()
+            if self._failures >= MAX_FAILURES:
+                self._broken = f"the engine failed {self._failures} times in a row, last with {describe(error)}"
                 self._give_up(BackendFault(self._broken))
+        return True
 
-    def _step(self, chunks: Sequence[ScheduledChunk]) -> None:
-        fresh: list[tuple[EngineRequest, int]] = []
-        for chunk, drawn in zip(chunks, self._runner.run(chunks), strict=True):
-            job = chunk.job
-            if not all(math.isfinite(logprob) for _, logprob, _ in drawn):
-                raise self._broken_model(job)
-            job.cached += chunk.count
-            for count, (token, logprob, own) in enumerate(drawn, 1):
-                job.append(token, logprob, own, self.version)
-                job.cached = len(job.tokens) - 1
-                if job.finish is not None or count == len(drawn):
-                    fresh.append((job, count))
-                    break
-        self._deliver(fresh)
+    def _collect(self, ahead: int = 0) -> None:
+        """Take in the results of all steps but the last `ahead`."""
+        while len(self._in_flight) > ahead:
+            batch, launched = self._in_flight.popleft()
+            output = launched.wait()
+            if not np.isfinite(output.logprobs).all():
+                self._check_finite(batch, output.logprobs)
+            finished, reported = self._scheduler.update(batch, output, self.version)
+            self._failures = 0
+            updates: list[tuple[PendingRequest, Update]] = [
+                (self._pending[request], tokens) for request, tokens in reported
+            ]
+            updates += [(self._pending.pop(request), self._finish(request, reason)) for request, reason in finished]
+            dispatch(updates)
 
-    def _broken_model(self, job: EngineRequest) -> NonFiniteError:
-        where = self._runner.first_nonfinite_module(job.tokens)
-        return NonFiniteError(
-            f"the model's logits are not finite (weights of version {self.version}); "
-            + (f"the first part with such an output is {where}" if where else "computed alone, they are")
-        )
+    def _check_finite(self, batch: Batch, logprobs: np.ndarray) -> None:
+        """Raise for the first running request whose log-probability is not finite."""
+        sampling = np.flatnonzero(batch.samples)[~np.isfinite(logprobs)]
+        for chunk in sampling:
+            request = batch.requests[chunk]
+            if request in self._scheduler.running:
+                tokens = [*request.prompt.tolist(), *self._scheduler.sampled(request).tokens.tolist()]
+                where = self._runner.first_nonfinite_module(tokens)
+                raise NonFiniteError(
+                    f"the model's logits are not finite (weights of version {self.version}); "
+                    + (f"the first part with such an output is {where}" if where else "computed alone, they are")
+                )
 
-    def _begin(self, ticket: PendingRequest) -> None:
-        if why := self._broken or self._torn or (CLOSED if self._closed else ""):
-            dispatch([(ticket, BackendFault(why))])
+    def _finish(self, request: EngineRequest, reason: FinishReason) -> Completion:
+        """Take a request out of the batch."""
+        sampled = self._scheduler.sampled(request)
+        self._scheduler.remove(request)
+        return Completion(
+            sampled.tokens.tolist(), sampled.logprobs.tolist(), sampled.versions.tolist(), reason,
+            raw_logprobs=sampled.raw_logprobs.tolist(),
+        )  # fmt: skip
+
+    def _begin(self, pending: PendingRequest) -> None:
+        if why := self._broken or self._partial_weights or (CLOSED if self._closed else ""):
+            dispatch([(pending, BackendFault(why))])
         else:
-            self._tickets[ticket.job] = ticket
+            self._pending[pending.request] = pending
             if not self._updates:
-                self._scheduler.add(ticket.job)
+                self._scheduler.add(pending.request)
 
-    def _drop(self, job: EngineRequest) -> None:
-        if self._tickets.pop(job, None) is not None:
-            self._scheduler.remove(job)
+    def _drop(self, request: EngineRequest) -> None:
+        if self._pending.pop(request, None) is not None:
+            self._scheduler.remove(request)
 
     def _prepare(self, prepare: Callable[[], Commit], version: int, then: OnUpdate, done: Future[None]) -> None:
         try:
@@ -190,58 +225,56 @@ class Engine:
         if then is OnUpdate.FINISH and (self._updates or not self._scheduler.idle):
             self._updates.append((commit, version, done))
             return
+        self._finish_in_flight()
         if then is OnUpdate.ABORT:
-            self._abort()
+            aborted = list(self._pending)
+            dispatch([(self._pending.pop(each), self._finish(each, FinishReason.ABORTED)) for each in aborted])
         self._commit(commit, version, done)
 
+    def _finish_in_flight(self) -> None:
+        """Take in the results of all steps under way, before the weights change."""
+        try:
+            self._collect()
+        except Exception as error:
+            fault = error if isinstance(error, AgentFlyError) else BackendFault(f"the engine failed: {describe(error)}")
+            self._in_flight.clear()
+            self._fail(fault, list(self._scheduler.running))
+
     def _commit(self, commit: Commit, version: int, done: Future[None]) -> None:
-        self._scheduler.forget()
-        self._runner.forget()
+        self._finish_in_flight()
+        self._scheduler.reset()
+        self._runner.reset()
         if not done.set_running_or_notify_cancel():
-            return  # whoever wanted it gave up before it began
+            return  # cancelled before it began
         try:
             commit()
         except Exception as error:
-            self._torn = f"the weights of version {version} came in part: {describe(error)}; update them again"
-            self._fail(BackendFault(self._torn), list(self._tickets))
-            _settle(done, BackendFault(self._torn))
+            self._partial_weights = (
+                f"the weights of version {version} came in part: {describe(error)}; update them again"
+            )
+            self._fail(BackendFault(self._partial_weights), list(self._pending))
+            _settle(done, BackendFault(self._partial_weights))
         else:
-            self.version, self._torn = version, ""
+            self.version = version
+            self._partial_weights = ""
             _settle(done)
 
-    def _abort(self) -> None:
-        for job in self._tickets:
-            job.finish = FinishReason.ABORTED
-        self._deliver([(job, 0) for job in self._tickets])
-
-    def _fail(self, fault: Exception, jobs: Iterable[EngineRequest]) -> None:
-        tickets = [self._tickets.pop(job) for job in jobs]
-        for ticket in tickets:
-            self._scheduler.remove(ticket.job)
-        dispatch([(ticket, fault) for ticket in tickets])
+    def _fail(self, fault: Exception, requests: Iterable[EngineRequest]) -> None:
+        failed = [self._pending.pop(request) for request in requests]
+        for pending in failed:
+            self._scheduler.remove(pending.request)
+        dispatch([(pending, fault) for pending in failed])
 
     def _give_up(self, fault: Exception) -> None:
-        """Tell everybody; what is in the scheduler is of no matter any more."""
-        dispatch([(ticket, fault) for ticket in self._tickets.values()])
-        self._tickets.clear()
-        self._scheduler.clear()
+        """Fail everything."""
+        dispatch([(pending, fault) for pending in self._pending.values()])
+        self._pending.clear()
+        with contextlib.suppress(Exception):  # after a failure of the scheduler itself
+            self._scheduler.clear()
         while self._updates:
             _settle(self._updates.popleft()[2], fault)
 
-    def _deliver(self, jobs: Sequence[tuple[EngineRequest, int]]) -> None:
-        """Hand out the fresh tokens of each job: one call into each event loop a step, however many jobs there are."""
-        news: list[tuple[PendingRequest, Update]] = []
-        for job, count in jobs:
-            ticket = self._tickets[job]
-            if job.request.on_tokens is not None and count:
-                news.append((ticket, job.tokens[-count:]))
-            if job.finish is not None:
-                del self._tickets[job]
-                self._scheduler.remove(job)
-                news.append((ticket, job.completion))
-        dispatch(news)
-
 
 def _settle(done: Future[None], error: Exception | None = None) -> None:
-    with contextlib.suppress(InvalidStateError):  # nobody waits any more
+    with contextlib.suppress(InvalidStateError):  # no task awaits it any more
         done.set_result(None) if error is None else done.set_exception(error)

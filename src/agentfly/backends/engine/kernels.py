@@ -1,4 +1,8 @@
-"""Triton kernels for the GPU: attention of one token a sequence over the arena, and the drawing of tokens."""
+"""Triton kernels for a GPU: writing the paged key-value cache, attention over it, and sampling.
+
+Attention works on tiles: some consecutive tokens of one sequence. A tile's queries are its tokens times the heads that
+share a key head, so that a tile of a few prompt tokens costs hardly more than a single token being decoded.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +10,146 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 64
-"""Keys that one pass of the attention kernel looks at."""
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_kv(  # type: ignore[no-untyped-def]
+    key, value, keys, values, table, rows, positions,
+    key_head, key_token, value_head, value_token, slot_stride, table_stride,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One program per token: copy its keys and values of all heads to its slot."""
+    token = tl.program_id(0)
+    row = tl.load(rows + token).to(tl.int64)
+    position = tl.load(positions + token)
+    slot = tl.load(table + row * table_stride + position).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    head = at // WIDTH
+    column = at % WIDTH
+    inside = at < HEADS * WIDTH
+    k = tl.load(key + head * key_head + token * key_token + column, mask=inside)
+    v = tl.load(value + head * value_head + token * value_token + column, mask=inside)
+    tl.store(keys + slot * slot_stride + at, k, mask=inside)
+    tl.store(values + slot * slot_stride + at, v, mask=inside)
+
+
+def store_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+) -> None:
+    """Write the batch's keys and values, [head, token, width], into the cache, [slot, head, width].
+
+    `table`: [row, position] to slot. `rows`, `positions`: of every token.
+    """
+    key = key if key.stride(2) == 1 else key.contiguous()
+    value = value if value.stride(2) == 1 else value.contiguous()
+    heads, tokens, width = key.shape
+    _store_kv[(tokens,)](
+        key, value, keys, values, table, rows, positions,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1), keys.stride(0), table.stride(0),
+        HEADS=heads, WIDTH=width, SIZE=triton.next_power_of_2(heads * width), num_warps=2,
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attend_one(  # type: ignore[no-untyped-def]
-    query, keys, values, out, starts, seen, scaling, window, token_stride,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
+def _attend_paged(  # type: ignore[no-untyped-def]
+    query, keys, values, out, table, rows, positions, tile_first, tile_count, scale, window,
+    query_head, query_token, slot_stride, out_token, table_stride,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """One program for each sequence and key head: its queries against all keys of the sequence."""
-    sequence, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    start, count = tl.load(starts + sequence), tl.load(seen + sequence)
-    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    at = ((sequence * heads + head) * GROUP + row)[:, None] * WIDTH + column[None]
-    there = (row < GROUP)[:, None]
-    q = tl.load(query + at, mask=there, other=0.0)
-    most = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, WIDTH], tl.float32)
-    first = 0
+    """One program per tile and key head: online softmax over the keys of the tile's sequence, `KEYS` at a time."""
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    count = tl.load(tile_count + tile)
+    if count == 0:
+        return
+    first = tl.load(tile_first + tile)
+    row = tl.load(rows + first).to(tl.int64)
+    past = tl.load(positions + first)
+    index = tl.arange(0, QUERIES)
+    token = index // GROUP
+    query_at = head * GROUP + index % GROUP
+    column = tl.arange(0, WIDTH)
+    present = token < count
+    q = tl.load(
+        query + query_at[:, None] * query_head + (first + token)[:, None] * query_token + column[None],
+        mask=present[:, None], other=0.0,
+    )  # fmt: skip
+    position = past + token
+    highest = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sums = tl.zeros([QUERIES, WIDTH], tl.float32)
+    begin = 0
     if WINDOWED:
-        first = tl.maximum(count - window, 0)
-    for begin in range(first, count, BLOCK):
-        token = begin + tl.arange(0, BLOCK)
-        inside = token < count
-        place = (start + token).to(tl.int64)[:, None] * token_stride + head * WIDTH + column[None]
+        begin = tl.maximum(past - window + 1, 0)
+    end = past + count
+    for at in range(begin, end, KEYS):
+        seen = at + tl.arange(0, KEYS)
+        inside = seen < end
+        slot = tl.load(table + row * table_stride + seen, mask=inside, other=0).to(tl.int64)
+        place = slot[:, None] * slot_stride + head * WIDTH + column[None]
         k = tl.load(keys + place, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k)).to(tl.float32) * scaling
-        scores = tl.where(inside[None], scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(most - higher)
+        scores = tl.dot(q, tl.trans(k)).to(tl.float32) * scale
+        visible = seen[None] <= position[:, None]
+        if WINDOWED:
+            visible = visible & (seen[None] > position[:, None] - window)
+        scores = tl.where(visible & inside[None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # nothing visible so far
+        weights = tl.exp2(scores - finite[:, None])
+        shrink = tl.exp2(highest - finite)
         v = tl.load(values + place, mask=inside[:, None], other=0.0)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         total = total * shrink + tl.sum(weights, 1)
-        most = higher
-    tl.store(out + at, (sums / total[:, None]).to(q.dtype), mask=there)
+        highest = higher
+    total = tl.where(total == 0.0, 1.0, total)
+    tl.store(
+        out + (first + token)[:, None] * out_token + query_at[:, None] * WIDTH + column[None],
+        (sums / total[:, None]).to(q.dtype), mask=present[:, None],
+    )  # fmt: skip
 
 
-def attend_one(
+def tile_tokens(heads: int, key_heads: int, queries: int) -> int:
+    """Tokens of a tile of `queries` queries."""
+    return max(queries // (heads // key_heads), 1)
+
+
+def attend_paged(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    starts: torch.Tensor,
-    seen: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    tile_first: torch.Tensor,
+    tile_count: torch.Tensor,
+    *,
+    queries: int,
     scaling: float,
-    window: int | None,
+    keys_at_once: int = 64,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Attention of the last token of every sequence. `query`: [sequence, head, width]; keys: [place, head, width]."""
-    query = query.contiguous()
-    sequences, heads, width = query.shape
-    shared = keys.shape[1]
-    group = heads // shared
-    out = torch.empty_like(query)
-    _attend_one[(sequences, shared)](
-        query, keys, values, out, starts, seen, scaling, window or 0, keys.stride(0),
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width, BLOCK=BLOCK, WINDOWED=window is not None,
-        num_warps=4, num_stages=2,
+    """Attention of every token to its own past and itself, which the cache holds. [head, token, width] in,
+    [token, head, width] out.
+
+    `tile_first`, `tile_count`: first token and number of tokens of every tile, at most `tile_tokens` of `queries`; a
+    tile of 0 tokens is empty. Tokens of no tile are not written.
+    """
+    query = query if query.stride(2) == 1 else query.contiguous()
+    heads, tokens, width = query.shape
+    key_heads = keys.shape[1]
+    group = heads // key_heads
+    out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
+    _attend_paged[(tile_first.shape[0], key_heads)](
+        query, keys, values, out, table, rows, positions, tile_first, tile_count,
+        scaling * 1.4426950408889634, window or 0,
+        query.stride(0), query.stride(1), keys.stride(0), out.stride(0), table.stride(0),
+        GROUP=group, QUERIES=max(queries, triton.next_power_of_2(group)), WIDTH=width, KEYS=keys_at_once,
+        WINDOWED=window is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -111,12 +197,11 @@ def _draw(  # type: ignore[no-untyped-def]
     tl.store(drawn + row, tl.where(greedy, mine, (x - most) * cold - tl.log(total)))
 
 
-def draw_plain(
-    logits: torch.Tensor, heat: torch.Tensor, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens of rows that ask for a temperature only, and their log-probabilities: drawn with, and the model's own."""
+def sample_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, out: torch.Tensor) -> None:
+    """Sample rows that ask for a temperature only. `out`, [3, row] of 4 bytes each: the tokens as int32, their
+    log-probabilities under the distribution that was sampled from, and under the model's own."""
     rows, vocabulary = logits.shape
-    tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
-    drawn, own = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
-    _draw[(rows,)](logits, heat, uniforms, tokens, drawn, own, logits.stride(0), vocabulary, BLOCK=4096, num_warps=8)
-    return tokens, drawn, own
+    _draw[(rows,)](
+        logits, temperatures, uniforms, out[0].view(torch.int32), out[1], out[2], logits.stride(0), vocabulary,
+        BLOCK=4096, num_warps=8,
+    )  # fmt: skip

@@ -1,94 +1,137 @@
-"""The key-value cache: one block of memory, cut into stretches, one for each sequence.
+"""The key-value cache: one pool of slots per layer. A slot holds the keys and values of one token.
 
-A sequence's keys and values lie side by side, so that attention reads them where they are, without gathering pages.
-What is not in use is cut and joined as stretches come and go.
+Every sequence has a table of slots, one per token; slots that several sequences have in common are shared, not copied.
+On a GPU slots are handed out in any order and attention reads through the table (`KVCache`). On a CPU attention is
+fastest over adjacent slots, so `ContiguousKVCache` hands out runs of them as long as there are any.
 """
 
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-
-@dataclass(slots=True)
-class Block:
-    """Room for the tokens of one sequence: places `start` to `start + room` of the arena."""
-
-    start: int
-    room: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.room
+Slots = npt.NDArray[np.int32]
+NO_SLOTS: Slots = np.empty(0, np.int32)
 
 
 class KVCache:
-    """Places for keys and values of so many tokens, in every layer."""
+    """A pool of `capacity` slots, and which of them are free."""
+
+    contiguous = False
+    """Whether adjacent slots are preferred for a sequence."""
 
     def __init__(self, capacity: int, data: torch.Tensor) -> None:
         self.capacity = capacity
         self.data = data
-        """[layer, key or value, place, head, width]; empty where the keys and values are kept by somebody else.
+        """[layer, key or value, slot, head, width]; empty for models that keep their own cache.
 
-        All of it is finite, also what belongs to nobody: it may be read, and then counts for nothing.
+        All of it is finite, including free slots: attention may read them behind a mask.
         """
-        self._free = [Block(0, capacity)]
-        """In order, no two of them neighbours."""
+        self._stack = np.arange(capacity - 1, -1, -1, dtype=np.int32)
+        """The first `free` entries are the free slots."""
+        self.free = capacity
 
-    @property
-    def free(self) -> int:
-        """Places that belong to nobody."""
-        return sum(each.room for each in self._free)
-
-    def take(self, room: int) -> Block | None:
-        """A stretch of that size from the smallest hole it fits in; None where there is no such hole."""
-        fitting = [hole for hole in self._free if hole.room >= room]
-        if not fitting:
+    def allocate(self, count: int, after: int | None = None) -> Slots | None:
+        """Take `count` free slots; None if there are fewer. `after`: the sequence's last slot so far."""
+        if count > self.free:
             return None
-        hole = min(fitting, key=lambda each: each.room)
-        taken = Block(hole.start, room)
-        hole.start, hole.room = hole.start + room, hole.room - room
-        if not hole.room:
-            self._free.remove(hole)
-        return taken
+        self.free -= count
+        return self._stack[self.free : self.free + count].copy()
 
-    def give(self, stretch: Block) -> None:
-        """Take a stretch back, and join it with what is free beside it."""
-        at = bisect.bisect(self._free, stretch.start, key=lambda each: each.start)
-        before = self._free[at - 1] if at else None
-        after = self._free[at] if at < len(self._free) else None
-        start, end = stretch.start, stretch.end
-        if after is not None and after.start == end:
-            end = after.end
-            del self._free[at]
-        if before is not None and before.end == start:
-            start = before.start
-            del self._free[at - 1]
-            at -= 1
-        self._free.insert(at, Block(start, end - start))
+    def release(self, slots: Slots) -> None:
+        """Give slots back."""
+        self._stack[self.free : self.free + len(slots)] = slots
+        self.free += len(slots)
 
-    def grow(self, stretch: Block, room: int) -> bool:
-        """Make a stretch larger where it lies, if what comes behind it is free."""
-        at = bisect.bisect(self._free, stretch.start, key=lambda each: each.start)
-        hole = self._free[at] if at < len(self._free) else None
-        missing = room - stretch.room
-        if missing <= 0:
-            return True
-        if hole is None or hole.start != stretch.end or hole.room < missing:
-            return False
-        hole.start, hole.room = hole.start + missing, hole.room - missing
-        if not hole.room:
-            del self._free[at]
-        stretch.room = room
-        return True
+    def free_slots(self) -> Slots:
+        """All free slots, in any order."""
+        return self._stack[: self.free]
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy `count` tokens' keys and values, in all layers, to places that do not overlap."""
-        if self.data.numel():
-            self.data[:, :, target : target + count] = self.data[:, :, source : source + count]
-
-    def wipe(self) -> None:
-        """Forget what is no number, wherever it lies."""
+    def clear_values(self) -> None:
+        """Zero the whole pool: removes values that are not finite."""
         self.data.zero_()
+
+
+class ContiguousKVCache(KVCache):
+    """A pool that hands out adjacent slots: directly after the given one, else from the smallest hole that is large
+    enough, else in pieces from several holes."""
+
+    contiguous = True
+
+    def __init__(self, capacity: int, data: torch.Tensor) -> None:
+        super().__init__(capacity, data)
+        self._holes = [(0, capacity)] if capacity else []
+        """(start, end) of free slots, sorted, no two of them adjacent."""
+
+    def allocate(self, count: int, after: int | None = None) -> Slots | None:
+        if count > self.free:
+            return None
+        if count == 0:
+            return NO_SLOTS
+        found = None
+        if after is not None:
+            at = bisect.bisect_left(self._holes, (after + 1, 0))
+            if at < len(self._holes) and self._holes[at][0] == after + 1 and self._size(at) >= count:
+                found = at
+        if found is None:
+            fitting = [at for at in range(len(self._holes)) if self._size(at) >= count]
+            found = min(fitting, key=self._size) if fitting else None
+        if found is not None:
+            return self._take(found, count)
+        pieces = []
+        while count:
+            largest = max(range(len(self._holes)), key=self._size)
+            pieces.append(self._take(largest, min(count, self._size(largest))))
+            count -= len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def allocate_run(self, count: int) -> Slots | None:
+        """Take adjacent slots; None if there is no hole of that size."""
+        if not any(self._size(at) >= count for at in range(len(self._holes))):
+            return None
+        return self.allocate(count)
+
+    def copy(self, source: Slots, target: Slots) -> None:
+        """Copy keys and values of all layers; `target` is a run that `source` does not overlap."""
+        if self.data.numel():
+            if not len(source):
+                return
+            ends = [*(np.flatnonzero(np.diff(source) != 1) + 1).tolist(), len(source)]
+            for begin, end in zip([0, *ends], ends, strict=False):
+                of, to = int(source[begin]), int(target[begin])
+                self.data[:, :, to : to + end - begin] = self.data[:, :, of : of + end - begin]
+
+    def release(self, slots: Slots) -> None:
+        self.free += len(slots)
+        slots = np.sort(slots)
+        for run in np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1):
+            if not len(run):
+                continue
+            start = int(run[0])
+            end = int(run[-1]) + 1
+            at = bisect.bisect_left(self._holes, (start, end))
+            if at < len(self._holes) and self._holes[at][0] == end:
+                end = self._holes.pop(at)[1]
+            if at and self._holes[at - 1][1] == start:
+                at -= 1
+                start = self._holes.pop(at)[0]
+            self._holes.insert(at, (start, end))
+
+    def free_slots(self) -> Slots:
+        return np.concatenate([NO_SLOTS, *(np.arange(start, end, dtype=np.int32) for start, end in self._holes)])
+
+    def _size(self, hole: int) -> int:
+        start, end = self._holes[hole]
+        return end - start
+
+    def _take(self, hole: int, count: int) -> Slots:
+        start, end = self._holes[hole]
+        if start + count == end:
+            del self._holes[hole]
+        else:
+            self._holes[hole] = (start + count, end)
+        self.free -= count
+        return np.arange(start, start + count, dtype=np.int32)

@@ -1,66 +1,105 @@
-"""One forward pass of the model over a packed batch, and the tokens drawn from it."""
+"""One forward pass of the model over a packed batch, and the tokens sampled from it."""
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
+from agentfly.backends.base import Request
 from agentfly.backends.engine import attention, packed_linear
-from agentfly.backends.engine.attention import AttentionLayout, QuerySpan
-from agentfly.backends.engine.cpu_attention import CPUAttention
-from agentfly.backends.engine.kv_cache import KVCache
+from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
+from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache
 from agentfly.backends.engine.loading import config_shape
 from agentfly.backends.engine.memory import zeros
 from agentfly.backends.engine.request import EngineRequest
-from agentfly.backends.engine.sampler import draw
-from agentfly.backends.engine.scheduler import ScheduledChunk
+from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
+from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
+from agentfly.errors import describe
+from agentfly.types import Sampling
 
-Drawn = tuple[int, float, float]
-"""A token, the log-probability it was drawn with, and the model's own."""
+_LOG = logging.getLogger(__name__)
+
+
+class Launched(Protocol):
+    """A step that was started."""
+
+    def wait(self) -> Output:
+        """Wait until the step is done and return what it sampled."""
+        ...
+
+
+class Finished:
+    """A step that ran while it was launched."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def wait(self) -> Output:
+        return self._output
 
 
 class ModelRunner:
-    """A model over an arena."""
+    """A model over a key-value cache."""
 
-    reuses = True
-    """Whether what was computed for one job can be used by another."""
+    shares_prefixes = True
+    """Whether what was computed for one request can be used by another."""
+    depth = 0
+    """Steps that may be under way when the next one is scheduled."""
 
     def __init__(self, model: Any, memory: int) -> None:
-        """`model` lends its weights; `memory` are bytes for keys and values."""
+        """`model`: its weights are shared, not copied. `memory`: bytes for keys and values."""
         parameter = next(model.parameters())
         layers, heads, width = config_shape(model.config.get_text_config())
         capacity = max(memory // bytes_per_token(model), 1)
         self.device = parameter.device
-        self.model = self._model(model)
+        self.model = self._build_model(model)
         packed_linear.pack(self.model)
-        self.arena = KVCache(capacity, zeros(self._data_shape(layers, capacity, heads, width), parameter.detach()))
+        self._weights_changed = False
+        self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
 
-    def _model(self, model: Any) -> Any:
-        """The same weights in a model object of its own, whose attention reads the arena."""
+    def _build_model(self, model: Any) -> Any:
+        """A model object of our own with the same weights, whose attention uses the cache."""
         return share_weights(model, attention.NAME)
 
-    def _data_shape(self, layers: int, capacity: int, heads: int, width: int) -> tuple[int, ...]:
-        return (layers, 2, capacity, heads, width)
+    def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
+        return ContiguousKVCache(capacity, zeros(shape, like))
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Learn which scheduler's batches are to be run."""
+
+    def warm_up(self) -> None:
+        """Do ahead of the first request, in the engine's thread, what would delay requests later."""
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ScheduledChunk]) -> list[list[Drawn]]:
-        """Compute the chunks. For each, the tokens drawn behind it: none where its job has more to compute first."""
-        logits = self.logits(chunks)
-        rows = [chunk.job.row for chunk in chunks if chunk.samples]
-        drawn = iter(zip(*(each.tolist() for each in draw(logits, rows)), strict=True) if rows else ())
-        return [[next(drawn)] if chunk.samples else [] for chunk in chunks]
+    def launch(self, batch: Batch) -> Launched:
+        """Run a batch and sample a token after every chunk that ends its request's tokens."""
+        self._refresh_weights()
+        logits = self.logits(batch)
+        if not batch.samples.any():
+            return Finished(Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32)))
+        tokens, logprobs, raw = sample(logits, sampling_rows(batch))
+        return Finished(Output(tokens.numpy(force=True), logprobs.numpy(force=True), raw.numpy(force=True)))
 
-    def forget(self) -> None:
-        """The weights are about to change."""
+    def reset(self) -> None:
+        """Drop what was derived from the weights: they are about to change."""
         packed_linear.unpack_weights(self.model)
+        self._weights_changed = True
+
+    def _refresh_weights(self) -> None:
+        """Derive again what is derived from the weights, if they have changed since the last step."""
+        if self._weights_changed:
+            packed_linear.refresh_weights(self.model)
+            self._weights_changed = False
 
     @torch.inference_mode()
     def first_nonfinite_module(self, tokens: Sequence[int]) -> str:
-        """The first part of the model whose output is not finite for these tokens; empty where all are."""
+        """The first module of the model whose output is not finite for these tokens; empty if all are."""
         found: list[str] = []
 
         def look(name: str) -> Any:
@@ -71,39 +110,34 @@ class ModelRunner:
 
             return hook
 
-        self.forget()  # a packed layer cannot be copied
+        self.reset()  # a packed layer cannot be copied
         plain = share_weights(self.model, "eager")
-        hooks = [part.register_forward_hook(look(name)) for name, part in plain.named_modules() if name]
+        hooks = [module.register_forward_hook(look(name)) for name, module in plain.named_modules() if name]
         plain(torch.tensor([list(tokens)], device=self.device))
         for hook in hooks:
             hook.remove()
         return found[0] if found else ""
 
-    def logits(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
-        """The logits behind the last token of every chunk that ends its job's tokens."""
-        ids: list[int] = []
-        positions: list[int] = []
-        places: list[int] = []
-        pieces: list[QuerySpan] = []
-        ends: list[int] = []
-        for chunk in chunks:
-            job, past = chunk.job, chunk.job.cached
-            assert job.stretch is not None
-            pieces.append(QuerySpan(chunk.count, job.stretch.start, past))
-            ids += job.tokens[past : past + chunk.count]
-            positions += range(past, past + chunk.count)
-            places += range(job.stretch.start + past, job.stretch.start + past + chunk.count)
-            if chunk.samples:
-                ends.append(len(ids) - 1)
-        tensor = torch.tensor([ids, positions, places], device=self.device)
-        kept = torch.tensor(ends, device=self.device, dtype=torch.long)
-        return self._forward(tensor[:1], tensor[1:2], self._layout(tensor[2], tuple(pieces)), kept)
-
-    def _layout(self, places: torch.Tensor, pieces: tuple[QuerySpan, ...]) -> AttentionLayout:
-        return CPUAttention(self.arena, places, pieces)
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """[chunk that samples, vocabulary]: the logits after the last token of each."""
+        tables = batch.tables
+        rows = np.repeat(batch.rows, batch.counts)
+        begins = np.cumsum(batch.counts) - batch.counts
+        positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
+        packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
+        tensor = torch.from_numpy(packed).to(self.device)
+        spans = []
+        for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
+            slots = None
+            if not tables.adjacent[row]:
+                slots = torch.from_numpy(tables.slots[row, : start + count].astype(np.int64)).to(self.device)
+            spans.append(QuerySpan(count, start, int(tables.slots[row, 0]), slots))
+        ends = np.cumsum(batch.counts)[batch.samples] - 1
+        layout = DenseAttention(self.kv_cache, tensor[2], spans)
+        return self._forward(tensor[:1], tensor[1:2], layout, torch.from_numpy(ends).to(self.device))
 
     def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, layout: AttentionLayout, kept: torch.Tensor | int
+        self, ids: torch.Tensor, positions: torch.Tensor, layout: AttentionLayout, kept: torch.Tensor
     ) -> torch.Tensor:
         out = self.model(input_ids=ids, position_ids=positions, logits_to_keep=kept, use_cache=False, layout=layout)
         logits: torch.Tensor = out.logits[0]
@@ -113,48 +147,113 @@ class ModelRunner:
 class SequentialRunner(ModelRunner):
     """For a model whose attention cannot be replaced: one sequence at a time, with the model's own cache."""
 
-    reuses = False
+    shares_prefixes = False
 
     def __init__(self, model: Any, memory: int) -> None:
         super().__init__(model, memory)
         self._pasts: WeakKeyDictionary[EngineRequest, Any] = WeakKeyDictionary()
 
-    def _model(self, model: Any) -> Any:
+    def _build_model(self, model: Any) -> Any:
         return share_weights(model)
 
-    def _data_shape(self, layers: int, capacity: int, heads: int, width: int) -> tuple[int, ...]:
-        return (0,)
+    def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
+        return KVCache(capacity, like.new_empty(0))
 
-    def logits(self, chunks: Sequence[ScheduledChunk]) -> torch.Tensor:
-        for chunk in chunks:
-            if not chunk.job.cached:  # it starts, or starts anew with other weights
-                self._pasts.pop(chunk.job, None)
-        logits = [self._next(chunk) for chunk in chunks if chunk.samples]
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """A prompt is computed when all of it is scheduled, never in chunks."""
+        logits = []
+        for chunk, request in enumerate(batch.requests):
+            row, start = batch.rows[chunk], batch.starts[chunk]
+            if start == 0:  # it starts, or starts again with other weights
+                self._pasts.pop(request, None)
+            if not batch.samples[chunk]:
+                continue
+            past = self._pasts.get(request)
+            first = 0 if past is None else start
+            ids = batch.tables.tokens[row, first : start + batch.counts[chunk]].astype(np.int64)
+            out = self.model(
+                input_ids=torch.from_numpy(ids).to(self.device)[None], past_key_values=past, use_cache=True,
+                logits_to_keep=1,
+            )  # fmt: skip
+            if getattr(out, "past_key_values", None) is not None:
+                self._pasts[request] = out.past_key_values
+            logits.append(out.logits[0, -1])
         return torch.stack(logits) if logits else torch.empty(0)
 
-    def _next(self, chunk: ScheduledChunk) -> torch.Tensor:
-        """The logits behind a job's last token. A prompt is computed when all of it is there, never by chunks."""
-        job = chunk.job
-        past = self._pasts.get(job)
-        ids = torch.tensor([job.tokens[job.cached :] if past is not None else job.tokens], device=self.device)
-        out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-        kept = getattr(out, "past_key_values", None)
-        if kept is not None:
-            self._pasts[job] = kept
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
+
+def sampling_rows(batch: Batch) -> list[SamplingRow]:
+    """How the token after each chunk that samples is drawn."""
+    tables = batch.tables
+    rows = batch.rows[batch.samples]
+    ends = (batch.starts + batch.counts)[batch.samples]
+    uniforms = uniform(tables.seed[rows], ends - tables.prompt[rows]).tolist()
+    requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
+    sampling = [request.request.sampling for request in requests]
+    return [
+        SamplingRow(each, number, tables.tokens[row, :end] if each.repetition_penalty != 1.0 else None)
+        for each, number, row, end in zip(sampling, uniforms, rows, ends, strict=True)
+    ]
 
 
 def bytes_per_token(model: Any) -> int:
-    """What the keys and values of one token take."""
+    """Bytes of one token's keys and values."""
     layers, heads, width = config_shape(model.config.get_text_config())
     return 2 * layers * heads * width * int(next(model.parameters()).dtype.itemsize)
 
 
 def share_weights(model: Any, attention_by: str | None = None) -> Any:
-    """The same weights in a model object of its own; `attention_by` names its attention, None leaves that as it is."""
+    """Another model object with the same weights. `attention_by`: name of its attention; None leaves it as it is."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo)
     if attention_by is not None:
         twin.set_attn_implementation(attention_by)
     return twin.eval()
+
+
+# ── whether a model can run over packed batches: tried, not looked up ──
+
+TRIAL_WINDOW = 8
+"""The sliding window of the trial, for layers that have one: a window that hides nothing would prove nothing."""
+TRIAL_LENGTHS = 5, 23
+"""Prompts of the trial. In steps of TRIAL_WINDOW + 1 tokens: both at once, two chunks of the longer, its last token."""
+
+
+def supports_packing(model: Any) -> bool:
+    """Whether the model's logits over a packed batch are those over each sequence alone."""
+    try:
+        alone = _shrink_window(share_weights(model))
+        vocabulary = alone.get_input_embeddings().weight.shape[0]
+        prompts = [[(7 * at + 3 * length) % vocabulary for at in range(length)] for length in TRIAL_LENGTHS]
+        packed = _packed_logits(ModelRunner(alone, sum(TRIAL_LENGTHS) * 2 * bytes_per_token(alone)), prompts)
+        with torch.inference_mode():
+            logits = [alone(torch.tensor([prompt], device=alone.device)).logits[0, -1] for prompt in prompts]
+        wanted = torch.stack(logits).float()
+    except Exception as error:
+        _LOG.info("%s cannot be run over packed batches: %s", type(model).__name__, describe(error))
+        return False
+    if not wanted.isfinite().all():
+        return True  # a broken model: the first request reports where
+    spread = (packed - wanted).abs().max().item() / max(wanted.std().item(), 1e-6)
+    return spread < (1e-3 if next(model.parameters()).dtype == torch.float32 else 0.3)
+
+
+@torch.inference_mode()
+def _packed_logits(runner: ModelRunner, prompts: list[list[int]]) -> torch.Tensor:
+    requests = [EngineRequest(Request(prompt, Sampling()), np.asarray(prompt, np.int32), 1) for prompt in prompts]
+    scheduler = Scheduler(runner.kv_cache, len(requests), TRIAL_WINDOW + 1, context=max(TRIAL_LENGTHS) + 1)
+    for request in requests:
+        scheduler.add(request)
+    found: dict[EngineRequest, torch.Tensor] = {}
+    while (batch := scheduler.schedule()) is not None:
+        ended = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
+        found.update(zip(ended, runner.logits(batch), strict=True))
+    return torch.stack([found[request] for request in requests]).float()
+
+
+def _shrink_window(model: Any) -> Any:
+    config = model.config.get_text_config()
+    for name in ("sliding_window", "attention_chunk_size"):
+        for part in (config, *model.modules()):
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, TRIAL_WINDOW)
+    return model

@@ -1,8 +1,9 @@
-"""Weights as oneDNN multiplies them fastest, on a CPU.
+"""Linear layers that are given the same input, computed as one product; on a CPU with weights in oneDNN's layout.
 
-A plain product of a few rows lays the weights out anew each time, which takes longer than the product. Here that is
-done once, at the first product after the weights have changed, for as much memory again as the weights take. Layers
-that are given the same input are multiplied as one.
+A model calls `q_proj`, `k_proj` and `v_proj` one after the other with one input: the first call computes all three, the
+others take their part. On a GPU that is a third of the kernels, for a copy of these weights. On a CPU a product of few
+rows spends most of its time on reordering the weights; here that is done once, for a copy of all large layers' weights.
+The copies are made at the first product after the weights have changed.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Linear
+from torch.nn import Linear, Parameter
 
 from agentfly.backends.engine.memory import free_memory
 
 _LEAST_ROWS = 4
-"""Fewer are multiplied as quickly with the weights as they lie."""
+"""Fewer are multiplied as quickly with the weights as they are (on a CPU)."""
 _LEAST_WEIGHTS = 100_000
-"""Fewer are in the processor's cache however they lie."""
+"""Fewer are in the processor's cache in any layout (on a CPU)."""
 _SHARE = 0.25
-"""Of the free memory that the second layout may take."""
+"""Of the free memory that the copies may take."""
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that are given the same input one after the other, by the names that transformers gives them."""
 
@@ -31,81 +32,122 @@ class PackedProduct:
 
     def __init__(self, layers: list[Linear]) -> None:
         self.layers = layers
+        self.sizes = [layer.out_features for layer in layers]
         self.packed: tuple[Tensor, Tensor | None] | None = None
         """The weights and biases of all, since the first product."""
         self._input: Tensor | None = None
-        self._parts: dict[Linear, Tensor] = {}
+        self._parts: list[Tensor | None] = []
         """What has not been taken yet, of `_input`."""
 
-    def part(self, layer: Linear, input: Tensor) -> Tensor:
-        """What a layer makes of an input."""
-        if input is not self._input or layer not in self._parts:
-            sizes = [each.out_features for each in self.layers]
-            self._parts = dict(zip(self.layers, self._whole(input).split(sizes, -1), strict=True))
-        part = self._parts.pop(layer)
-        self._input = input if self._parts else None
+    def part(self, index: int, input: Tensor) -> Tensor:
+        """The output of one of the layers."""
+        part = self._parts[index] if input is self._input else None
+        if part is None:
+            self._parts = list(self.multiply(input).split(self.sizes, -1))
+            self._input = input
+            part = self._parts[index]
+            assert part is not None
+        self._parts[index] = None
+        if all(each is None for each in self._parts):
+            self._input = None
         return part
 
-    def _whole(self, input: Tensor) -> Tensor:
+    def multiply(self, input: Tensor) -> Tensor:
         if self.packed is None:
-            weight = _concatenate([each.weight for each in self.layers])
-            bias = None if self.layers[0].bias is None else _concatenate([each.bias for each in self.layers])
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None), bias
+            weight = torch.cat([layer.weight.detach() for layer in self.layers])
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None), self.bias()
         product: Tensor = torch.ops.mkldnn._linear_pointwise(input, *self.packed, "none", [], "")
         return product
 
+    def bias(self) -> Tensor | None:
+        biases = [layer.bias.detach() for layer in self.layers if layer.bias is not None]
+        return torch.cat(biases) if biases else None
+
     @property
     def size(self) -> int:
-        return sum(each.weight.numel() * each.weight.itemsize for each in self.layers)
+        return sum(layer.weight.numel() * layer.weight.itemsize for layer in self.layers)
 
 
-def _concatenate(tensors: list[Tensor]) -> Tensor:
-    return torch.cat(tensors) if len(tensors) > 1 else tensors[0].detach()
+class GPUProduct(PackedProduct):
+    """The same on a GPU: CUDA graphs hold the address of the copies, so they are refreshed in place, by `refresh`."""
+
+    def __init__(self, layers: list[Linear]) -> None:
+        super().__init__(layers)
+        self.weight = Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
+        bias = self.bias()
+        self.biases = None if bias is None else Parameter(bias, requires_grad=False)
+
+    def multiply(self, input: Tensor) -> Tensor:
+        return torch.nn.functional.linear(input, self.weight, self.biases)
+
+    def refresh(self) -> None:
+        """Copy the weights again."""
+        with torch.no_grad():
+            torch.cat([layer.weight.detach() for layer in self.layers], out=self.weight.data)
+            if self.biases is not None:
+                torch.cat([layer.bias.detach() for layer in self.layers], out=self.biases.data)
 
 
 class PackedLinear(Linear):
-    """A linear layer whose weights are kept in both layouts; for sampling, since no gradient passes it."""
+    """A linear layer whose output is a part of a product; for sampling, since no gradient passes it."""
 
     product: PackedProduct
+    index: int
 
     def forward(self, input: Tensor) -> Tensor:
-        few = input.numel() < _LEAST_ROWS * self.in_features
-        return super().forward(input) if few else self.product.part(self, input)
+        few = not input.is_cuda and input.numel() < _LEAST_ROWS * self.in_features
+        return super().forward(input) if few else self.product.part(self.index, input)
 
 
 def pack(model: Any) -> None:
-    """Have a model's large layers keep their weights in both layouts, where that is quicker and there is room."""
-    products = [PackedProduct(layers) for parent in model.modules() for layers in _together(parent)]
-    if sum(each.size for each in products) <= free_memory() * _SHARE:
-        for product in products:
-            for layer in product.layers:
-                layer.__class__ = PackedLinear
-                vars(layer)["product"] = product
+    """Replace a model's linear layers by packed ones where that is faster and there is memory for the copies."""
+    groups = [group for parent in model.modules() for group in _groups(parent)]
+    size = sum(layer.weight.numel() * layer.weight.itemsize for group in groups for layer in group)
+    if not groups or size > _free(groups[0][0].weight.device) * _SHARE:
+        return
+    for group in groups:
+        product = GPUProduct(group) if group[0].weight.is_cuda else PackedProduct(group)
+        for index, layer in enumerate(group):
+            layer.__class__ = PackedLinear
+            vars(layer)["product"] = product
+            vars(layer)["index"] = index
 
 
 def unpack_weights(model: Any) -> None:
-    """The weights have changed, or are about to."""
-    for each in model.modules():
-        if isinstance(each, PackedLinear):
-            each.product.packed = None
+    """Drop the copies: the weights have changed, or are about to."""
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear):
+            layer.product.packed = None
 
 
-def _together(parent: Any) -> Iterator[list[Linear]]:
+def refresh_weights(model: Any) -> None:
+    """Make the copies on a GPU again, after the weights have changed."""
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and isinstance(layer.product, GPUProduct) and layer.index == 0:
+            layer.product.refresh()
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+
+
+def _groups(parent: Any) -> Iterator[list[Linear]]:
     """The linear layers of a module that gain by being packed, those together that are given the same input."""
-    layers = {name: each for name, each in parent.named_children() if type(each) is Linear and _can(each.weight)}
+    layers = {name: each for name, each in parent.named_children() if type(each) is Linear and _can_pack(each.weight)}
     for names in _TOGETHER:
         alike = {(each.in_features, each.bias is None) for name, each in layers.items() if name in names}
         if layers.keys() >= set(names) and len(alike) == 1:
-            yield from _gaining([layers.pop(name) for name in names])
+            group = [layers.pop(name) for name in names]
+            if group[0].weight.is_cuda or sum(each.weight.numel() for each in group) >= _LEAST_WEIGHTS:
+                yield group
     for layer in layers.values():
-        yield from _gaining([layer])
+        if not layer.weight.is_cuda and layer.weight.numel() >= _LEAST_WEIGHTS:
+            yield [layer]
 
 
-def _gaining(layers: list[Linear]) -> Iterator[list[Linear]]:
-    if sum(each.weight.numel() for each in layers) >= _LEAST_WEIGHTS:
-        yield layers
-
-
-def _can(weight: Tensor) -> bool:
-    plain = type(weight.data) is torch.Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return plain and torch.backends.mkldnn.is_available()
+def _can_pack(weight: Tensor) -> bool:
+    if type(weight.data) is not torch.Tensor:
+        return False
+    if weight.device.type == "cpu":
+        return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return weight.is_cuda

@@ -1,116 +1,212 @@
-"""What is in the arena and may be used again: the tokens of turns that ended, until the room or the weights are gone.
+"""Prefix cache: a radix tree over token ids whose nodes own the slots of the tokens' keys and values.
 
-The next turn of a chain begins with all that the last one showed and said, so only what is new is computed. The chains
-of a group begin with the same prompt, so the first one computes it and the others copy.
+Looking a prompt up takes time proportional to its own length, whatever is cached. A running request locks the path to
+its last cached token; any number of requests may continue from one node without copying it (`fork`). A chunk of a
+prompt is inserted when it is scheduled, before it is computed: every layer writes all keys of a batch before it
+attends, so other requests of the same batch can already read them. Unlocked leaves are evicted least recently used
+first; a weight update drops everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
 from agentfly.backends.base import Tokens
-from agentfly.backends.engine.kv_cache import Block, KVCache
-from agentfly.backends.engine.request import EngineRequest
-
-HEAD = 16
-"""Tokens that two sequences must have in common to be looked at."""
-LOOKED_AT = 32
-"""Most sequences that a prompt is compared with."""
+from agentfly.backends.engine.kv_cache import NO_SLOTS, KVCache, Slots
 
 
-@dataclass(eq=False, slots=True)
-class CachedPrefix:
-    """The computed tokens of a turn that ended."""
+class RadixNode:
+    """An edge of the tree: some tokens that follow the parent's, and the slots of their keys and values."""
 
-    tokens: Tokens
-    stretch: Block
-    chain: str
+    __slots__ = ("children", "last_used", "locks", "parent", "slots", "step", "tokens")
+
+    def __init__(self, tokens: Tokens, slots: Slots, parent: RadixNode | None) -> None:
+        self.tokens = tokens
+        self.slots = slots
+        self.parent = parent
+        self.children: dict[int, RadixNode] = {}
+        """By their first token."""
+        self.locks = 0
+        """Running requests whose path ends here or below."""
+        self.last_used = 0
+        self.step = 0
+        """The scheduler's step that computes the last tokens."""
 
 
 class PrefixCache:
-    """Turns that ended, by how they begin."""
+    """The tree, and the slots it owns."""
 
-    def __init__(self, arena: KVCache) -> None:
-        self._arena = arena
-        self._kept: dict[bytes, list[CachedPrefix]] = {}
-        self._by_use: dict[CachedPrefix, None] = {}
-        """The same, what was used last at the end."""
+    def __init__(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        self._clock = itertools.count(1)
+        self.clear_tree()
 
-    def insert(self, job: EngineRequest) -> None:
-        """Put a job's computed tokens on the shelf; from now on its stretch is the shelf's."""
-        assert job.stretch is not None
-        tokens = np.asarray(job.tokens[: job.cached], np.int32)
-        if len(tokens) < HEAD:
-            self._arena.give(job.stretch)
-        else:
-            kept = CachedPrefix(tokens, job.stretch, job.request.chain)
-            self._kept.setdefault(_head(tokens), []).append(kept)
-            self._by_use[kept] = None
-        job.stretch = None
-
-    @property
-    def room(self) -> int:
-        """Places that could be had by dropping everything."""
-        return sum(kept.stretch.room for kept in self._by_use)
-
-    def longest_match(self, job: EngineRequest) -> tuple[CachedPrefix | None, int]:
-        """What has most in common with a prompt, and how many tokens; the prompt's last token is always computed.
-
-        Every chain of a run may begin with the same words: a chain's own turns are looked at first, then the latest.
-        """
-        best, most = None, 0
-        there = self._kept.get(_head(job.prompt), [])
-        own = [kept for kept in there if kept.chain == job.request.chain]
-        for kept in (*own[-1:], *reversed(there[-LOOKED_AT:])):
-            same = common_prefix_length(kept.tokens, job.prompt[:-1])
-            if same > most:
-                best, most = kept, same
-        if best is not None:
-            self._by_use[best] = self._by_use.pop(best)
-        return best, most
-
-    def pop(self, kept: CachedPrefix) -> Block:
-        """Take something off the shelf; its stretch is the caller's."""
-        head = _head(kept.tokens)
-        del self._by_use[kept]
-        self._kept[head].remove(kept)
-        if not self._kept[head]:
-            del self._kept[head]
-        return kept.stretch
-
-    def evict_lru(self, but: CachedPrefix | None = None) -> bool:
-        """Free the room of what has not been used for longest; False where there is nothing to free."""
-        oldest = next((kept for kept in self._by_use if kept is not but), None)
-        if oldest is None:
-            return False
-        self._arena.give(self.pop(oldest))
-        return True
+    def clear_tree(self) -> None:
+        """Forget all nodes without releasing their slots."""
+        self.root = RadixNode(np.empty(0, np.int32), NO_SLOTS, None)
+        self.evictable = 0
+        """Slots of unlocked nodes."""
+        self._leaves: list[tuple[int, int, RadixNode]] = []
+        """Heap of (last use, id, node): candidates for eviction. Entries may be out of date."""
 
     def clear(self) -> None:
-        """Forget everything: the weights it was computed with are gone."""
-        while self.evict_lru():
-            pass
+        """Release everything. No node may be locked."""
+        for node in self.nodes():
+            self._kv_cache.release(node.slots)
+        self.clear_tree()
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes except the root."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            yield node
+
+    def match(self, tokens: Tokens, node: RadixNode | None = None) -> tuple[RadixNode, list[Slots], int]:
+        """Walk down from `node` (default: the root) along `tokens`.
+
+        Returns the node at which the longest cached prefix ends (split there if need be), the slots of the nodes passed
+        and how many tokens they are.
+        """
+        node = node or self.root
+        found: list[Slots] = []
+        done = 0
+        while done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                break
+            same = _common_length(child.tokens, tokens[done:])
+            if same < len(child.tokens):
+                child = self._split(child, same)
+            node = child
+            found.append(node.slots)
+            done += same
+        return node, found, done
+
+    def fork(self, tokens: Tokens) -> tuple[RadixNode, Slots]:
+        """Lock the longest cached prefix of `tokens` for one more continuation of it.
+
+        Returns its last node, which the caller unlocks when it is done, and the slots of the prefix: they are shared
+        with all other continuations, not copied.
+        """
+        node, slots, _ = self.match(tokens)
+        self.lock(node)
+        return node, np.concatenate(slots) if slots else NO_SLOTS
+
+    def extend(self, node: RadixNode, tokens: Tokens, slots: Slots) -> RadixNode | None:
+        """Add the tokens after a node that the caller has locked; the slots then belong to the tree.
+
+        Returns the node that ends with the last of them, and moves the caller's lock there. None if the tree has
+        another continuation with the same first token: nothing is added, and the slots stay the caller's.
+        """
+        if node is not self.root and node.locks == 1 and not node.children:  # only the caller is here
+            node.tokens = np.concatenate([node.tokens, tokens])
+            node.slots = np.concatenate([node.slots, slots])
+            return node
+        if int(tokens[0]) in node.children:
+            return None
+        child = RadixNode(tokens.copy(), slots.copy(), node)
+        child.locks = 1
+        node.children[int(tokens[0])] = child
+        return child
+
+    def insert(self, node: RadixNode, tokens: Tokens, slots: Slots) -> None:
+        """Add the tokens after a node that the caller has locked, and remove that lock.
+
+        The slots then belong to the tree. Tokens that it has already keep one set of slots, the other is released: the
+        newer ones are kept where no running request reads the old ones, since they lie together with what follows.
+        """
+        while len(tokens):
+            child = node.children.get(int(tokens[0]))
+            if child is None:
+                extended = self.extend(node, tokens, slots)
+                assert extended is not None
+                node = extended
+                break
+            same = _common_length(child.tokens, tokens)
+            if same < len(child.tokens):
+                child = self._split(child, same)
+            self.lock(child)
+            self.unlock(node)
+            node = child
+            if node.locks == 1:
+                self._kv_cache.release(node.slots)
+                node.slots = slots[:same].copy()
+            else:
+                self._kv_cache.release(slots[:same])
+            tokens = tokens[same:]
+            slots = slots[same:]
+        self.unlock(node)
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep a node and all before it from being evicted."""
+        at: RadixNode | None = node
+        while at is not None and at.parent is not None:
+            if at.locks == 0:
+                self.evictable -= len(at.tokens)
+            at.locks += 1
+            at = at.parent
+
+    def unlock(self, node: RadixNode) -> None:
+        """Undo one `lock`."""
+        now = next(self._clock)
+        at: RadixNode | None = node
+        while at is not None and at.parent is not None:
+            at.locks -= 1
+            at.last_used = now
+            if at.locks == 0:
+                self.evictable += len(at.tokens)
+                self._offer(at)
+            at = at.parent
+
+    def evict(self, count: int) -> None:
+        """Release at least `count` slots of unlocked nodes, or all of them: the least recently used leaves first."""
+        while count > 0 and self._leaves:
+            last_used, _, node = heapq.heappop(self._leaves)
+            parent = node.parent
+            if node.locks or node.children or parent is None or node.last_used != last_used:
+                continue
+            gone = min(count, len(node.tokens))
+            self._kv_cache.release(node.slots[len(node.slots) - gone :])
+            self.evictable -= gone
+            count -= gone
+            if gone < len(node.tokens):
+                node.tokens = node.tokens[:-gone]
+                node.slots = node.slots[:-gone]
+                self._offer(node)
+            else:
+                del parent.children[int(node.tokens[0])]
+                node.parent = None
+                self._offer(parent)
+
+    def _offer(self, node: RadixNode) -> None:
+        """Make an unlocked leaf a candidate for eviction."""
+        if not node.locks and not node.children and node.parent is not None:
+            heapq.heappush(self._leaves, (node.last_used, id(node), node))
+
+    def _split(self, node: RadixNode, at: int) -> RadixNode:
+        """Cut a node in two. Returns the upper part, which is new: requests that hold the node end where they did."""
+        parent = node.parent
+        assert parent is not None
+        upper = RadixNode(node.tokens[:at], node.slots[:at], parent)
+        upper.locks = node.locks
+        upper.last_used = node.last_used
+        upper.step = node.step
+        upper.children[int(node.tokens[at])] = node
+        parent.children[int(node.tokens[0])] = upper
+        node.parent = upper
+        node.tokens = node.tokens[at:]
+        node.slots = node.slots[at:]
+        return upper
 
 
-def common_prefix_length(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences begin with alike."""
+def _common_length(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences have in common at their beginning."""
     length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
-
-
-def longest_running_match(job: EngineRequest, jobs: Sequence[EngineRequest]) -> tuple[EngineRequest | None, int]:
-    """The job of those under way whose prompt begins most like this one's, and how many tokens they have in common."""
-    best, most = None, 0
-    for other in reversed(jobs[-LOOKED_AT:]):  # the chains of a group come one after the other
-        same = common_prefix_length(other.prompt, job.prompt[:-1])
-        if same > most:
-            best, most = other, same
-    return (best, most) if most >= HEAD else (None, 0)
-
-
-def _head(tokens: Tokens) -> bytes:
-    return tokens[:HEAD].tobytes()
+    same = one[:length] == other[:length]
+    return length if same.all() else int(same.argmin())

@@ -1,79 +1,129 @@
-"""A request under way: its tokens, what of them is in the cache, and when it ends."""
+"""A request in the engine: its prompt and limits, its tokens while it has no row, and the task that awaits it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from agentfly.backends.base import Request, Tokens
-from agentfly.backends.engine.kv_cache import Block
-from agentfly.backends.engine.sampler import SamplingRow, uniform
-from agentfly.types import Completion, FinishReason
+from agentfly.backends.engine.prefix_cache import RadixNode
+from agentfly.errors import describe
+from agentfly.types import Completion
 
 Decode = Callable[[Sequence[int]], str]
+Floats = npt.NDArray[np.float32]
 _numbers = itertools.count()
 
 
-class EngineRequest:
-    """One turn as it is sampled."""
+class Sampled(NamedTuple):
+    """Sampled tokens with their log-probabilities and weight versions."""
 
-    def __init__(self, request: Request, prompt: Tokens, limit: int, decode: Decode) -> None:
-        self.request, self.prompt, self.limit = request, prompt, limit
+    tokens: Tokens
+    logprobs: Floats
+    raw_logprobs: Floats
+    versions: Tokens
+
+
+class EngineRequest:
+    """One turn while it is sampled."""
+
+    def __init__(
+        self, request: Request, prompt: Tokens, limit: int, decode: Decode = str, texts: dict[int, str] | None = None
+    ) -> None:
+        """`limit`: most tokens to sample. `decode`: token ids to text, for stop strings. `texts`: a cache of single
+        tokens' texts, shared by requests."""
+        self.request = request
+        self.prompt = prompt
+        self.limit = limit
         self.number = next(_numbers)
-        """In the order of asking."""
-        self.tokens: list[int] = prompt.tolist()
-        """The prompt and what was sampled."""
-        self.cached = 0
-        """How many of them are in the arena, under the weights of now."""
-        self.stretch: Block | None = None
-        """Where; None while it waits."""
-        self.logprobs: list[float] = []
-        self.raw_logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.finish: FinishReason | None = None
-        """How it ended; None while it has not."""
-        self._decode = decode
+        """Order of arrival."""
         seed = request.sampling.seed
         self.seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
+        self.row = -1
+        """Its row of the scheduler's tables while it runs."""
+        self.node: RadixNode | None = None
+        """Last node of the prefix cache that it has locked; the tokens up to there have slots of the cache."""
+        nothing = np.empty(0, np.int32)
+        self.saved = Sampled(nothing, nothing.astype(np.float32), nothing.astype(np.float32), nothing)
+        """What was sampled before it was preempted."""
+        self._decode = decode
+        self._texts = {} if texts is None else texts
 
     @property
-    def cramped(self) -> bool:
-        """Whether it has more tokens than room."""
-        return self.stretch is not None and len(self.tokens) > self.stretch.room
+    def priority(self) -> tuple[int, int]:
+        """Lowest first: the least advanced chain, then the earliest request."""
+        return self.request.turn, self.number
 
     @property
-    def sampled(self) -> list[int]:
-        return self.tokens[len(self.prompt) :]
+    def tokens(self) -> Tokens:
+        """The prompt, and what was sampled before it was preempted."""
+        return np.concatenate([self.prompt, self.saved.tokens]) if len(self.saved.tokens) else self.prompt
 
-    @property
-    def row(self) -> SamplingRow:
-        """How the next token is drawn."""
-        sampling = self.request.sampling
-        seen = self.tokens if sampling.repetition_penalty != 1.0 else ()
-        return SamplingRow(sampling, float(uniform(self.seed, len(self.logprobs))), seen)
+    def contains_stop(self, sampled: Tokens) -> bool:
+        """Whether the last of the sampled tokens completes a stop string.
 
-    def append(self, token: int, logprob: float, raw: float, version: int) -> None:
-        """Take a sampled token in, and see whether it is the last."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.raw_logprobs.append(raw)
-        self.versions.append(version)
-        if token in self.request.stop_ids or self._said_stop():
-            self.finish = FinishReason.STOP
-        elif len(self.logprobs) >= self.limit:
-            self.finish = FinishReason.LENGTH
-
-    def _said_stop(self) -> bool:
-        """Whether a stop string is complete. A character may be spread over several tokens, and a token be empty."""
+        A character may be spread over several tokens, and a token may be empty. The text is decoded only if the last
+        token can be the end of a stop string: it contains its last character or a part of one.
+        """
         stops = self.request.sampling.stop
-        if not stops:
+        token = int(sampled[-1])
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._decode([token, token])  # some tokenizers strip the first token's space
+        if "\ufffd" not in text and not any(stop[-1] in text for stop in stops):
             return False
-        last = min(len(self.logprobs), 4 * max(map(len, stops)) + 16)
-        text = self._decode(self.tokens[-last:])
+        last = min(len(sampled), 4 * max(map(len, stops)) + 16)
+        text = self._decode(sampled[-last:].tolist())
         return any(stop in text for stop in stops)
 
-    @property
-    def completion(self) -> Completion:
-        assert self.finish is not None
-        return Completion(self.sampled, self.logprobs, self.versions, self.finish, raw_logprobs=self.raw_logprobs)
+
+Update = Completion | Exception | list[int]
+"""The end of a turn, or tokens sampled since the last update."""
+
+
+class PendingRequest:
+    """A request, and the future of the event loop that awaits it."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Completion] = self.loop.create_future()
+
+    def apply(self, update: Update) -> None:
+        """In the event loop: pass an update on. An `on_tokens` that raises fails its own turn with what it raised."""
+        if self.future.done():
+            return
+        match update:
+            case Completion():
+                self.future.set_result(update)
+            case Exception():
+                self.future.set_exception(update)
+            case ids:
+                assert self.request.request.on_tokens is not None
+                try:
+                    self.request.request.on_tokens(ids)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    fits = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                    self.future.set_exception(error if fits else RuntimeError(describe(error)))
+
+
+def dispatch(updates: Sequence[tuple[PendingRequest, Update]]) -> None:
+    """From the engine's thread: one call into each event loop, however many requests are updated."""
+
+    def apply(mine: Sequence[tuple[PendingRequest, Update]]) -> None:
+        for pending, update in mine:
+            pending.apply(update)
+
+    for loop in {pending.loop for pending, _ in updates}:
+        mine = [(pending, update) for pending, update in updates if pending.loop is loop]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task awaits the result
+            loop.call_soon_threadsafe(apply, mine)

@@ -28,8 +28,8 @@ class SamplingRow:
     sampling: Sampling
     uniform: float
     """From 0 to 1, not including 1."""
-    seen: Sequence[int] = ()
-    """Tokens so far, for a repetition penalty; empty where there is none."""
+    seen: npt.NDArray[np.int32] | None = None
+    """Tokens so far, for a repetition penalty; None if there is none."""
 
 
 def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -42,7 +42,7 @@ def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.floa
     return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / float(1 << 53)
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, their log-probabilities under the distribution they were drawn from, and under the model's own.
 
     A greedy token is drawn from no distribution: both of its log-probabilities are the model's own.
@@ -98,9 +98,9 @@ def _apply_penalties(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
     scores = logits
     for at, row in enumerate(rows):
         penalty = row.sampling.repetition_penalty
-        if penalty != 1.0 and row.seen:
+        if penalty != 1.0 and row.seen is not None:
             scores = scores.clone() if scores is logits else scores
-            seen = torch.tensor(sorted(set(row.seen)), device=logits.device)
+            seen = torch.from_numpy(np.unique(row.seen).astype(np.int64)).to(logits.device)
             values = logits[at, seen]
             scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
     return scores

@@ -1,8 +1,12 @@
-"""Which tokens of which jobs go into the next forward pass, and where their keys and values lie.
+"""Which tokens of which requests go into the next forward pass, and which slots their keys and values get.
 
-Jobs join and leave at any step. Every job that is being sampled adds one token to a step; what is left of the step's
-budget goes to prompts, in chunks. Where the arena is full, what is on the shelf goes first, then the youngest job goes
-back to the queue, with what it has sampled.
+Requests join and leave at any step (continuous batching). Every request that is being sampled adds one token to a step;
+what is left of the step's token budget goes to prompts, in chunks. When the cache is full, prefixes that no running
+request uses are evicted first, then the youngest request is preempted: it goes back to the queue with what it sampled.
+
+The state of running requests is kept in tables with one row per request, so that a step costs a few NumPy operations
+and not a Python loop over the batch. A step may be scheduled while the previous one still runs on the GPU: a request's
+length counts the token that is being sampled, and what it sampled after its stop token is dropped when it arrives.
 """
 
 from __future__ import annotations
@@ -10,177 +14,405 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from agentfly.backends.engine.kv_cache import Block, KVCache
-from agentfly.backends.engine.prefix_cache import CachedPrefix, PrefixCache, longest_running_match
-from agentfly.backends.engine.request import EngineRequest
+import numpy as np
+import numpy.typing as npt
+
+from agentfly.backends.engine.kv_cache import NO_SLOTS, ContiguousKVCache, KVCache, Slots
+from agentfly.backends.engine.prefix_cache import PrefixCache, RadixNode
+from agentfly.backends.engine.request import EngineRequest, Floats, Sampled
+from agentfly.backends.engine.sampler import is_plain
+from agentfly.types import FinishReason
 
 RESERVE = 256
-"""Tokens of room that a job gets ahead of what it has."""
-WORTH_WAITING = 32
-"""Tokens of prompt that another job is about to compute, for which a job waits to copy them."""
+"""Slots that a request gets ahead of the tokens it has."""
+MIN_PREFIX = 16
+"""Fewer cached tokens are not used: computing them costs as much, and short prompts give the same bits every time."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Batch:
+    """One forward pass: chunks of several requests, first those of one token that was sampled in an earlier step."""
+
+    tables: RowTables
+    requests: list[EngineRequest]
+    rows: Ints
+    """[chunk] row of the tables."""
+    starts: Ints
+    """[chunk] position of the first token."""
+    counts: Ints
+    """[chunk] number of tokens."""
+    samples: Bools
+    """[chunk] whether a token is sampled after the last one."""
+    decodes: int
+    """How many chunks are single tokens that the previous steps sampled."""
+    generations: Ints
+    """[chunk] which use of the row this is, to recognize results that arrive after their request has left."""
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Tokens of one job that are computed in a step: `count` of them behind those that are cached."""
+class Output:
+    """What a forward pass sampled, one entry for every chunk that samples."""
 
-    job: EngineRequest
-    count: int
+    tokens: npt.NDArray[np.int64]
+    logprobs: Floats
+    """Under the distribution that was sampled from."""
+    raw_logprobs: Floats
+    """Under the model's own."""
 
-    @property
-    def samples(self) -> bool:
-        """Whether the next token can be drawn after it."""
-        return self.job.cached + self.count == len(self.job.tokens)
+
+class RowTables:
+    """The state of running requests, one row each."""
+
+    def __init__(self, rows: int, context: int) -> None:
+        """`context`: most tokens of a request, prompt and sampled."""
+        self.rows = rows
+        self.context = context
+        self.tokens = np.empty((rows, context), np.int32)
+        self.slots = np.empty((rows, context), np.int32)
+        self.logprobs = np.empty((rows, context), np.float32)
+        self.raw_logprobs = np.empty((rows, context), np.float32)
+        self.versions = np.empty((rows, context), np.int32)
+        self.prompt = np.zeros(rows, np.int64)
+        """Tokens of the prompt."""
+        self.received = np.zeros(rows, np.int64)
+        """Tokens that the host knows."""
+        self.length = np.zeros(rows, np.int64)
+        """Tokens including the one that is being sampled."""
+        self.computed = np.zeros(rows, np.int64)
+        """Tokens whose keys and values are computed, or will be by the steps under way."""
+        self.shared = np.zeros(rows, np.int64)
+        """Tokens whose slots belong to the prefix cache."""
+        self.reserved = np.zeros(rows, np.int64)
+        """Tokens that have slots."""
+        self.adjacent = np.zeros(rows, np.bool_)
+        """Whether all slots of the row are adjacent and in order."""
+        self.last = np.zeros(rows, np.int64)
+        """The length at which the token limit is reached."""
+        self.decoding = np.zeros(rows, np.bool_)
+        """Whether the next token to compute is one that was sampled in this row."""
+        self.generation = np.zeros(rows, np.int64)
+        self.seed = np.zeros(rows, np.uint64)
+        self.temperature = np.zeros(rows, np.float32)
+        self.watched = np.zeros(rows, np.bool_)
+        """Whether every token is looked at: stop strings and token callbacks."""
+        self.stop_ids = np.full((rows, 8), -1, np.int32)
+
+    def sampled(self, row: int) -> Sampled:
+        """A copy of what was sampled in a row."""
+        part = slice(int(self.prompt[row]), int(self.received[row]))
+        return Sampled(
+            self.tokens[row, part].copy(),
+            self.logprobs[row, part].copy(),
+            self.raw_logprobs[row, part].copy(),
+            self.versions[row, part].copy(),
+        )
 
 
 class Scheduler:
-    """The queue, the jobs that run, and the room they have."""
+    """The queue, the running requests and their slots."""
 
-    def __init__(self, arena: KVCache, rows: int, tokens: int, reuse: bool = True) -> None:
-        """`rows`: most jobs at once; `tokens`: most tokens in one step; `reuse`: whether what was computed can be."""
-        self.arena, self.shelf, self._reuse = arena, PrefixCache(arena), reuse
-        self._rows, self._tokens = rows, tokens
+    def __init__(
+        self, kv_cache: KVCache, max_rows: int, max_tokens: int, *, context: int, share_prefixes: bool = True
+    ) -> None:
+        """`max_rows`: most requests at once; `max_tokens`: most tokens of a step; `context`: most of a request."""
+        self.kv_cache = kv_cache
+        self.prefix_cache = PrefixCache(kv_cache)
+        self.tables = RowTables(max_rows, context)
         self.waiting: list[EngineRequest] = []
-        """The least advanced chain first, and among equals whoever came first."""
-        self.running: list[EngineRequest] = []
+        """Sorted by priority."""
+        self.running: dict[EngineRequest, None] = {}
+        self.changed: dict[int, tuple[int, int]] = {}
+        """Row to (first, last) position of slots that were assigned since a runner with its own table last looked."""
+        self._share_prefixes = share_prefixes
+        self.max_tokens = max_tokens
+        self._requests: list[EngineRequest | None] = [None] * max_rows
+        self._free_rows = list(range(max_rows - 1, -1, -1))
+        self._prefilling: dict[EngineRequest, None] = {}
+        self._not_plain = 0
+        self._step = 0
 
     @property
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
-    def add(self, job: EngineRequest) -> None:
-        """Queue a job."""
-        bisect.insort(self.waiting, job, key=_order)
+    @property
+    def needs_host_sampling(self) -> bool:
+        """Whether a running request asks for more than a temperature: its filters need all tokens so far."""
+        return self._not_plain > 0
 
-    def remove(self, job: EngineRequest) -> None:
-        """A job is over: what was computed of it is kept for the next turn."""
-        if job in self.running:
-            self.running.remove(job)
-            self.shelf.insert(job)
-            if not self._reuse:
-                self.shelf.clear()
-        elif job in self.waiting:
-            self.waiting.remove(job)
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        bisect.insort(self.waiting, request, key=lambda each: each.priority)
+
+    def remove(self, request: EngineRequest) -> None:
+        """Drop a request; what was computed for it stays in the prefix cache."""
+        if request in self.running:
+            self._release(request, keep=True)
+        elif request in self.waiting:
+            self.waiting.remove(request)
 
     def clear(self) -> None:
-        """Let go of every job."""
-        for job in [*self.running, *self.waiting]:
-            self.remove(job)
-        self.shelf.clear()
+        """Drop all requests and the prefix cache."""
+        self.reset()
+        self.waiting.clear()
 
-    def forget(self) -> None:
-        """The weights changed: nothing that was computed is right any more."""
-        self.shelf.clear()
-        for job in self.running:
-            job.cached = 0
+    def reset(self) -> None:
+        """Forget everything computed, since the weights changed or a step failed. Running requests start again."""
+        for request in list(self.running):
+            self._preempt(request, keep=False)
+        self.prefix_cache.clear()
 
-    def step(self) -> list[ScheduledChunk]:
-        """The chunks of the next forward pass; empty where there is nothing to do."""
-        for job in [each for each in self.running if each.cramped]:
-            if job.stretch is not None and not self._has_room(job):
-                self._suspend(job)
-        self._admit()
-        sampled = [job for job in self.running if job.cached == len(job.tokens) - 1]
-        chunks = [
-            ScheduledChunk(job, 1) for job in sorted(sampled, key=_place)
-        ]  # in order of place, they are quicker to attend
-        left = max(self._tokens - len(chunks), 1)
-        for job in self.running:
-            missing = len(job.tokens) - job.cached
-            if missing > 1 and left > 0:
-                chunks.append(ScheduledChunk(job, min(missing, left)))
-                left -= chunks[-1].count
-        return chunks
+    # ── one step ──
 
-    def _admit(self) -> None:
-        for job in list(self.waiting):
-            if len(self.running) >= self._rows:
+    def schedule(self) -> Batch | None:
+        """Plan the next forward pass; None if there is nothing to compute now."""
+        tables = self.tables
+        self._step += 1
+        rows = self._decode_rows()
+        for row in rows[tables.computed[rows] >= tables.reserved[rows]]:
+            request = self._requests[row]
+            if request is not None and not self._reserve(request):
+                self._preempt(request)
+            rows = self._decode_rows()
+        if self.kv_cache.contiguous:  # neighbors in the cache are attended to together
+            rows = rows[np.argsort(tables.slots[rows, 0])]
+        requests = [self._requests[row] for row in rows]
+        starts = tables.computed[rows]
+        tables.computed[rows] += 1
+        tables.length[rows] += 1
+        chunks: list[tuple[EngineRequest, int, int]] = []
+        budget = max(self.max_tokens - len(rows), 0)
+        for request in list(self._prefilling):
+            budget -= self._schedule_chunk(request, budget, chunks)
+        for request in list(self.waiting) if budget > 0 else ():
+            if budget <= 0 or not self._free_rows:
                 break
-            source: CachedPrefix | EngineRequest | None
-            source, same = self.shelf.longest_match(job)
-            ahead, shared = longest_running_match(job, self.running) if self._reuse else (None, 0)
-            if ahead is not None and shared > same + WORTH_WAITING:
-                if ahead.cached < shared:
-                    continue  # what it shares with another is being computed: it waits, and then copies
-                source, same = ahead, shared
-            if not self._place(job, source, same) and (self.running or not self._place(job, None, 0)):
-                break  # alone it has the whole arena, if need be without what it could have shared
-            self.waiting.remove(job)
-            self.running.append(job)
-
-    def _place(self, job: EngineRequest, source: CachedPrefix | EngineRequest | None, same: int) -> bool:
-        """Give a job room, with the tokens that it has in common with a source. False: there is no room."""
-        room = self._reserved(job)
-        if isinstance(source, CachedPrefix):
-            if source.chain == job.request.chain or same == len(source.tokens):
-                return self._take_over(job, source, same, room)
-            stretch = self._room(room, source)
-        else:
-            stretch = self._room(room)
-        if stretch is None:
-            return False
-        if source is not None and source.stretch is not None:
-            self.arena.copy(source.stretch.start, stretch.start, same)
-        job.stretch, job.cached = stretch, same
-        return True
-
-    def _take_over(self, job: EngineRequest, source: CachedPrefix, same: int, room: int) -> bool:
-        """Go on where an ended turn lies, or move it to where there is room."""
-        stretch = source.stretch
-        if not self.arena.grow(stretch, room):
-            moved = self._room(room, source)
-            if moved is None:
-                return False
-            self.arena.copy(stretch.start, moved.start, same)
-            self.arena.give(self.shelf.pop(source))
-            stretch = moved
-        else:
-            self.shelf.pop(source)
-        job.stretch, job.cached = stretch, same
-        return True
-
-    def _reserved(self, job: EngineRequest) -> int:
-        """Places for what a job has and some of what it will sample."""
-        last = len(job.prompt) + job.limit
-        return min(len(job.tokens) + RESERVE, last)
-
-    def _has_room(self, job: EngineRequest) -> bool:
-        """Whether a running job has a place for all its tokens, if need be after it was moved."""
-        assert job.stretch is not None
-        room = min(self._reserved(job) + len(job.sampled), len(job.prompt) + job.limit)
-        if self.arena.grow(job.stretch, room):
-            return True
-        while (moved := self._room(room)) is None:
-            youngest = max(self.running, key=_order)
-            if youngest is job:
-                return False
-            self._suspend(youngest)
-        self.arena.copy(job.stretch.start, moved.start, job.cached)
-        self.arena.give(job.stretch)
-        job.stretch = moved
-        return True
-
-    def _suspend(self, job: EngineRequest) -> None:
-        """Take a job's room away; it is computed anew when there is room again."""
-        assert job.stretch is not None
-        self.running.remove(job)
-        self.arena.give(job.stretch)
-        job.stretch, job.cached = None, 0
-        self.add(job)
-
-    def _room(self, room: int, but: CachedPrefix | None = None) -> Block | None:
-        """A stretch, if need be after things went off the shelf; None where that is not enough."""
-        if self.arena.free + self.shelf.room < room:
+            node, prefix = self.prefix_cache.root, NO_SLOTS
+            if self._share_prefixes:  # the last token is always computed: its logits are needed
+                node, prefix = self.prefix_cache.fork(request.tokens[:-1])
+            if len(prefix) < MIN_PREFIX:
+                self.prefix_cache.unlock(node)
+                node, prefix = self.prefix_cache.root, NO_SLOTS
+            if self.kv_cache.contiguous and node.step == self._step:
+                self.prefix_cache.unlock(node)  # to be copied, it must have been computed: in the next step
+                continue
+            if not self._admit(request, node, prefix):
+                self.prefix_cache.unlock(node)
+                break
+            self.waiting.remove(request)
+            budget -= self._schedule_chunk(request, budget, chunks)
+        if not requests and not chunks:
             return None
-        while (stretch := self.arena.take(room)) is None:
-            if not self.shelf.evict_lru(but):
+        requests += [request for request, _, _ in chunks]
+        added = np.array([[request.row, start, count] for request, start, count in chunks], np.int64).reshape(-1, 3)
+        rows = np.concatenate([rows, added[:, 0]])
+        starts = np.concatenate([starts, added[:, 1]])
+        counts = np.concatenate([np.ones(len(rows) - len(added), np.int64), added[:, 2]])
+        samples = tables.decoding[rows]  # a chunk that ends its request's tokens has set it
+        return Batch(
+            tables, requests, rows=rows, starts=starts, counts=counts, samples=samples,
+            decodes=len(rows) - len(added), generations=tables.generation[rows],
+        )  # fmt: skip
+
+    def update(
+        self, batch: Batch, output: Output, version: int
+    ) -> tuple[list[tuple[EngineRequest, FinishReason]], list[tuple[EngineRequest, list[int]]]]:
+        """Take sampled tokens in. Returns the requests that finished, still in their rows, and tokens to report."""
+        tables = self.tables
+        requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
+        rows = batch.rows[batch.samples]
+        tokens = output.tokens
+        present = np.flatnonzero(tables.generation[rows] == batch.generations[batch.samples])
+        rows = rows[present]
+        tokens = tokens[present]
+        at = tables.received[rows]
+        tables.tokens[rows, at] = tokens
+        tables.logprobs[rows, at] = output.logprobs[present]
+        tables.raw_logprobs[rows, at] = output.raw_logprobs[present]
+        tables.versions[rows, at] = version
+        tables.received[rows] += 1
+        stopped = (tables.stop_ids[rows] == tokens[:, None]).any(1)
+        full = tables.received[rows] >= tables.last[rows]
+        finished: list[tuple[EngineRequest, FinishReason]] = []
+        reported: list[tuple[EngineRequest, list[int]]] = []
+        for index in np.flatnonzero(stopped | full | tables.watched[rows]):
+            request = requests[present[index]]
+            row = rows[index]
+            stop = bool(stopped[index])
+            if request.request.sampling.stop and not stop:
+                stop = request.contains_stop(tables.tokens[row, tables.prompt[row] : tables.received[row]])
+            if request.request.on_tokens is not None:
+                reported.append((request, [int(tokens[index])]))
+            if stop or full[index]:
+                finished.append((request, FinishReason.STOP if stop else FinishReason.LENGTH))
+        return finished, reported
+
+    def sampled(self, request: EngineRequest) -> Sampled:
+        """What was sampled for a request so far."""
+        return self.tables.sampled(request.row) if request in self.running else request.saved
+
+    def _decode_rows(self) -> Ints:
+        return np.flatnonzero(self.tables.decoding & (self.tables.length < self.tables.last))
+
+    def _schedule_chunk(self, request: EngineRequest, budget: int, chunks: list[tuple[EngineRequest, int, int]]) -> int:
+        """Add the next tokens of a request that are not computed, at most `budget`. Returns how many."""
+        tables = self.tables
+        row = request.row
+        start = int(tables.computed[row])
+        count = min(int(tables.length[row]) - start, budget)
+        if count <= 0:
+            return 0
+        chunks.append((request, start, count))
+        if self._share_prefixes and tables.shared[row] == start:
+            assert request.node is not None
+            part = slice(start, start + count)
+            node = self.prefix_cache.extend(request.node, tables.tokens[row, part], tables.slots[row, part])
+            if node is not None:
+                node.step = self._step
+                request.node = node
+                tables.shared[row] += count
+        tables.computed[row] += count
+        if tables.computed[row] == tables.length[row]:
+            tables.length[row] += 1
+            tables.decoding[row] = True
+            del self._prefilling[request]
+        return count
+
+    # ── rows and slots ──
+
+    def _admit(self, request: EngineRequest, node: RadixNode, prefix: Slots) -> bool:
+        """Give a request a row, and slots behind a prefix that it has locked. False if there is no room."""
+        tokens = request.tokens
+        last = len(request.prompt) + request.limit
+        target = min(len(tokens) + RESERVE, last - 1)
+        slots = self._allocate(target - len(prefix), int(prefix[-1]) if len(prefix) else None)
+        if slots is None:
+            return False
+        tables = self.tables
+        row = self._free_rows.pop()
+        request.row = row
+        request.node = node
+        self._requests[row] = request
+        self.running[request] = None
+        self._prefilling[request] = None
+        tables.tokens[row, : len(tokens)] = tokens
+        tables.slots[row, : len(prefix)] = prefix
+        tables.slots[row, len(prefix) : target] = slots
+        tables.prompt[row] = len(request.prompt)
+        tables.received[row] = tables.length[row] = len(tokens)
+        tables.computed[row] = len(prefix)
+        tables.shared[row] = len(prefix)
+        tables.reserved[row] = target
+        tables.last[row] = last
+        tables.seed[row] = request.seed
+        tables.temperature[row] = request.request.sampling.temperature
+        tables.watched[row] = request.request.on_tokens is not None or bool(request.request.sampling.stop)
+        self._not_plain += not is_plain(request.request.sampling)
+        stop_ids = list(request.request.stop_ids)
+        missing = len(stop_ids) - tables.stop_ids.shape[1]
+        if missing > 0:
+            tables.stop_ids = np.pad(tables.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        tables.stop_ids[row] = -1
+        tables.stop_ids[row, : len(stop_ids)] = stop_ids
+        self._note_slots(request, 0)
+        part = slice(len(request.prompt), len(tokens))
+        tables.logprobs[row, part] = request.saved.logprobs
+        tables.raw_logprobs[row, part] = request.saved.raw_logprobs
+        tables.versions[row, part] = request.saved.versions
+        return True
+
+    def _reserve(self, request: EngineRequest) -> bool:
+        """Give a request slots for its next tokens, preempting younger ones if need be."""
+        tables = self.tables
+        row = request.row
+        reserved = int(tables.reserved[row])
+        last = int(tables.last[row]) - 1
+        after = int(tables.slots[row, reserved - 1])
+        wanted = min(reserved + RESERVE, last)
+        slots = self._allocate(wanted - reserved, after)
+        while slots is None:
+            wanted = reserved + 1
+            slots = self._allocate(1, after)
+            if slots is None:
+                youngest = max(self.running, key=lambda each: each.priority)
+                if youngest is request:
+                    return False
+                self._preempt(youngest)
+        tables.slots[row, reserved:wanted] = slots
+        tables.reserved[row] = wanted
+        self._note_slots(request, reserved)
+        return True
+
+    def _note_slots(self, request: EngineRequest, first: int) -> None:
+        """A request was given slots from position `first` on. Move it to adjacent ones where the cache prefers them."""
+        tables = self.tables
+        row = request.row
+        reserved = int(tables.reserved[row])
+        before, _ = self.changed.get(row, (first, 0))
+        self.changed[row] = (min(before, first), reserved)
+        if not isinstance(self.kv_cache, ContiguousKVCache):
+            return
+        slots = tables.slots[row, :reserved]
+        tables.adjacent[row] = _is_run(slots)
+        run = None if tables.adjacent[row] else self.kv_cache.allocate_run(reserved)
+        if run is not None:
+            assert request.node is not None
+            self.kv_cache.copy(slots[: tables.computed[row]], run)
+            self.kv_cache.release(slots[tables.shared[row] :])
+            self.prefix_cache.unlock(request.node)
+            request.node = self.prefix_cache.root
+            tables.shared[row] = 0
+            tables.slots[row, :reserved] = run
+            tables.adjacent[row] = True
+
+    def _allocate(self, count: int, after: int | None) -> Slots | None:
+        """Free slots, after evicting cached prefixes if need be."""
+        missing = count - self.kv_cache.free
+        if missing > 0:
+            if missing > self.prefix_cache.evictable:
                 return None
-        return stretch
+            self.prefix_cache.evict(missing)
+        return self.kv_cache.allocate(count, after)
+
+    def _preempt(self, request: EngineRequest, keep: bool = True) -> None:
+        """Take a request's row away and queue it again. A token that is being sampled is sampled again later."""
+        request.saved = self.tables.sampled(request.row)
+        self._release(request, keep)
+        self.add(request)
+
+    def _release(self, request: EngineRequest, keep: bool) -> None:
+        """Free a row; `keep` what was computed in the prefix cache."""
+        tables = self.tables
+        row = request.row
+        shared, reserved = int(tables.shared[row]), int(tables.reserved[row])
+        known = min(int(tables.computed[row]), int(tables.received[row]))
+        node = request.node
+        assert node is not None
+        if keep and self._share_prefixes:
+            self.prefix_cache.insert(node, tables.tokens[row, shared:known], tables.slots[row, shared:known])
+            self.kv_cache.release(tables.slots[row, known:reserved])
+        else:
+            self.prefix_cache.unlock(node)
+            self.kv_cache.release(tables.slots[row, shared:reserved])
+        tables.decoding[row] = False
+        tables.generation[row] += 1
+        self.changed.pop(row, None)
+        self._requests[row] = None
+        self._free_rows.append(row)
+        self._not_plain -= not is_plain(request.request.sampling)
+        self._prefilling.pop(request, None)
+        del self.running[request]
+        request.row = -1
+        request.node = None
 
 
-def _place(job: EngineRequest) -> int:
-    return job.stretch.start if job.stretch is not None else 0
-
-
-def _order(job: EngineRequest) -> tuple[int, int]:
-    return job.request.turn, job.number
+def _is_run(slots: Slots) -> bool:
+    """Whether slots are adjacent and in order."""
+    return not len(slots) or (int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all()))
