@@ -1,4 +1,4 @@
-"""`backend="transformers"`: tokens from a model in this process."""
+"""`backend="transformers"`: samples from a Hugging Face model in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentfly.backends.engine.loading import graphs, load_model, max_positions, 
 from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
-from agentfly.backends.engine.sampler import refuse_extremes
+from agentfly.backends.engine.sampler import reject_extremes
 from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class TransformersBackend(Backend):
-    """A Hugging Face causal language model, batched continuously."""
+    """A Hugging Face causal language model with continuous batching."""
 
     def __init__(
         self,
@@ -42,14 +42,15 @@ class TransformersBackend(Backend):
         max_batch_tokens: int | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
     ) -> None:
-        """`model`: a folder, a hub name, or a model object, whose weights are then shared and not copied.
+        """`model`: a folder, a hub name, or a model object, whose weights are then shared, not copied.
 
         `kv_memory`: bytes for keys and values. `max_rows`: most turns sampled at once. `max_batch_tokens`: most tokens
-        in one forward pass. `on_update`: what becomes of turns under way when the weights change: continue, finish,
-        abort. None, everywhere, takes what suits the device.
+        in one forward pass. `on_update`: what running turns do when the weights change: continue, finish or abort. None
+        takes the default of the device.
         """
         self._on_update = OnUpdate.of(on_update)
-        rows, tokens = _count("max_rows", max_rows), _count("max_batch_tokens", max_batch_tokens)
+        rows = _validate_count("max_rows", max_rows)
+        tokens = _validate_count("max_batch_tokens", max_batch_tokens)
         if rows is not None and tokens is not None and rows > tokens:
             raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
         if isinstance(model, str):
@@ -61,10 +62,10 @@ class TransformersBackend(Backend):
                 raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
             self._name, loaded = "", model
         self.model = loaded
-        """As it was given or loaded, with weights that are those it samples from."""
+        """The model as given or loaded; it has the weights that are sampled from."""
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
-        self._runner = _runner(loaded, cache_bytes(kv_memory, at), gpu)
+        self._runner = _build_runner(loaded, cache_bytes(kv_memory, at), gpu)
         self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
@@ -72,13 +73,13 @@ class TransformersBackend(Backend):
         most = tokens or (8192 if gpu else 512)
         if not gpu:
             retain_freed_memory()
-        release_helpers()  # those that loading wanted; from here on the engine's thread computes
+        release_helpers()  # those of loading; from here on the engine's thread computes
         self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most, self.context_length)
-        weakref.finalize(self, self._engine.stop)  # a backend that nobody closed must not leave its thread behind
+        weakref.finalize(self, self._engine.stop)  # a backend that is dropped without close() ends its thread
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What it samples from, by name. Whoever trains these very tensors has none to deliver."""
+        """The weights it samples from, by name. A learner that trains these tensors has nothing to deliver."""
         return dict(self._runner.model.named_parameters(remove_duplicate=False))
 
     @property
@@ -89,15 +90,15 @@ class TransformersBackend(Backend):
         self._codec = template.codec
 
     async def generate(self, request: Request) -> Completion:
-        """Sample one turn in the batch with all others.
+        """Sample one turn, batched with all others.
 
-        Whatever could fail in the batch, and so cost others their turns, is refused here. What `on_tokens` raises is
-        raised here too, and ends this turn only.
+        Requests that would fail in the batch, and so fail other turns, are rejected here. An exception of `on_tokens`
+        is raised here and ends this turn only.
         """
         assert self.context_length is not None
         if request.images:
             raise ConfigError("this backend shows a model text only")
-        refuse_extremes(request.sampling)
+        reject_extremes(request.sampling)
         prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
         room = self.context_length - len(prompt)
         if request.sampling.stop:
@@ -113,22 +114,22 @@ class TransformersBackend(Backend):
         return self._codec.decode(ids)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Copy weights into the model, by name, between two steps. Names that are left out keep their weights.
+        """Copy weights into the model, by name, between two steps. Weights that are left out stay as they are.
 
-        A learner that trains the very model this backend was made of has nothing to hand over: `update_weights((), 5)`.
+        A learner that trains the model object this backend was made of passes none: `update_weights((), 5)`.
         """
         await self._engine.update(lambda: self._load(weights), version, self._on_update)
 
     def _load(self, weights: Iterable[tuple[str, Any]]) -> Callable[[], None]:
-        """Look at all weights; the function that is returned takes them.
+        """Validate all weights; returns a function that copies them.
 
-        Weights that can be gone through twice are, so that those made on the way never lie in memory together.
+        An iterable that can be iterated twice is, so that weights made on the fly are never in memory all at once.
         """
         named = self.weights
         try:
             given = list(weights) if isinstance(weights, Iterator) else weights
             for name, value in given:
-                _refuse_other(name, value, named)
+                _validate_weight(name, value, named)
         except ConfigError:
             raise
         except Exception as error:
@@ -145,7 +146,7 @@ class TransformersBackend(Backend):
         await self._engine.close()
 
 
-def _runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
+def _build_runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
     if not supports_packing(model):
         _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
         return SequentialRunner(model, memory)
@@ -156,8 +157,8 @@ def _runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
     return GraphRunner(model, memory)
 
 
-def _refuse_other(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what is no weight of the model."""
+def _validate_weight(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
+    """Reject what is not a weight of the model."""
     if name not in named:
         raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
     if not isinstance(value, torch.Tensor):
@@ -167,6 +168,6 @@ def _refuse_other(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> N
         raise ConfigError(f"the weight {name!r} has the shape {wrong}")
 
 
-def _count(name: str, asked: int | None) -> int | None:
+def _validate_count(name: str, asked: int | None) -> int | None:
     count: int | None = validate(name, asked, PositiveInt | None, ", or None for what suits the device")
     return count

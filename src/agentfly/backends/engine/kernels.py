@@ -155,16 +155,16 @@ def attend_paged(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _draw(  # type: ignore[no-untyped-def]
-    logits, heat, uniforms, tokens, drawn, own, row_stride, vocabulary, BLOCK: tl.constexpr,
+def _sample_plain(  # type: ignore[no-untyped-def]
+    logits, temperatures, uniforms, tokens, logprobs, raw_logprobs, row_stride, vocabulary, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the sums under both distributions, then the token at which the wanted share is reached."""
+    """One program per row: the sums of both distributions, then the token at which the cumulative share is reached."""
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * row_stride
-    temperature = tl.load(heat + row)
+    temperature = tl.load(temperatures + row)
     greedy = temperature == 0.0
     cold = tl.where(greedy, 1.0, 1.0 / temperature)
-    most, total, total_own, best, best_at = float("-inf"), 0.0, 0.0, float("-inf"), 0
+    most, total, total_raw, best, best_at = float("-inf"), 0.0, 0.0, float("-inf"), 0
     for begin in range(0, vocabulary, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(base + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
@@ -174,7 +174,7 @@ def _draw(  # type: ignore[no-untyped-def]
             best_at = begin + tl.argmax(x, 0)
         higher = tl.maximum(most, block_most)
         total = total * tl.exp((most - higher) * cold) + tl.sum(tl.exp((x - higher) * cold), 0)
-        total_own = total_own * tl.exp(most - higher) + tl.sum(tl.exp(x - higher), 0)
+        total_raw = total_raw * tl.exp(most - higher) + tl.sum(tl.exp(x - higher), 0)
         most = higher
     wanted = tl.load(uniforms + row) * total
     found, chosen, reached = False, best_at, 0.0
@@ -191,17 +191,17 @@ def _draw(  # type: ignore[no-untyped-def]
                     found = True
                 reached += mass
     x = tl.load(base + chosen).to(tl.float32)
-    mine = x - most - tl.log(total_own)
+    raw = x - most - tl.log(total_raw)
     tl.store(tokens + row, chosen)
-    tl.store(own + row, mine)
-    tl.store(drawn + row, tl.where(greedy, mine, (x - most) * cold - tl.log(total)))
+    tl.store(raw_logprobs + row, raw)
+    tl.store(logprobs + row, tl.where(greedy, raw, (x - most) * cold - tl.log(total)))
 
 
 def sample_plain(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, out: torch.Tensor) -> None:
     """Sample rows that ask for a temperature only. `out`, [3, row] of 4 bytes each: the tokens as int32, their
     log-probabilities under the distribution that was sampled from, and under the model's own."""
     rows, vocabulary = logits.shape
-    _draw[(rows,)](
+    _sample_plain[(rows,)](
         logits, temperatures, uniforms, out[0].view(torch.int32), out[1], out[2], logits.stride(0), vocabulary,
         BLOCK=4096, num_warps=8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models from a folder or the hub, in the precision that this machine is quick in."""
+"""Loads models from a folder or the hub, in the precision that is fast on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A causal language model, ready to sample."""
+    """Load a causal language model for sampling."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -31,7 +31,7 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def resolve_device(asked: str | None) -> torch.device:
-    """The device that was asked for; None takes the GPU where there is one."""
+    """The requested device; None takes a GPU if there is one."""
     if asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,7 +44,7 @@ def resolve_device(asked: str | None) -> torch.device:
 
 
 def resolve_dtype(asked: str | None, device: torch.device) -> torch.dtype:
-    """The precision that was asked for; None takes bfloat16 where the hardware multiplies it well, else float32."""
+    """The requested precision; None takes bfloat16 where the hardware multiplies it fast, else float32."""
     if asked is None:
         return torch.bfloat16 if device.type == "cuda" or _bfloat16_is_quick() else torch.float32
     if asked not in DTYPES:
@@ -70,8 +70,8 @@ print(min(fast for fast, _ in rounds) < min(slow for _, slow in rounds))
 def _bfloat16_is_quick() -> bool:
     """Whether this CPU multiplies bfloat16 faster than float32.
 
-    Many are dozens of times slower, and a virtual machine may announce instructions that kill the process which uses
-    them: a child process tries.
+    Many are dozens of times slower, and a virtual machine may announce instructions that kill the process that uses
+    them, so a child process tries.
     """
     announced = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
     if not announced:
@@ -84,10 +84,10 @@ def _bfloat16_is_quick() -> bool:
 
 
 def max_positions(config: Any) -> int:
-    """Tokens that a model can tell the places of; those of a model without such a limit are limited by memory only.
+    """Most tokens of a sequence; a model without position limit is limited by memory only.
 
-    A rotation that changes with the length of the whole sequence would make what was computed wrong when the limit of
-    the first training is passed: such a model is used up to there.
+    A rotary embedding that changes with the length of the whole sequence would invalidate the cache at the length of
+    the original training: such a model is used up to there.
     """
     most: int = getattr(config, "max_position_embeddings", None) or sys.maxsize
     rotation = getattr(config, "rope_parameters", None) or {}
@@ -98,14 +98,14 @@ def max_positions(config: Any) -> int:
 
 
 def graphs(model: Any) -> bool:
-    """Whether the GPU's own kernels can do a model's attention: half precision, no bounded scores, a usual width."""
+    """Whether the Triton kernels can do a model's attention: half precision, no soft cap, a head width of 16, 32, …"""
     config, half = model.config.get_text_config(), next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     width = config_shape(config)[2]
     return half and getattr(config, "attn_logit_softcapping", None) is None and width >= 16 and not width & (width - 1)
 
 
 def config_shape(config: Any) -> tuple[int, int, int]:
-    """Layers, key heads and their width."""
+    """Number of layers, of key heads, and the width of a head."""
     heads = getattr(config, "num_attention_heads", None) or 1
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

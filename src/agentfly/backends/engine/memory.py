@@ -1,4 +1,4 @@
-"""The machine's memory: how much of it a model may take, and how the C library keeps it."""
+"""Memory: how much the cache may take, and how the C library keeps what is freed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from agentfly.validation import PositiveInt, validate
 
 _KEPT = {-3: 32 << 20, -1: 512 << 20, -2: 64 << 20}
-"""For mallopt(3): the least that comes from the kernel by itself, what a heap keeps at its end, what it grows by."""
+"""For mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD."""
 
 
 def cache_bytes(asked: int | None, device: torch.device) -> int:
-    """Bytes for keys and values; None takes a share of what is free."""
+    """Bytes for keys and values; None takes a share of the free memory."""
     if asked is not None:
         count: int = validate("kv_memory", asked, PositiveInt, " (bytes), or None for a share of what is free")
         return count
@@ -27,12 +27,12 @@ def cache_bytes(asked: int | None, device: torch.device) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of this machine's memory that nobody uses, what files are cached in among them where the kernel tells."""
+    """Available bytes of this machine's memory, including the page cache."""
     return int(psutil.virtual_memory().available)
 
 
 def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Zeros that take memory only where they are written, on a CPU."""
+    """A tensor of zeros; on a CPU its pages take memory only once they are written."""
     size = math.prod(shape) * like.itemsize
     if not size or like.device.type != "cpu":
         return like.new_zeros(shape)
@@ -41,10 +41,10 @@ def zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
 
 
 def retain_freed_memory() -> None:
-    """Have the C library keep what is freed, where it is glibc: the next step wants it again.
+    """Make glibc keep freed memory: the next step needs it again.
 
-    Given back to the kernel after every large operation, memory comes anew as pages that are cleared one by one: a
-    tenth of the time of long prompts on a CPU.
+    Otherwise it returns to the kernel after every large operation and comes back as pages that are cleared one by one,
+    which is a tenth of the time of long prompts on a CPU.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

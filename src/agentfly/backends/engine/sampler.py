@@ -1,7 +1,7 @@
-"""Drawing tokens: one row of logits a sequence, each with its own settings, and the log-probability of what was drawn.
+"""Sampling: one row of logits per sequence, each with its own settings, and the log-probabilities of sampled tokens.
 
-A draw is the inverse of the distribution at one uniform number, and that number comes from the request's seed and the
-token's position alone: the same seed gives the same tokens whatever else is in the batch.
+A token is sampled by inverting the cumulative distribution at one uniform number, which depends on the request's seed
+and the token's position alone: the same seed gives the same tokens whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agentfly.errors import ConfigError
 from agentfly.types import Sampling
 
 BLOCK = 256
-"""Tokens of the vocabulary that are summed up at once where a token is looked for."""
+"""Tokens of the vocabulary per block: the inverse is found first among blocks, then inside one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How the next token of one sequence is drawn."""
+    """How the next token of one sequence is sampled."""
 
     sampling: Sampling
     uniform: float
@@ -33,7 +33,7 @@ class SamplingRow:
 
 
 def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Numbers from [0, 1) that depend on seed and position alone (splitmix64)."""
+    """Uniform numbers in [0, 1) from seed and position alone (splitmix64)."""
     with np.errstate(over="ignore"):
         state = np.asarray(seed, np.uint64) * np.uint64(0xD1342543DE82EF95)
         state = state + (np.asarray(position, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -43,21 +43,21 @@ def uniform(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.floa
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, their log-probabilities under the distribution they were drawn from, and under the model's own.
+    """Returns tokens, their log-probabilities under the distribution sampled from, and under the model's own.
 
-    A greedy token is drawn from no distribution: both of its log-probabilities are the model's own.
+    `logits`: [row, vocabulary]. Both log-probabilities of a greedy token are the model's own.
     """
     raw = logits.float()
     scores = _apply_penalties(raw, rows)
-    heat = [row.sampling.temperature or 1.0 for row in rows]
-    if any(each != 1.0 for each in heat):
-        scores = scores / torch.tensor(heat, device=scores.device)[:, None]
+    temperatures = [row.sampling.temperature or 1.0 for row in rows]
+    if any(each != 1.0 for each in temperatures):
+        scores = scores / torch.tensor(temperatures, device=scores.device)[:, None]
     if any(_filters(row.sampling) for row in rows):
         scores = _apply_filters(scores, rows)
     most = scores.amax(-1, keepdim=True)
     uniforms = torch.tensor([row.uniform for row in rows], device=raw.device, dtype=torch.double)
     tokens, total = _inverse(_shares(scores, most), uniforms)
-    tokens.clamp_(max=raw.shape[1] - 1)  # a row that is no number has no token
+    tokens.clamp_(max=raw.shape[1] - 1)  # a row of NaN finds no token
     greedy = torch.tensor([row.sampling.temperature == 0 for row in rows], device=raw.device)[:, None]
     if any(row.sampling.temperature == 0 for row in rows):
         tokens = torch.where(greedy, scores.argmax(-1, keepdim=True), tokens)
@@ -70,7 +70,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Ten
 
 
 def _shares(scores: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """How likely each token is against the likeliest, as [row, block, token]; nothing behind the vocabulary's end."""
+    """exp(score - highest score) as [row, block, token]; 0 after the end of the vocabulary."""
     rows, vocabulary = scores.shape
     blocks = -(-vocabulary // BLOCK)
     shares = scores.new_empty(rows, blocks * BLOCK)
@@ -80,9 +80,9 @@ def _shares(scores: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse(shares: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token at which such a part of all shares is reached, and their sum: first its block, then its place there.
+    """The token at which the cumulative share reaches `uniforms`, and the sum of all shares.
 
-    A token without a share is never found, whatever the rounding.
+    First its block is found, then its place there. A token with share 0 is never found, whatever the rounding.
     """
     sizes = shares.sum(-1).double()
     ends = sizes.cumsum(-1)
@@ -106,8 +106,8 @@ def _apply_penalties(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
     return scores
 
 
-def refuse_extremes(sampling: Sampling) -> None:
-    """Settings whose numbers float32 cannot hold would look like a broken model to everybody in the batch."""
+def reject_extremes(sampling: Sampling) -> None:
+    """Reject settings whose results overflow float32: they would look like a broken model to the whole batch."""
     if 0 < sampling.temperature < 1e-5:
         raise ConfigError(f"a temperature of {sampling.temperature} is too low to divide by; 0 is greedy")
     if not 1e-3 <= sampling.repetition_penalty <= 1e3:
@@ -115,7 +115,7 @@ def refuse_extremes(sampling: Sampling) -> None:
 
 
 def is_plain(sampling: Sampling) -> bool:
-    """Whether a row asks for a temperature and nothing else."""
+    """Whether a request asks for a temperature and nothing else."""
     return sampling.repetition_penalty == 1.0 and not _filters(sampling)
 
 
@@ -124,7 +124,7 @@ def _filters(sampling: Sampling) -> bool:
 
 
 def _apply_filters(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Scores with what top-k, top-p and min-p leave out at minus infinity; the likeliest token always stays."""
+    """Set what top-k, top-p and min-p exclude to minus infinity; the likeliest token always stays."""
     scores = scores.clone()
     for at, row in enumerate(rows):
         if _filters(row.sampling):
@@ -133,7 +133,7 @@ def _apply_filters(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 
 def _filter_row(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """In the order in which transformers applies them: top-k, top-p, min-p."""
+    """Apply the filters in transformers' order: top-k, top-p, min-p."""
     if 0 < sampling.top_k < len(scores):
         least = scores.topk(int(sampling.top_k)).values[-1]
         scores = scores.masked_fill(scores < least, -math.inf)

@@ -23,8 +23,8 @@ from agentfly.backends.engine.request import EngineRequest, Floats, Sampled
 from agentfly.backends.engine.sampler import is_plain
 from agentfly.types import FinishReason
 
-RESERVE = 256
-"""Slots that a request gets ahead of the tokens it has."""
+RESERVE, LEAST_RESERVE = 256, 16
+"""Slots that a request gets ahead of the tokens it has, and how many if there is not room for all rows to have that."""
 MIN_PREFIX = 16
 """Fewer cached tokens are not used: computing them costs as much, and short prompts give the same bits every time."""
 
@@ -104,7 +104,7 @@ class RowTables:
         """Whether every token is looked at: stop strings and token callbacks."""
         self.stop_ids = np.full((rows, 8), -1, np.int32)
 
-    def sampled(self, row: int) -> Sampled:
+    def copy_sampled(self, row: int) -> Sampled:
         """A copy of what was sampled in a row."""
         part = slice(int(self.prompt[row]), int(self.received[row]))
         return Sampled(
@@ -254,9 +254,9 @@ class Scheduler:
                 finished.append((request, FinishReason.STOP if stop else FinishReason.LENGTH))
         return finished, reported
 
-    def sampled(self, request: EngineRequest) -> Sampled:
+    def get_sampled(self, request: EngineRequest) -> Sampled:
         """What was sampled for a request so far."""
-        return self.tables.sampled(request.row) if request in self.running else request.saved
+        return self.tables.copy_sampled(request.row) if request in self.running else request.saved
 
     def _decode_rows(self) -> Ints:
         return np.flatnonzero(self.tables.decoding & (self.tables.length < self.tables.last))
@@ -291,7 +291,7 @@ class Scheduler:
         """Give a request a row, and slots behind a prefix that it has locked. False if there is no room."""
         tokens = request.tokens
         last = len(request.prompt) + request.limit
-        target = min(len(tokens) + RESERVE, last - 1)
+        target = min(len(tokens) + self._ahead(), last - 1)
         slots = self._allocate(target - len(prefix), int(prefix[-1]) if len(prefix) else None)
         if slots is None:
             return False
@@ -335,7 +335,7 @@ class Scheduler:
         reserved = int(tables.reserved[row])
         last = int(tables.last[row]) - 1
         after = int(tables.slots[row, reserved - 1])
-        wanted = min(reserved + RESERVE, last)
+        wanted = min(reserved + self._ahead(), last)
         slots = self._allocate(wanted - reserved, after)
         while slots is None:
             wanted = reserved + 1
@@ -349,6 +349,11 @@ class Scheduler:
         tables.reserved[row] = wanted
         self._note_slots(request, reserved)
         return True
+
+    def _ahead(self) -> int:
+        """How many slots a request is given ahead."""
+        plenty = self.kv_cache.free + self.prefix_cache.evictable > RESERVE * self.tables.rows
+        return RESERVE if plenty or self.kv_cache.contiguous else min(RESERVE, LEAST_RESERVE)
 
     def _note_slots(self, request: EngineRequest, first: int) -> None:
         """A request was given slots from position `first` on. Move it to adjacent ones where the cache prefers them."""
@@ -383,7 +388,7 @@ class Scheduler:
 
     def _preempt(self, request: EngineRequest, keep: bool = True) -> None:
         """Take a request's row away and queue it again. A token that is being sampled is sampled again later."""
-        request.saved = self.tables.sampled(request.row)
+        request.saved = self.tables.copy_sampled(request.row)
         self._release(request, keep)
         self.add(request)
 
