@@ -61,7 +61,7 @@ COMMANDS = {
     "models check": ["models", "check", "tiny"],
     "recipes": ["recipes"],
     "recipes copy": ["recipes", "copy", "frozen_lake", "{allowed}/frozen_lake.py"],
-    "search build": ["search", "build", "encyclopaedia", "--out", "{allowed}/index", "--limit", "50"],
+    "search build": ["search", "build", "encyclopedia", "--out", "{allowed}/index", "--limit", "50"],
     "search ask": ["search", "ask", "{allowed}/index", "river"],
     "env list": ["env", "list"],
     "env start": ["env", "start", "CodeInterpreter", "--once"],

@@ -96,7 +96,7 @@ class CheckpointConfig:
     every: int = 10
     """Training steps between checkpoints; the last step always has one."""
     keep: int = 2
-    """Newest checkpoints to retain; the one with the best evaluation is retained besides."""
+    """Newest checkpoints to retain; the one with the best evaluation is retained as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class TrainConfig:
     num_chains: int = 8
     """Chains per task."""
     max_turns: int = 10
-    """Turns per chain at most."""
+    """Maximum turns per chain."""
     sampling: Sampling = field(default_factory=Sampling)
     run_options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `agent.run`: max_chain_tokens, failures, strategy, folding, …"""
@@ -143,7 +143,7 @@ class TrainConfig:
     mini_batches: int = 1
     """Optimizer steps per pass."""
     micro_batch_tokens: int = 16384
-    """Tokens in one forward pass of the learner at most."""
+    """Maximum tokens in one forward pass of the learner."""
 
     # ── run ──
     steps: int = 100
@@ -186,7 +186,7 @@ class TrainConfig:
 
     @property
     def longest_chain(self) -> int | None:
-        """Sampled tokens of a chain at most; None without a limit."""
+        """Maximum sampled tokens of a chain; None without a limit."""
         per_turn = self.sampling.max_tokens
         limits = [self.run_options.get("max_chain_tokens"), None if per_turn is None else per_turn * self.max_turns]
         return min((each for each in limits if each is not None), default=None)
