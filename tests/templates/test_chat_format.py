@@ -143,7 +143,7 @@ BAD = [
     ({"tool_group": "<|im_start|>user"}, r"tool_group must hold \{answers\}"),
     ({"tools": "# Tools"}, r"tools must hold \{tools\}"),
     ({"system": "", "system_in_user": True}, "system_in_user needs system"),
-    ({"trim": ("bot",)}, "are no roles"),
+    ({"trim": ("bot",)}, "are not roles"),
     ({"parser": "hermse"}, "parser 'hermse' is none of .*hermes"),
 ]
 
