@@ -1,4 +1,4 @@
-"""How fast the embedded engine samples on a GPU, beside transformers' `generate` and vLLM, with log-probabilities.
+"""Throughput of the embedded engine on a GPU, compared with transformers' `generate` and vLLM, with log-probabilities.
 
 A model of SmolLM2-135M's shape with random weights in bfloat16; every request has a prompt of its own and samples the
 same number of tokens. vLLM is measured in the same run where it is installed.
@@ -37,7 +37,7 @@ def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
 
 
 def rate(run: Callable[[list[list[int]]], int], count: int, length: int, rounds: int = 3) -> float:
-    """Tokens a second, the best of some rounds after one that warms up; no prompt is ever seen twice."""
+    """Tokens per second, the best of several rounds after a warm-up; no prompt is used twice."""
     best = 0.0
     for turn in range(rounds + 1):
         work = prompts(count, length, seed=1000 * count + turn)
@@ -49,7 +49,7 @@ def rate(run: Callable[[list[list[int]]], int], count: int, length: int, rounds:
 
 
 class Ours:
-    """The embedded engine, asked from an event loop as a rollout asks it."""
+    """The embedded engine, called from an event loop as in a rollout."""
 
     def __init__(self, model: Any) -> None:
         self._loop = asyncio.new_event_loop()

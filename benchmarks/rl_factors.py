@@ -7,7 +7,7 @@ JSON file per job in `jobs/`; `queue` runs them in the order of their names, als
     python -m benchmarks.rl_factors queue FOLDER --parallel 10 --deadline 1500
     python -m benchmarks.rl_factors table FOLDER
 
-A `warm` job imitates demonstrations for some steps and evaluates the result; a `measure` job estimates how often the
+A `warm` job runs SFT on demonstrations for some steps and evaluates the result; a `measure` job estimates how often the
 warm start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base`
 is the warm start whose success is closest to `TARGET`.
 """
@@ -38,7 +38,7 @@ SHARED = {
     "micro_batch_tokens": 4096, "steps": 20, "checkpoint.every": 1000, "checkpoint.keep": 1,
     "evaluation.every": None, "loggers": (),
 }  # fmt: skip
-"""The fields of every run; a job's `changes` go on top."""
+"""The fields of every run; a job's `changes` override them."""
 FACTORS: dict[str, list[str]] = {
     "base": [],
     "lr-3e-6": ["optimizer.learning_rate=3e-6"],
@@ -154,7 +154,7 @@ def start(path: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def is_ready(folder: Path, job: dict[str, Any]) -> bool:
-    """Whether what the job starts from is there."""
+    """Whether the model that the job starts from exists."""
     if job["kind"] == "warm":
         return True
     if job["model"] == "base":

@@ -1,4 +1,4 @@
-"""Dataset files, made here and read back."""
+"""Dataset files, written and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages, calls, tasks, pictures, sampling settings and completions: the forms they may be written in."""
+"""Messages, calls, tasks, images, sampling settings and completions: the accepted forms."""
 
 import base64
 import io

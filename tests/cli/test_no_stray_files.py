@@ -1,4 +1,4 @@
-"""Commands write to the run directory, the cache and the files they are told to write, and nowhere else."""
+"""Commands write to the run directory, the cache and the files that the user names, and nowhere else."""
 
 from __future__ import annotations
 

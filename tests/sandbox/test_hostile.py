@@ -1,4 +1,4 @@
-"""User code that breaks things, by accident or on purpose: it harms only itself, and the outcome says so."""
+"""User code that breaks things, by accident or on purpose: it affects only its own session, and the outcome reports it."""
 
 import asyncio
 

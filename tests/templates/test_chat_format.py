@@ -1,4 +1,4 @@
-"""Formats written out as Jinja: they give the tokens of the templates they claim to be, and refuse what cannot work."""
+"""Built-in and custom formats compiled to Jinja: the tokens of the original templates, and rejected definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: what is wrong is refused by name, before anything is loaded."""
+"""The configuration: wrong fields are rejected by name, before anything is loaded."""
 
 from __future__ import annotations
 

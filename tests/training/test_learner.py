@@ -1,4 +1,4 @@
-"""The learner: what an update does, however it is cut, and that it can be stopped and gone on with."""
+"""The learner: updates, independent of their split into micro-batches; saving and resuming."""
 
 import copy
 import json

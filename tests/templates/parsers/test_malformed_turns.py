@@ -1,4 +1,4 @@
-"""Slips stay slips: what could be read is returned, what was wrong is said in words the model can act on."""
+"""Malformed turns: what could be parsed is returned, with errors that the model can act on."""
 
 from __future__ import annotations
 
