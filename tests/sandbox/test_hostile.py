@@ -1,4 +1,4 @@
-"""User code that breaks things, by accident or on purpose: it affects only its own session, and the outcome reports it."""
+"""User code that breaks things, by accident or on purpose: only its own session is affected, as the outcome reports."""
 
 import asyncio
 

@@ -293,14 +293,14 @@ NESTED: dict[str, Any] = {
     "checkpoint": CheckpointConfig,
 }
 _FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
-_MOVED = {
+_NESTED_NAMES = {
     "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
     "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
 }  # fmt: skip
-"""Earlier names of fields → their names today, for error messages."""
+"""Flat names that users try → the fields they mean, for error messages."""
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "algorithm": build_algorithm,
     "sampling": parse_sampling,
@@ -385,11 +385,11 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 
 
 def _unknown_field(name: str) -> str:
-    if name in _MOVED:
-        return f"there is no field {name!r}; it is now {_MOVED[name]}"
+    if name in _NESTED_NAMES:
+        return f"there is no field {name!r}; write {_NESTED_NAMES[name]}"
     known = [each.name for each in fields(TrainConfig)]
-    close = difflib.get_close_matches(name, [*known, *_MOVED], 3)
-    close = list(dict.fromkeys(_MOVED.get(each, each) for each in close))
+    close = difflib.get_close_matches(name, [*known, *_NESTED_NAMES], 3)
+    close = list(dict.fromkeys(_NESTED_NAMES.get(each, each) for each in close))
     return f"there is no field {name!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
 
 
