@@ -1,1 +1,1 @@
-"""What the rollout costs, holds and wastes, beside a plain floor and peers: `python benchmarks/run.py`."""
+"""Benchmarks: cost, memory and scheduling, compared with a minimal loop and other frameworks. `run.py` starts them."""

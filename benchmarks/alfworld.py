@@ -1,4 +1,4 @@
-"""ALFWorld: our engine compare_engines with the official one, and many instances with the resource manager.
+"""ALFWorld: our engine compared with the official one, and many instances with the resource manager.
 
     python -m benchmarks.alfworld [--quick]
 

@@ -1,4 +1,4 @@
-"""Throughput of the run_embedded engine on a CPU, compared with transformers' own batching and vLLM.
+"""Throughput of the embedded engine on a CPU, compared with transformers' own batching and vLLM.
 
 All engines sample the same prompts to the same lengths, with log-probabilities, in float32 on `--threads` threads.
 Rounds are interleaved. Besides tokens per second of wall time, which other processes on the machine disturb, tokens per

@@ -1,11 +1,11 @@
-"""Does it learn, and what does that depend on? The lookup agent under each algorithm, and without what matters.
+"""Learning curves of the lookup agent under each algorithm, and ablations.
 
-Each run is the recipe `lookup` with a seed of its own and, from that seed, a warm start of its own: nothing is shared
-between seeds but the held-out tasks. One thread, so that runs can be made side by side.
+Each run is the recipe `lookup` with its own seed and a warm start trained from that seed: seeds share only the held-out
+tasks. One thread, so that runs can share a machine.
 
     python -m benchmarks.learning [STUDY …] [--seeds 0 1 2] [--out FOLDER] [--quick]
 
-Runs that are in the folder already are not made again, so a study can be stopped and gone on with.
+Existing runs in the folder are reused, so an interrupted study can be continued.
 """
 
 import argparse
@@ -34,7 +34,7 @@ STUDIES: dict[str, dict[str, list[str]]] = {
     "size": {"1.0 M parameters": [], "0.2 M parameters": ["model=small"]},
     "masking": {"own tokens only": [], "observations too": ["unmasked"]},
 }
-"""What is compared with what: fields that are changed. `small` and `unmasked` are ours, see below."""
+"""By study and variant: the config fields that are changed. `small` and `unmasked` are handled below."""
 STEPS = 50
 
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
-    """The folder of a run, made unless it is there."""
+    """Run a variant unless its results exist; return its folder."""
     import torch
 
     from agentfly.cli.recipes import find_recipe
@@ -81,7 +81,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
 
 
 def _warm_start(folder: Path, seed: int, *, small: bool, quick: bool) -> Path:
-    """The tiny model as `agentfly models` makes it, from another seed."""
+    """Build the tiny model like `agentfly models`, from another seed."""
     from agentfly.models import tiny
 
     place = folder / f"warm-start-{'small-' if small else ''}{seed}"
@@ -97,7 +97,7 @@ def _warm_start(folder: Path, seed: int, *, small: bool, quick: bool) -> Path:
 
 @contextmanager
 def _unmasked() -> Iterator[None]:
-    """Train on what the tool answered as if the model had said it. No setting does that, for good reason."""
+    """Train on observation tokens like on sampled ones. No setting of AgentFly does this."""
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.segment import Author, Segment
 
@@ -134,7 +134,7 @@ def show(study: str, made: dict[str, list[Path]]) -> None:
 
 
 def draw(place: Path, made: dict[str, list[Path]]) -> None:
-    """The held-out curves: a colour a way, a line a seed."""
+    """Plot the held-out curves: one color per variant, one line per seed."""
     from matplotlib.figure import Figure
 
     from agentfly.runs import RunDirectory

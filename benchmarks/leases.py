@@ -75,9 +75,9 @@ async def measure_queue(instances: int, rounds: int) -> float:
     spent = []
     for _ in range(rounds):
         begun = time.perf_counter()
-        world = await queue.get()
-        await world.reset(TASK)
-        queue.put_nowait(world)
+        environment = await queue.get()
+        await environment.reset(TASK)
+        queue.put_nowait(environment)
         spent.append(time.perf_counter() - begun)
     return median(spent) * 1e6
 

@@ -7,7 +7,7 @@ JSON file per job in `jobs/`; `queue` runs them in the order of their names, als
     python -m benchmarks.rl_factors queue FOLDER --parallel 10 --deadline 1500
     python -m benchmarks.rl_factors table FOLDER
 
-A `warm` job imitates demonstrations for some steps and evaluates the result; a `measure` job estimates how often the
+A `warm` job runs SFT on demonstrations for some steps and evaluates the result; a `measure` job estimates how often the
 warm start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base`
 is the warm start whose success is closest to `TARGET`.
 """
@@ -38,7 +38,7 @@ SHARED = {
     "micro_batch_tokens": 4096, "steps": 20, "checkpoint.every": 1000, "checkpoint.keep": 1,
     "evaluation.every": None, "loggers": (),
 }  # fmt: skip
-"""The fields of every run; a job's `changes` go on top."""
+"""The fields of every run; a job's `changes` override them."""
 FACTORS: dict[str, list[str]] = {
     "base": [],
     "lr-3e-6": ["optimizer.learning_rate=3e-6"],
@@ -154,7 +154,7 @@ def start(path: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def is_ready(folder: Path, job: dict[str, Any]) -> bool:
-    """Whether what the job starts from is there."""
+    """Whether the model that the job starts from exists."""
     if job["kind"] == "warm":
         return True
     if job["model"] == "base":
@@ -187,15 +187,15 @@ def run_job(options: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(0.95 / options.parallel)
     job = read(options.folder / "jobs" / f"{options.job}.json")
-    world = World(job["env"], options.quick)
+    study = RecipeStudy(job["env"], options.quick)
     begun = time.monotonic()
-    found = {"warm": warm, "measure": measure, "train": train}[job["kind"]](world, job, options.folder)
+    found = {"warm": warm, "measure": measure, "train": train}[job["kind"]](study, job, options.folder)
     result = {**job, **found, "seconds": time.monotonic() - begun}
     (options.folder / "results").mkdir(exist_ok=True)
     (options.folder / "results" / f"{job['name']}.json").write_text(json.dumps(result))
 
 
-class World:
+class RecipeStudy:
     """A recipe with the tasks of this study."""
 
     def __init__(self, env: str, quick: bool) -> None:
@@ -221,7 +221,7 @@ class World:
         fields = {**SHARED, "model": str(model), "backend": {"backend": "transformers", "kv_memory": 3 << 30}}
         fields |= {"sampling.max_tokens": 96} | parse_overrides(changes)
         fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1} if self.quick else {}
-        return self.recipe.overridden(fields)
+        return self.recipe.override(fields)
 
     async def evaluate(self, agent: Any) -> dict[str, Any]:
         """Success on held-out tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""
@@ -238,41 +238,41 @@ class World:
         }  # fmt: skip
 
 
-def warm(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     from agentfly.demonstrations import demonstrate
     from agentfly.models import resolve
     from agentfly.sft import build_sft_learner, train_sft
     from agentfly.templates.tokenizer import load_tokenizer
 
-    name, steps = "smollm2-135m", 1 if world.quick else job["steps"]
+    name, steps = "smollm2-135m", 1 if study.quick else job["steps"]
     scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
-    writer = world.make_agent(model_name_or_path=name, template="chatml", **scripted)
-    tasks = world.demonstrated[: 4 if world.quick else 16 * steps]
-    shown = asyncio.run(demonstrate(writer, tasks, max_turns=world.recipe.max_turns)).accepted
+    writer = study.make_agent(model_name_or_path=name, template="chatml", **scripted)
+    tasks = study.demonstrated[: 4 if study.quick else 16 * steps]
+    shown = asyncio.run(demonstrate(writer, tasks, max_turns=study.recipe.max_turns)).accepted
     learner = build_sft_learner(name, steps=steps, learning_rate=1e-4, seed=job.get("seed", 0))
-    losses = train_sft(learner, shown, steps=steps, batch_size=2 if world.quick else 16, seed=job.get("seed", 0))
+    losses = train_sft(learner, shown, steps=steps, batch_size=2 if study.quick else 16, seed=job.get("seed", 0))
     out = folder / "models" / job["name"]
     learner.save(out)
     tokenizer: Any = load_tokenizer(resolve(name))
     tokenizer.save_pretrained(out)
 
     async def evaluated() -> dict[str, Any]:
-        agent = world.make_agent(**world.config(out, []).agent_settings)
+        agent = study.make_agent(**study.config(out, []).agent_settings)
         try:
-            return await world.evaluate(agent)
+            return await study.evaluate(agent)
         finally:
             await agent.close()
 
     return {"loss": losses[-1].loss, **asyncio.run(evaluated())}
 
 
-def measure(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The success of each of the first training tasks."""
 
     async def measured() -> list[float]:
-        config = world.config(folder / "models" / base_of(folder, job["env"]), [])
-        agent = world.make_agent(**config.agent_settings)
-        tasks = world.trained[: 4 if world.quick else MEASURED]
+        config = study.config(folder / "models" / base_of(folder, job["env"]), [])
+        agent = study.make_agent(**config.agent_settings)
+        tasks = study.trained[: 4 if study.quick else MEASURED]
         try:
             chains = await agent.run(tasks, config.max_turns, 4, sampling=config.sampling, seed=1)
         finally:
@@ -282,24 +282,24 @@ def measure(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"shares": asyncio.run(measured())}
 
 
-def train(world: World, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     from agentfly.training.trainer import Trainer, TrainPlan
 
     model = base_of(folder, job["env"]) if job["model"] == "base" else job["model"]
-    config = world.config(folder / "models" / model, job["changes"])
-    tasks = world.trained
+    config = study.config(folder / "models" / model, job["changes"])
+    tasks = study.trained
     if job.get("medium"):
         shares = read(folder / "results" / f"{job['env']}-measure.json")["shares"]
         tasks = [task for task, share in zip(tasks, shares, strict=False) if 0 < share < 1]
     run = folder / "runs" / job["name"]
-    trainer = Trainer(TrainPlan(world.make_agent, tasks, config), run)
+    trainer = Trainer(TrainPlan(study.make_agent, tasks, config), run)
 
     async def trained() -> dict[str, Any]:
         """`Trainer.run`, with an evaluation before the agent is closed."""
         async with trainer:
             while trainer.step < config.steps:
                 await trainer.train_step()
-            return await world.evaluate(trainer.agent)
+            return await study.evaluate(trainer.agent)
 
     found = asyncio.run(trained())
     shutil.rmtree(run / "checkpoints")

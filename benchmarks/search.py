@@ -1,9 +1,10 @@
-"""What searching costs: the world at 1, 16 and 64 instances, the index against plainer ones, the server with batches.
+"""Cost of searching: the environment with 1, 16 and 64 instances, the index compared with simpler ones, the server.
 
     python -m benchmarks.search [--quick]
 
-Beside the index stand `rank_bm25`, which goes through all passages for each query (where it is installed), and bm25s as
-it comes. The server is asked by 64 clients at once, once a query at a time, as a simple retrieval server would do it.
+The index is compared with `rank_bm25`, which scores all passages for each query (if it is installed), and with plain
+bm25s. The server gets queries of 64 concurrent clients, in batches and one at a time, as a simple retrieval server
+processes them.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentfly import Task
-from agentfly.environments.search import Encyclopaedia, Search
+from agentfly.environments.search import Encyclopedia, Search
 from agentfly.environments.search.engines import Cache
 from agentfly.environments.search.index import BM25Index
 from agentfly.environments.search.server import QueryBatcher
@@ -25,8 +26,8 @@ from benchmarks.table import print_table
 INSTANCES = (1, 16, 64)
 
 
-async def world(instances: int, chains: int) -> list[str]:
-    """Chains of a lease, a reset and four searches, so many at once."""
+async def measure_environment(instances: int, chains: int) -> list[str]:
+    """Run chains of a lease, a reset and four searches, `instances` at once; return a row of the table."""
     rows = [Task.of(row) for row in Search.draw_tasks("train", 50)]
     manager = ResourceManager()
     places, spent = asyncio.Semaphore(instances), {"reset": 0.0, "search": 0.0}
@@ -58,7 +59,7 @@ async def world(instances: int, chains: int) -> list[str]:
 
 
 async def _memory(rows: list[Task], instances: int) -> float:
-    """KiB that one of so many instances holds, beside the shared indexes, after a search."""
+    """KiB per instance after a search, without the shared indexes."""
     tracemalloc.start()
     held = []
     for number in range(instances):
@@ -71,7 +72,7 @@ async def _memory(rows: list[Task], instances: int) -> float:
 
 
 def indexes(articles: int, queries: int) -> list[list[str]]:
-    passages = Encyclopaedia.draw("train", 1, articles).passages
+    passages = Encyclopedia.draw("train", 1, articles).passages
     texts = [f"{each.title} {each.text}" for each in passages]
     asked = [each.title for each in passages[:: max(1, articles // queries)]][:queries]
     rows = [_timed("ours", lambda: BM25Index(passages), lambda index, query: index.search([query], 3), asked)]
@@ -108,7 +109,7 @@ def _timed(name: str, make: Callable[[], Any], ask: Callable[[Any, str], Any], a
 
 async def serve(articles: int, queries: int, batch: int, *, repeated: bool) -> float:
     """Queries per second of 64 clients through the server's query batcher."""
-    passages = Encyclopaedia.draw("train", 1, articles).passages
+    passages = Encyclopedia.draw("train", 1, articles).passages
     batcher = QueryBatcher(BM25Index(passages), Cache(100_000 if repeated else 0), batch=batch)
     asked = [passages[(n % 50 if repeated else n) % articles].title for n in range(queries)]
 
@@ -126,10 +127,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     chains, articles, queries = (64, 300, 50) if quick else (2000, 6000, 500)
-    asyncio.run(world(64, 64))  # draws and indexes the encyclopaedias
-    rows = [asyncio.run(world(instances, chains)) for instances in INSTANCES]
+    asyncio.run(measure_environment(64, 64))  # draws and indexes the encyclopedias
+    rows = [asyncio.run(measure_environment(instances, chains)) for instances in INSTANCES]
     header = ["instances", "searches/s", "chains/s", "CPU-ms a search", "KiB an instance"]
-    print_table("The world: a lease, a reset and one to five searches", header, rows)
+    print_table("The environment: a lease, a reset and one to five searches", header, rows)
     header = ["index", "built, CPU-s", "a query, CPU-ms"]
     print_table(f"BM25 over {articles:,} articles", header, indexes(articles, queries))
     rows = [

@@ -1,10 +1,10 @@
-"""A fresh database for every chain: our copies in memory, against the ways that come to mind first.
+"""A fresh database for every chain: our copies in memory, compared with straightforward alternatives.
 
     python -m benchmarks.sql [--quick]
 
-Each way makes a copy that can be written to, asks it one question, writes a row, and is rid of it. Milliseconds are of
-CPU time and of the clock, in one thread; files lie in the usual temporary folder. With AGENTFLY_DATA, Spider's largest
-database is measured too.
+Each method creates a writable copy, runs one query, writes to it, and discards it. Milliseconds of CPU time and of
+wall-clock time, in one thread; files are in the default temporary folder. With AGENTFLY_DATA, Spider's largest database
+is measured too.
 """
 
 import argparse
@@ -26,16 +26,16 @@ TABLES = "SELECT COUNT(*) FROM sqlite_schema"
 WRITE = "CREATE TABLE written (a)"
 
 
-def used(connection: sqlite3.Connection) -> None:
-    """What a chain does at least."""
+def use_and_close(connection: sqlite3.Connection) -> None:
+    """Make the minimal use that a chain makes of a database, and close it."""
     connection.execute(TABLES).fetchall()
     connection.execute(WRITE)
     connection.commit()
     connection.close()
 
 
-def ways(image: bytes, folder: Path) -> dict[str, Callable[[], None]]:
-    """The ways to a fresh copy."""
+def copy_methods(image: bytes, folder: Path) -> dict[str, Callable[[], None]]:
+    """The methods to create a fresh copy, by name."""
     original, copy = folder / "original.sqlite", folder / "copy.sqlite"
     original.write_bytes(image)
     source = sqlite3.connect(original)
@@ -49,17 +49,17 @@ def ways(image: bytes, folder: Path) -> dict[str, Callable[[], None]]:
 
     def file() -> None:
         shutil.copyfile(original, copy)
-        used(sqlite3.connect(copy))
+        use_and_close(sqlite3.connect(copy))
 
     def backup() -> None:
         connection = sqlite3.connect(":memory:")
         source.backup(connection)
-        used(connection)
+        use_and_close(connection)
 
     def dump() -> None:
         connection = sqlite3.connect(":memory:")
         connection.executescript(script)
-        used(connection)
+        use_and_close(connection)
 
     names = (
         "ours: image into memory, with authorizer and limits",
@@ -70,8 +70,8 @@ def ways(image: bytes, folder: Path) -> dict[str, Callable[[], None]]:
     return dict(zip(names, (ours, backup, file, dump), strict=True))
 
 
-def timed(way: Callable[[], None], times: int) -> tuple[float, float]:
-    """Milliseconds of CPU time and of the clock."""
+def measure(way: Callable[[], None], times: int) -> tuple[float, float]:
+    """Milliseconds of CPU time and of wall-clock time."""
     way()
     cpu, clock = time.process_time(), time.perf_counter()
     for _ in range(times):
@@ -80,9 +80,9 @@ def timed(way: Callable[[], None], times: int) -> tuple[float, float]:
 
 
 def rows(name: str, image: bytes, times: int) -> list[list[str]]:
-    """A line for each way."""
+    """One row per method."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {way: timed(function, times) for way, function in ways(image, Path(folder)).items()}
+        found = {way: measure(function, times) for way, function in copy_methods(image, Path(folder)).items()}
     (_, ours), size = next(iter(found.values())), len(image) // 1024
     return [
         [name, str(size), way, f"{cpu:.2f}", f"{clock:.2f}", f"{clock / ours:.1f}×"]

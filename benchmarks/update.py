@@ -1,4 +1,4 @@
-"""One training update on a CPU in float32, compare with TRL's GRPOTrainer: same chains, model, loss and precision.
+"""One training update on a CPU in float32, compared with TRL's GRPOTrainer: same chains, model, loss and precision.
 
 Chains have mixed lengths. Each trainer runs in a new process on one thread, one after the other. Times are CPU time,
 since other processes on the machine disturb the clock. Both must compute the same gradient norm.

@@ -32,23 +32,23 @@ from benchmarks.table import print_table
 async def measure_speed(instances: int, seconds: float, tasks: list[Task]) -> tuple[float, float]:
     """Steps and resets per CPU second."""
     queue = itertools.cycle(tasks)
-    worlds = [WebShop() for _ in range(instances)]
+    environments = [WebShop() for _ in range(instances)]
     steps = resets = 0
     spent = {"step": 0.0, "reset": 0.0}
-    for world in worlds:
-        await world.start()
-        await world.reset(next(queue))
+    for environment in environments:
+        await environment.start()
+        await environment.reset(next(queue))
     while sum(spent.values()) < seconds:
-        for world in worlds:
-            action = world.expert()
+        for environment in environments:
+            action = environment.expert()
             begun = time.process_time()
             if isinstance(action, ToolCall):
-                await getattr(world, action.name)(**action.arguments)
+                await getattr(environment, action.name)(**action.arguments)
                 spent["step"] += time.process_time() - begun
                 steps += 1
-            if world.score is not None or isinstance(action, str):
+            if environment.score is not None or isinstance(action, str):
                 begun = time.process_time()
-                await world.reset(next(queue))
+                await environment.reset(next(queue))
                 spent["reset"] += time.process_time() - begun
                 resets += 1
     return steps / spent["step"], resets / max(spent["reset"], 1e-9)
@@ -59,10 +59,10 @@ async def measure_memory(instances: int, tasks: list[Task]) -> float:
     queue = itertools.cycle(tasks)
     await WebShop().reset(tasks[0])  # loads the shop
     tracemalloc.start()
-    worlds = [WebShop() for _ in range(instances)]
-    for world in worlds:
-        await world.reset(next(queue))
-        await world.search(world.session.goal.name)
+    environments = [WebShop() for _ in range(instances)]
+    for environment in environments:
+        await environment.reset(next(queue))
+        await environment.search(environment.session.goal.name)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return held / instances / 1024
@@ -168,10 +168,10 @@ def main() -> None:
         rows.append([str(instances), f"{steps:,.0f}", f"{resets:,.0f}", f"{held:.1f}"])
     print_table("A shop of 1,000 products", ["instances", "steps/s", "resets/s", "KB per instance"], rows)
     shop = open_shop(tasks[0].columns["shop"])
-    world = WebShop()
-    asyncio.run(world.reset(tasks[0]))
+    environment = WebShop()
+    asyncio.run(environment.reset(tasks[0]))
     header = ["page", "text, µs", "HTML and back, µs", "ratio"]
-    print_table("The text of a page", header, pages(shop, world.session.goal, 50 if quick else 1000))
+    print_table("The text of a page", header, pages(shop, environment.session.goal, 50 if quick else 1000))
     print_policies("Generated, test", WebShop.draw_tasks("test", 50 if quick else 500))
     if os.environ.get("AGENTFLY_DATA"):
         rows = [row for split in SPLITS for row in official_tasks(split)]

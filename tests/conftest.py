@@ -1,4 +1,4 @@
-"""What all tests share: the real tokenizers of model families, and a server on loopback."""
+"""Shared fixtures: real tokenizers of model families, and a server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for the one seam that tests fake, where tokens come from; and small things that tests of chains share."""
+"""Fakes of the backend, the one interface that tests fake; and helpers that tests of chains share."""
 
 import json
 import random

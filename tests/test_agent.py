@@ -1,4 +1,4 @@
-"""The doors to running an agent: forms of input, options, events, the sync door; and what is refused at the start."""
+"""Running an agent: forms of input, options, events, `run_sync`; and settings that are rejected at the start."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Dataset files, made here and read back."""
+"""Dataset files, written and read."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ GOOD = '{"question": "Q"}\n'
         ("t.jsonl", '{"messages": []}', ["line 1", "non-empty list of messages"]),
         ("t.jsonl", '{"messages": "Hi"}', ["line 1", "non-empty list of messages"]),
         ("t.jsonl", '{"messages": [{"role": "boss", "content": "x"}]}', ["line 1", "role 'boss'"]),
-        ("t.jsonl", '{"messages": [{"role": "user", "tool_calls": ["x"]}]}', ["line 1", "no tool call"]),
+        ("t.jsonl", '{"messages": [{"role": "user", "tool_calls": ["x"]}]}', ["line 1", "not a tool call"]),
         ("t.jsonl", '{"question": "Q", "image": "no.png"}', ["line 1", "no image at 'no.png'"]),
         ("t.jsonl", json.dumps({"question": "Q", "image": "A" * 9000}), ["line 1", "too long"]),
         ("t.jsonl", GOOD.encode() + b'{"question": "\xe9"}', ["line 2: it is not UTF-8"]),
@@ -333,8 +333,8 @@ def test_select_by_id_index_and_range(spec: str, chosen: str) -> None:
     [
         ("6", "no task 6: there are 6, counted from 0"),
         ("-7", "no task -7"),
-        ("3:3", "the range '3:3' holds none of the 6 tasks"),
-        ("10:20", "the range '10:20' holds none"),
+        ("3:3", "the range '3:3' selects none of the 6 tasks"),
+        ("10:20", "the range '10:20' selects none"),
         ("algebra1", "no task has the id 'algebra1'; close ones are 'algebra-1'"),
         ("", "no task has the id ''"),
         ("1:2:3", "no task has the id '1:2:3'.*a range"),

@@ -1,4 +1,4 @@
-"""Demonstrations: recorded as the model's own chains would have been."""
+"""Demonstrations are recorded like the model's own chains."""
 
 import asyncio
 import json

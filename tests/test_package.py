@@ -1,4 +1,4 @@
-"""What `import agentfly` and the command line cost, and what they offer."""
+"""Import time and public names of `import agentfly` and the command line."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What the model is told a tool takes, and what becomes of the arguments it sends."""
+"""Schemas of tools, and validation of the arguments that the model sends."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""`@reward`: it gets what it asks for by name, and only a finite number comes out."""
+"""`@reward`: parameters are filled by name, and only finite numbers are accepted."""
 
 import asyncio
 import decimal

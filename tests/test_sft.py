@@ -1,4 +1,4 @@
-"""Warm start: a small model imitates, and then does what it was shown."""
+"""SFT: a small model is trained on demonstrations, and then reproduces them."""
 
 import random
 from pathlib import Path

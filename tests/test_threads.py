@@ -1,4 +1,4 @@
-"""Plain functions in threads: in parallel, in order, cancellable, and never in the way of the process's end."""
+"""Plain functions in threads: parallel, in order, cancellable, and never blocking the exit of the process."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""`@tool`: what is decorated stays a function; what a chain makes of a call, good and bad.
+"""`@tool`: the decorated function stays callable; valid and invalid calls in a chain.
 
 All type hints in this file are strings, and most tools are local to a test: both must resolve.
 """

@@ -1,4 +1,4 @@
-"""The record of a chain: append-only, one author a span, the mask derived, and a JSON form that loses nothing."""
+"""The record of a chain: append-only, one author per span, a derived mask, and a lossless JSON form."""
 
 import dataclasses
 import io

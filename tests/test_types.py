@@ -1,4 +1,4 @@
-"""Messages, calls, tasks, pictures, sampling settings and completions: the forms they may be written in."""
+"""Messages, calls, tasks, images, sampling settings and completions: the accepted forms."""
 
 import base64
 import io
@@ -111,8 +111,8 @@ def test_message_accepts_common_forms() -> None:
         ({"role": "user", "content": [{"type": "image"}]}, "'image'"),
         ({"role": "user", "content": [{"type": "text", "text": 7}]}, "7"),
         ({"role": "assistant", "tool_calls": "add"}, "'tool_calls' must be a list"),
-        ({"role": "assistant", "tool_calls": ["add"]}, "'add' is no tool call"),
-        ({"role": "assistant", "tool_calls": [{"function": "add"}]}, "is no tool call"),
+        ({"role": "assistant", "tool_calls": ["add"]}, "'add' is not a tool call"),
+        ({"role": "assistant", "tool_calls": [{"function": "add"}]}, "is not a tool call"),
     ],
 )
 def test_bad_message_error_names_the_problem(written: Any, names: str) -> None:

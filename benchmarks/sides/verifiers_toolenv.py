@@ -78,7 +78,7 @@ class FakeClient(Client):  # type: ignore[type-arg]
 
 def prepare(chains: int, turns: int) -> Case:
     rows = Dataset.from_list([{"question": question(0), "answer": ""}])
-    world = vf.ToolEnv(tools=[add], max_turns=turns, dataset=rows, rubric=vf.Rubric(funcs=[right]))
+    environment = vf.ToolEnv(tools=[add], max_turns=turns, dataset=rows, rubric=vf.Rubric(funcs=[right]))
     client = FakeClient(chains, turns)
     inputs = [
         {
@@ -90,7 +90,7 @@ def prepare(chains: int, turns: int) -> Case:
     ]
 
     async def all_chains() -> list[Any]:
-        rollouts = (world.run_rollout(row, client, "fake", {}, state_columns=["trajectory"]) for row in inputs)
+        rollouts = (environment.run_rollout(row, client, "fake", {}, state_columns=["trajectory"]) for row in inputs)
         return await asyncio.gather(*rollouts)
 
     return Case(lambda: asyncio.run(all_chains()), inspect)

@@ -86,14 +86,14 @@ def select(tasks: Sequence[Task], spec: str) -> list[Task]:
         start, stop = (int(number) if number else None for number in numbers.groups())
         if selected := list(tasks[start:stop]):
             return selected
-        raise ConfigError(f"the range {spec!r} holds none of the {len(tasks)} tasks")
+        raise ConfigError(f"the range {spec!r} selects none of the {len(tasks)} tasks")
     if re.fullmatch(r"-?\d+", spec):
         if -len(tasks) <= int(spec) < len(tasks):
             return [tasks[int(spec)]]
         raise ConfigError(f"no task {spec}: there are {len(tasks)}, counted from 0, and none has that id")
     close = difflib.get_close_matches(spec, [task.id for task in tasks], 3)
     hint = f"; close ones are {', '.join(map(repr, close))}" if close else ""
-    raise ConfigError(f"no task has the id {spec!r}{hint}; an index (3) or a range (0:10) will do too")
+    raise ConfigError(f"no task has the id {spec!r}{hint}; an index (3) or a range (0:10) also works")
 
 
 def _parse_row(row: Any, number: str, question: str, folder: Path) -> Task:

@@ -53,7 +53,7 @@ class Image:
                 f"no image at {str(source)!r:.80} ({describe(error):.200}); "
                 "give a file, bytes, a data: URI, an http(s) address or a Pillow image"
             ) from error
-        raise DataError(f"a {type(source).__name__} is no image; give a path, bytes, a URL or a Pillow image")
+        raise DataError(f"a {type(source).__name__} is not an image; give a path, bytes, a URL or a Pillow image")
 
     @classmethod
     def _from_bytes(cls, data: bytes) -> Image:
@@ -61,7 +61,7 @@ class Image:
         if data[8:12] == b"WEBP":
             kind = "webp"
         if kind is None:
-            raise DataError(f"bytes that begin with {data[:8]!r} are no PNG, JPEG, GIF or WebP image")
+            raise DataError(f"bytes that begin with {data[:8]!r} are not a PNG, JPEG, GIF or WebP image")
         return cls(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
 
 
@@ -117,7 +117,7 @@ class ToolCall:
             return value
         function = value.get("function", value) if isinstance(value, Mapping) else None
         if not isinstance(function, Mapping):
-            raise DataError(f"{value!r:.80} is no tool call; write {{'function': {{'name': …, 'arguments': …}}}}")
+            raise DataError(f"{value!r:.80} is not a tool call; write {{'function': {{'name': …, 'arguments': …}}}}")
         name, call_id = str(function.get("name") or ""), str(value.get("id") or "")
         arguments: Any = function.get("arguments")
         if isinstance(arguments, str):

@@ -1,4 +1,4 @@
-"""One action a turn, between tags."""
+"""One action per turn, between tags."""
 
 import pytest
 

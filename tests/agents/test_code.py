@@ -1,4 +1,4 @@
-"""Code as action: which block is run, and what is told of one that cannot be."""
+"""Code as action: which block is run, and the error for one that cannot be."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""ReAct's words, read well and badly, and what the model is told of them."""
+"""The ReAct format: valid and invalid replies, and the errors shown to the model."""
 
 from typing import Any
 

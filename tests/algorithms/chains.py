@@ -1,4 +1,4 @@
-"""Small chains to give credit to, and padded arrays of them as other frameworks want them."""
+"""Small chains for the algorithms, and as padded arrays for other frameworks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""verl's and TRL's own functions, called in a process of their own: neither is imported into the tests'.
+"""verl's and TRL's own functions, called in a separate process: the tests import neither.
 
 Everything goes in and out as numpy arrays, one row a sequence, padded, with a mask of the tokens that count.
 """

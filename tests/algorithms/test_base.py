@@ -1,4 +1,4 @@
-"""Chains as an algorithm sees them."""
+"""Chains as algorithms receive them."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each algorithm says of chains, against slow plain Python, and what holds for all of them."""
+"""Each algorithm compared with slow plain Python, and properties that hold for all of them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""GiGPO: which turns began in the same state, and what comparing them adds."""
+"""GiGPO: which turns share an anchor state, and the advantage that comparing them adds."""
 
 from statistics import mean, stdev
 from typing import Any

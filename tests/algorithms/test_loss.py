@@ -1,4 +1,4 @@
-"""The loss against slow plain Python; how it is cut into micro-batches; what it refuses."""
+"""The loss compared with slow plain Python, its split into micro-batches, and rejected settings."""
 
 import math
 from collections.abc import Sequence

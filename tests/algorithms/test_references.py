@@ -37,17 +37,17 @@ def trl() -> Iterator[Ask]:
     yield from _asked("trl")
 
 
-def batch(seed: int, *, penalised: bool = False) -> list[Group]:
+def batch(seed: int, *, penalized: bool = False) -> list[Group]:
     """Groups of chains of one to four turns, each with one reward at its end, and a greedy chain.
 
-    `penalised`: every token pays for straying from a reference model.
+    `penalized`: every token has a KL penalty.
     """
     random = np.random.default_rng(seed)
 
     def chain() -> Episode:
         lengths = random.integers(1, 5, random.integers(1, 5))
         values, penalties = random.normal(size=(2, lengths.sum()))
-        return episode(lengths, float(random.normal()), values=values, penalties=penalties if penalised else None)
+        return episode(lengths, float(random.normal()), values=values, penalties=penalties if penalized else None)
 
     return [Group(tuple(chain() for _ in range(size)), chain()) for size in random.integers(2, 6, 3)]
 
@@ -88,7 +88,7 @@ ESTIMATORS: list[tuple[str, Algorithm, dict[str, Any]]] = [
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("name", "algorithm", "more"), ESTIMATORS, ids=lambda it: it if isinstance(it, str) else "")
 def test_advantages_equal_verl(verl: Ask, name: str, algorithm: Algorithm, more: dict[str, Any], seed: int) -> None:
-    groups = batch(seed, penalised=name in ("reinforce_plus_plus", "gae") and seed % 2 == 1)
+    groups = batch(seed, penalized=name in ("reinforce_plus_plus", "gae") and seed % 2 == 1)
     rows = as_rows(groups)
     more = more | ({"values": rows["values"]} if name == "gae" else {})
     theirs, returns = verl(references.verl_advantages, name, rows["rewards"], rows["mask"], rows["groups"], **more)

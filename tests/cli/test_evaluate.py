@@ -1,4 +1,4 @@
-"""`agentfly eval`, as it is typed."""
+"""`agentfly eval`, run as a command."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Commands write to the run directory, the cache and the files they are told to write, and nowhere else."""
+"""Commands write to the run directory, the cache and the files that the user names, and nowhere else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ COMMANDS = {
     "models check": ["models", "check", "tiny"],
     "recipes": ["recipes"],
     "recipes copy": ["recipes", "copy", "frozen_lake", "{allowed}/frozen_lake.py"],
-    "search build": ["search", "build", "encyclopaedia", "--out", "{allowed}/index", "--limit", "50"],
+    "search build": ["search", "build", "encyclopedia", "--out", "{allowed}/index", "--limit", "50"],
     "search ask": ["search", "ask", "{allowed}/index", "river"],
     "env list": ["env", "list"],
     "env start": ["env", "start", "CodeInterpreter", "--once"],

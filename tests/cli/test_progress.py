@@ -1,4 +1,4 @@
-"""How far a command is."""
+"""Progress of a command."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""`agentfly serve` where there is no vLLM. With it, tests/backends/vllm serves for real."""
+"""`agentfly serve` without vLLM; tests/backends/vllm runs a real server."""
 
 import importlib.util
 

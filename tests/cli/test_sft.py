@@ -1,4 +1,4 @@
-"""`agentfly sft`, as it is typed."""
+"""`agentfly sft`, run as a command."""
 
 import json
 import random

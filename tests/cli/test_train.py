@@ -1,4 +1,4 @@
-"""`agentfly train`: what is typed, what is refused, and what is said when somebody stops it."""
+"""`agentfly train`: overrides, rejected input, and the message after an interrupt."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Corridor(Environment):
         return {"observation": f"You are at {self.at}, {mood[:20]}.", "ends_chain": self.at == self.door}
 
     def expert(self) -> ToolCall | str:
-        """One step towards the door."""
+        """One step toward the door."""
         return ToolCall("walk", {"steps": 1}) if self.at < self.door else "Here."
 
 

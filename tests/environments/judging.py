@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (programs in one line each: what they do is what their name says)
-"""Solutions for the judge: honest ones, which deserve full marks, and dishonest ones, which deserve what is said."""
+"""Solutions for the judge: honest ones, which pass, and dishonest ones with their expected verdicts."""
 
 HONEST: dict[str, tuple[str, str | list[str]]] = {
     "function": ("def add(a, b):\n    return a + b", ["assert add(2, 3) == 5", "assert add('a', 'b') == 'ab'"]),

@@ -1,4 +1,4 @@
-"""Evaluation: what it says of chains, and how it goes on after a kill."""
+"""Evaluation: its figures, and resuming after a kill."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A model is there whole or not at all, whatever happens to the process that prepares it."""
+"""A prepared model is complete or absent, whatever happens to the process that builds it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""SmolLM2 out of its package: the very file that is meant, converted without a difference."""
+"""SmolLM2 from its package: the expected file, converted exactly."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A real container engine for tests: podman's service with a store of its own, and an image made of this Python.
+"""A real container engine for tests: podman's service with its own store, and an image built from this Python.
 
 Nothing comes from a registry, nothing of the machine's own podman is touched, and nothing is left at the end.
 """

@@ -1,4 +1,4 @@
-"""Leases, pools, queues and burials: one instance a chain, nobody waits while holding, and nothing is left."""
+"""Leases, pools, queues and eviction: one instance per chain, no waiting while holding, nothing leaked."""
 
 import asyncio
 import random

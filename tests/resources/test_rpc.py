@@ -1,4 +1,4 @@
-"""An instance that lives elsewhere is used as if it were here; what it answers is data, and is checked."""
+"""A remote instance is used like a local one; its answers are data, and are validated."""
 
 import abc
 import asyncio

@@ -1,4 +1,4 @@
-"""What managers at work tell whoever asks, over real sockets between real processes."""
+"""The status of running managers, over real sockets between real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a process that has workers, and to its supervisor, nothing of them is left."""
+"""Nothing is left of a process with workers and its supervisor, whatever happens to them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The rewards for short answers: the usual normalisation, and no reward for what is no answer."""
+"""The rewards for short answers: the usual normalization, and no reward for text that is not an answer."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Formats and lengths."""
+"""Rewards for format and length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One chain: what the model is shown is what is recorded, to the token; and how slips, tools and limits steer it."""
+"""One chain: the record equals what the model was shown, token by token; recovery rules, tools and limits."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Shortening the history: each rewrite seals a segment, all segments train, and each shows what was really shown."""
+"""Folding: each rewrite seals a segment, all segments train, and each records what the model was shown."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is declared before a chain runs."""
+"""Limits, recovery rules and failure policies."""
 
 from typing import Any
 

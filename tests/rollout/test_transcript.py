@@ -1,4 +1,4 @@
-"""The writing of a record, where it cannot be seen through a whole chain."""
+"""The transcript, in cases that a whole chain does not reach."""
 
 from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author

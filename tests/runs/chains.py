@@ -1,4 +1,4 @@
-"""Chains and steps made by hand, for tests of what is said about them."""
+"""Hand-made chains and steps for tests of metrics, alarms and reports."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each alarm rings for what it is there for, once, names the chains, and is silent otherwise."""
+"""Each alarm is raised once for its condition, names the chains, and is not raised otherwise."""
 
 import math
 from collections.abc import Mapping, Sequence

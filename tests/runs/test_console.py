@@ -1,4 +1,4 @@
-"""What a person sees of a run, in a terminal and in a log."""
+"""The console logger, in a terminal and in a log."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""A run's folder: what is written is read back, and neither a kill nor a full disk nor a second process spoils it."""
+"""The run directory: round trip, and integrity after a kill, on a full disk and with a second process."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Sinks: by name, together, and each for real."""
+"""Loggers: by name, combined, and each with its real library."""
 
 import json
 import logging

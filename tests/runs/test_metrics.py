@@ -1,4 +1,4 @@
-"""What chains were like, in numbers."""
+"""Metrics of chains."""
 
 import math
 

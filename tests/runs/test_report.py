@@ -1,4 +1,4 @@
-"""The picture and the page at the end of a run."""
+"""The reward curve and the report of a run."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Attacks on resources: each is stopped, says what happened, and leaves its neighbours alone."""
+"""Attacks on resources: each is stopped with a message, and does not affect other sessions."""
 
 import asyncio
 
@@ -51,8 +51,8 @@ for _ in range(8):
 @BOTH
 async def test_memory_of_the_process_tree_is_limited(open_session, sandboxes, mechanism: str) -> None:
     """Each child is below what one process may have; together they are far above."""
-    session, neighbour = await open_session(mechanism), await open_session(mechanism)
-    await neighbour.run("kept = 1")
+    session, neighbor = await open_session(mechanism), await open_session(mechanism)
+    await neighbor.run("kept = 1")
     outcome = await session.run(GREEDY_CHILDREN)
     if outcome.end is EndReason.OK:
         assert outcome.value.count("9") >= 3, outcome.text  # killed one by one; the interpreter lived
@@ -60,7 +60,7 @@ async def test_memory_of_the_process_tree_is_limited(open_session, sandboxes, me
         assert outcome.end is EndReason.OUT_OF_MEMORY
         assert "256 MB" in outcome.message
     assert (await session.run("1 + 1")).value == "2"
-    assert (await neighbour.run("kept")).value == "1"
+    assert (await neighbor.run("kept")).value == "1"
 
 
 async def test_watchdog_limits_memory_without_a_cgroup(open_session, sandboxes, monkeypatch) -> None:
@@ -109,8 +109,8 @@ async def test_a_fork_bomb_is_stopped(open_session, mechanism: str) -> None:
     session = await open_session(mechanism)
     outcome = await session.run(FORK_BOMB)
     assert 5 < int(outcome.value) <= 24
-    neighbour = await open_session(mechanism)
-    assert (await neighbour.shell("echo fine")).output == "fine\n"
+    neighbor = await open_session(mechanism)
+    assert (await neighbor.shell("echo fine")).output == "fine\n"
     crowded = await session.shell("echo fine; /bin/true")
     assert crowded.end in (EndReason.OK, EndReason.ERROR)
     assert crowded.ok or "cannot start a process" in crowded.output or "fork" in crowded.output, crowded.text

@@ -1,4 +1,4 @@
-"""Ways out of a session, each tried for real: none may work."""
+"""Escape attempts from a session, each really executed: none may succeed."""
 
 import os
 import socket

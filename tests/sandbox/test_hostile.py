@@ -1,4 +1,4 @@
-"""User code that breaks things, by accident or on purpose: it harms only itself, and the outcome says so."""
+"""User code that breaks things, by accident or on purpose: only its own session is affected, as the outcome reports."""
 
 import asyncio
 

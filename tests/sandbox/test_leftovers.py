@@ -1,4 +1,4 @@
-"""Whatever happens to the process that opened sessions, nothing of them is left."""
+"""Nothing is left of sessions, whatever happens to the process that opened them."""
 
 import asyncio
 import contextlib

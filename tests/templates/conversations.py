@@ -1,4 +1,4 @@
-"""Random conversations, and whether appending their turns gives the tokens of the full rendering."""
+"""Random conversations: appending their turns gives the tokens of the full rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit finds by itself what is known of the families."""
+"""The audit detects the known properties of the families."""
 
 from __future__ import annotations
 

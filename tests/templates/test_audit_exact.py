@@ -1,4 +1,4 @@
-"""The audit says exact only where appending gives the full rendering's tokens on random conversations."""
+"""The audit reports exact only where appending gives the full rendering's tokens on random conversations."""
 
 from __future__ import annotations
 

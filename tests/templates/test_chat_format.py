@@ -1,4 +1,4 @@
-"""Formats written out as Jinja: they give the tokens of the templates they claim to be, and refuse what cannot work."""
+"""Built-in and custom formats compiled to Jinja: the tokens of the original templates, and rejected definitions."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ BAD = [
     ({"tool_group": "<|im_start|>user"}, r"tool_group must hold \{answers\}"),
     ({"tools": "# Tools"}, r"tools must hold \{tools\}"),
     ({"system": "", "system_in_user": True}, "system_in_user needs system"),
-    ({"trim": ("bot",)}, "are no roles"),
+    ({"trim": ("bot",)}, "are not roles"),
     ({"parser": "hermse"}, "parser 'hermse' is none of .*hermes"),
 ]
 

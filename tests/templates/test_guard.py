@@ -1,4 +1,4 @@
-"""Text from users, tools and datasets contains no added token of the tokenizer, whatever it says."""
+"""Text from users, tools and datasets never becomes an added token of the tokenizer."""
 
 from __future__ import annotations
 

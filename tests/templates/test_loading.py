@@ -1,4 +1,4 @@
-"""The one door: names, what follows the tokenizer, and errors that say what to do."""
+"""`load_template`: names, the tokenizer's own template, and errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on real tokenizers: what is appended is what the template would have rendered, and nothing is forged."""
+"""Templates on real tokenizers: appended tokens equal the template's rendering, and control tokens cannot be forged."""
 
 from __future__ import annotations
 

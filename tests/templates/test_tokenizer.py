@@ -1,4 +1,4 @@
-"""Tokenizers read without transformers, against transformers' `AutoTokenizer`."""
+"""Tokenizers read without transformers, compared with transformers' `AutoTokenizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools that come with the framework."""
+"""The prebuilt tools."""
 
 import pytest
 

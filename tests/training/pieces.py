@@ -1,4 +1,4 @@
-"""Chains as the learner sees them, out of random tokens."""
+"""Segments and samples of random tokens for the learner."""
 
 from typing import Any
 

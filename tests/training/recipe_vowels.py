@@ -1,4 +1,4 @@
-"""A recipe for tests: a model that knows nothing learns to say many vowels, over two turns.
+"""A recipe for tests: an untrained model learns to write many vowels, over two turns.
 
 Cheap, and rewarded from the first chain on: what it says first is answered, then it says something again.
 """

@@ -1,4 +1,4 @@
-"""Samples and the batches they are cut into."""
+"""Samples, and their split into batches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, and the last good one survives everything."""
+"""Checkpoints are complete or absent, and the last valid one survives failures."""
 
 from __future__ import annotations
 

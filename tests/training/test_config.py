@@ -1,4 +1,4 @@
-"""The configuration: what is wrong is refused by name, before anything is loaded."""
+"""The configuration: wrong fields are rejected by name, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_nested_records_have_at_most_eight_fields() -> None:
 
 
 def test_earlier_field_name_is_rejected_in_python_too() -> None:
-    with pytest.raises(ConfigError, match=r"it is now optimizer\.learning_rate"):
+    with pytest.raises(ConfigError, match=r"write optimizer\.learning_rate"):
         TrainConfig(learning_rate=1e-5)  # type: ignore[call-arg]
 
 
@@ -57,8 +57,8 @@ def test_every_field_is_documented() -> None:
         ({"optimizer.weight_decay": -1.0}, "optimizer.weight_decay must be a number from 0"),
         ({"optimizer.learning_rate": float("inf")}, "optimizer.learning_rate must be above 0"),
         ({"steps": True}, "it takes no truth value"),
-        ({"learning_rate": 1e-5}, "it is now optimizer.learning_rate"),
-        ({"kl_in": "reward"}, "it is now kl.placement"),
+        ({"learning_rate": 1e-5}, "write optimizer.learning_rate"),
+        ({"kl_in": "reward"}, "write kl.placement"),
         ({"kl": 0.1}, "write kl.coef=0.1"),
         ({"loss": "gspo"}, "write loss.type='gspo'"),
         ({"optimizer.learning_rat": 1}, "Did you mean 'learning_rate'?"),

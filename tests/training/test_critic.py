@@ -1,4 +1,4 @@
-"""The critic: what it is asked before each token, and that it learns."""
+"""The critic: the value before each token, and its training."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The learner: what an update does, however it is cut, and that it can be stopped and gone on with."""
+"""The learner: updates, independent of their split into micro-batches; saving and resuming."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.learner import LocalLearner  # noqa: E402
-from agentfly.training.lora import add_lora, save_merged_model  # noqa: E402
+from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
@@ -330,7 +330,7 @@ def test_adapters_are_saved_alone_loaded_and_merged(tmp_path: Path) -> None:
     other = learner_of(adapted(seed=1))
     other.load(tmp_path / "adapter")
     np.testing.assert_array_equal(other.score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0])
-    save_merged_model(model, tmp_path / "merged")
+    copy.deepcopy(model).merge_and_unload().save_pretrained(tmp_path / "merged")
     merged = type(model_of()).from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(learner_of(merged).score(pieces, 1.0)[0], learner.score(pieces, 1.0)[0], atol=1e-4)
     assert any("lora_" in name for name, _ in model.named_parameters())  # still a model with adapters

@@ -1,4 +1,4 @@
-"""Log-probabilities in chunks against the plain forward pass: the same numbers and gradients in less memory."""
+"""Chunked log-probabilities compared with the plain forward pass: the same values and gradients in less memory."""
 
 from typing import Any
 

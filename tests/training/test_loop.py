@@ -1,4 +1,4 @@
-"""Whole runs with a real model: every algorithm learns, and a run that is killed goes on as if it had not been."""
+"""Whole runs with a real model: every algorithm learns, and a killed run resumes with the same result."""
 
 from __future__ import annotations
 

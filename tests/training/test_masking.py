@@ -1,4 +1,4 @@
-"""What the model did not write carries no loss: shown by gradients."""
+"""Tokens that the model did not sample carry no loss: checked by gradients."""
 
 from dataclasses import replace
 from typing import Any

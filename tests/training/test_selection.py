@@ -1,4 +1,4 @@
-"""Which chains are trained: the failure policy says so of each, and groups without variance are counted."""
+"""Selection of chains: the failure policy of each, and groups without variance."""
 
 from __future__ import annotations
 

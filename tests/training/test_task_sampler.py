@@ -1,4 +1,4 @@
-"""The order of tasks: fixed by the seed, and taken up where it was left."""
+"""The order of tasks: determined by the seed, and resumable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on their way to the backend: what is delivered, and that a delivery which failed is noticed."""
+"""Weight sync to the backend: which weights are sent, and detection of a failed sync."""
 
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator

@@ -34,7 +34,8 @@ class ReactAgent(PromptedAgent):
         thinking, content = split_thinking(text)
         action, final = _ACTION.search(content), _FINAL.search(content)
         first = min([m.start() for m in (action, final) if m], default=len(content))
-        thought = "\n".join(filter(None, (thinking, _thought(content, first))))
+        start = _THOUGHT.search(content, 0, first)
+        thought = "\n".join(filter(None, (thinking, content[start.end() : first].strip() if start else "")))
         if final and final.start() == first:
             return Reply(Message("assistant", text, thinking=thought), answer=content[final.end() :].strip())
         if not action:
@@ -56,8 +57,3 @@ class ReactAgent(PromptedAgent):
         if not isinstance(arguments, dict):
             return ToolCall(name, problem="its input is not a JSON object", raw=raw)
         return ToolCall(name, arguments)
-
-
-def _thought(text: str, until: int) -> str:
-    start = _THOUGHT.search(text, 0, until)
-    return text[start.end() : until].strip() if start else ""

@@ -34,9 +34,8 @@ class PPO(Algorithm):
         for episode in (episode for group in groups for episode in group.episodes):
             if episode.values is None and len(episode.turn_index):
                 raise RecordError(f"PPO needs a critic's values, and chain {episode.trajectory.id} came without them")
-            per_segment = episode.values or episode.scatter_sampled_tokens(
-                np.zeros(0)
-            )  # None only without sampled tokens
+            # None only without sampled tokens
+            per_segment = episode.values or episode.scatter_sampled_tokens(np.zeros(0))
             values = episode.gather_sampled_tokens(per_segment).astype(np.float64)  # [sampled]
             next_values = np.append(values[1:], 0.0)[: len(values)]
             discounts = token_discounts(episode, self.gamma)

@@ -84,7 +84,10 @@ async def evaluate(
         async with aclosing(running) as finished:
             async for trajectory in finished:
                 if trajectory.score is None:
-                    _reject_invalid_config(agent)
+                    # Stop if an environment cannot start until something is installed: no chain would be scored.
+                    for pool in agent.manager.pool_metrics():
+                        if pool.misconfigured:
+                            raise ConfigError(pool.broken)
                 result = ChainResult.from_trajectory(trajectory, greedy=trajectory.chain >= chains)
                 results[result.key] = result
                 if eval_log is not None:
@@ -101,13 +104,6 @@ def validate_counts(chains: int, max_concurrent: int | None, unscored: str) -> N
     validate("max_concurrent_chains", max_concurrent, PositiveInt | None)
     if unscored not in ("zero", "leave out"):
         raise ConfigError(f"unscored is 'zero' or 'leave out', not {unscored!r}")
-
-
-def _reject_invalid_config(agent: BaseAgent) -> None:
-    """Stop where an environment cannot start until something is installed or configured: no chain would be scored."""
-    for figures in agent.manager.pool_metrics():
-        if figures.misconfigured:
-            raise ConfigError(figures.broken)
 
 
 def _evaluation_identity(

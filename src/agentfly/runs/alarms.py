@@ -192,18 +192,14 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
     message = (
         f"{first!r} explains {known[first]:.0%} of the reward's variance; the other components have almost no effect"
     )
-    finding = AlarmReading(_severity_near_one(known[first], limits.dominance), message, _component_rank(first))
+    severity = (1 - limits.dominance) / max(1 - known[first], 1e-12)  # the limit is near 1: the distance to 1 counts
+    finding = AlarmReading(severity, message, _component_rank(first))
     for name in known:
         loss = _component_loss(history, name, limits)
         if loss >= max(finding.severity, CLEAR):
             message = f"the reward is at its best while its component {name!r} falls; is {first!r} being exploited?"
             finding = AlarmReading(loss, message, lambda t, n=name: -_component_rank(n)(t))  # type: ignore[misc]
     return finding
-
-
-def _severity_near_one(share: float, limit: float) -> float:
-    """Severity of a fraction whose limit is near 1: the distance to 1 counts, not the fraction itself."""
-    return (1 - limit) / max(1 - share, 1e-12)
 
 
 def _component_loss(history: Sequence[Metrics], name: str, limits: AlarmThresholds) -> float:

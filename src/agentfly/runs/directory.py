@@ -198,13 +198,14 @@ class RunWriter(RunDirectory):
                 folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             lock = undo.enter_context(_acquire_lock(path))
-            if (path / "config.json").exists() and _has_results(RunDirectory(path)):
-                raise ConfigError(f"{path} has a run already; resume it, or use another folder")
+            if (path / "config.json").exists():
+                run = RunDirectory(path)
+                if run.metrics_file.exists() or run.evals_file.exists() or any(run.checkpoints.glob("step-*")):
+                    raise ConfigError(f"{path} has a run already; resume it, or use another folder")
             if source is not None:
                 write_atomic(path / "recipe.py", source)
-            write_atomic(
-                path / "config.json", text.encode("utf-8", "backslashreplace")
-            )  # last: this file makes the folder a run
+            # Last: this file makes the folder a run.
+            write_atomic(path / "config.json", text.encode("utf-8", "backslashreplace"))
             undo.pop_all()
         return cls(path, lock)
 
@@ -307,11 +308,6 @@ def _release_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_release_in_child)
-
-
-def _has_results(run: RunDirectory) -> bool:
-    """Whether a new run would overwrite results."""
-    return any(each.exists() for each in (run.metrics_file, run.evals_file)) or any(run.checkpoints.glob("step-*"))
 
 
 def _acquire_lock(path: Path) -> IO[str]:

@@ -97,7 +97,7 @@ class ChatFormat:
         if self.system_in_user and not self.system:
             self._refuse("system_in_user", "needs system, for instance '{content}\\n\\n'")
         if unknown := set(self.trim) - set(ROLES):
-            self._refuse("trim", f"{sorted(unknown)} are no roles; roles are {', '.join(ROLES)}")
+            self._refuse("trim", f"{sorted(unknown)} are not roles; roles are {', '.join(ROLES)}")
         if self.parser not in PARSERS:
             self._refuse("parser", f"{self.parser!r} is none of {', '.join(PARSERS)}")
 

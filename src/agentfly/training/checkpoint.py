@@ -2,8 +2,8 @@
 
     checkpoints/step-000040/
         model/                what transformers loads: config, weights, tokenizer (or a peft adapter)
-        trainer.safetensors   optimizer, critic, generators
-        trainer.json          step, position in the data, schedules, controllers
+        trainer.safetensors   state of the optimizer and the critic
+        trainer.json          step, position in the tasks, updates, KL coefficient, best evaluation
         manifest.json         size and checksum of every file; written last
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so it exists completely or not at all. An

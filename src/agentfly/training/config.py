@@ -96,7 +96,7 @@ class CheckpointConfig:
     every: int = 10
     """Training steps between checkpoints; the last step always has one."""
     keep: int = 2
-    """Newest checkpoints to retain; the one with the best evaluation is retained besides."""
+    """Newest checkpoints to retain; the one with the best evaluation is retained as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class TrainConfig:
     num_chains: int = 8
     """Chains per task."""
     max_turns: int = 10
-    """Turns per chain at most."""
+    """Maximum turns per chain."""
     sampling: Sampling = field(default_factory=Sampling)
     run_options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `agent.run`: max_chain_tokens, failures, strategy, folding, …"""
@@ -143,7 +143,7 @@ class TrainConfig:
     mini_batches: int = 1
     """Optimizer steps per pass."""
     micro_batch_tokens: int = 16384
-    """Tokens in one forward pass of the learner at most."""
+    """Maximum tokens in one forward pass of the learner."""
 
     # ── run ──
     steps: int = 100
@@ -186,7 +186,7 @@ class TrainConfig:
 
     @property
     def longest_chain(self) -> int | None:
-        """Sampled tokens of a chain at most; None without a limit."""
+        """Maximum sampled tokens of a chain; None without a limit."""
         per_turn = self.sampling.max_tokens
         limits = [self.run_options.get("max_chain_tokens"), None if per_turn is None else per_turn * self.max_turns]
         return min((each for each in limits if each is not None), default=None)
@@ -293,14 +293,14 @@ NESTED: dict[str, Any] = {
     "checkpoint": CheckpointConfig,
 }
 _FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
-_MOVED = {
+_NESTED_NAMES = {
     "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
     "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
 }  # fmt: skip
-"""Earlier names of fields → their names today, for error messages."""
+"""Flat names that users try → the fields they mean, for error messages."""
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "algorithm": build_algorithm,
     "sampling": parse_sampling,
@@ -385,11 +385,11 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 
 
 def _unknown_field(name: str) -> str:
-    if name in _MOVED:
-        return f"there is no field {name!r}; it is now {_MOVED[name]}"
+    if name in _NESTED_NAMES:
+        return f"there is no field {name!r}; write {_NESTED_NAMES[name]}"
     known = [each.name for each in fields(TrainConfig)]
-    close = difflib.get_close_matches(name, [*known, *_MOVED], 3)
-    close = list(dict.fromkeys(_MOVED.get(each, each) for each in close))
+    close = difflib.get_close_matches(name, [*known, *_NESTED_NAMES], 3)
+    close = list(dict.fromkeys(_NESTED_NAMES.get(each, each) for each in close))
     return f"there is no field {name!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,6 @@ class MergedWeights:
                 weight = layer.get_base_layer().weight
                 plain_name = f"{name.removeprefix(_PREFIX)}.weight".replace(_BASE_LAYER, "")
                 yield plain_name, weight + delta.to(weight.dtype)
-
-
-def save_merged_model(model: Any, folder: Path) -> None:
-    """Write the model with its adapters merged, as transformers loads it."""
-    copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
 
 
 def save_adapters(model: Any, folder: Path) -> None:

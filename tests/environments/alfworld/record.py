@@ -1,4 +1,4 @@
-"""Records what the official engine says, which `test_conformance.py` holds ours to.
+"""Records the output of the official engine, which `test_conformance.py` compares with ours.
 
     AGENTFLY_DATA=... python -m tests.environments.alfworld.record
 

@@ -1,4 +1,4 @@
-"""Our household against the official engine: what it said was recorded, or is asked of it where it is installed."""
+"""Our household compared with the official engine: its recorded output, or the engine itself where it is installed."""
 
 from __future__ import annotations
 

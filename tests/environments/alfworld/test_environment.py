@@ -1,4 +1,4 @@
-"""The environment: through agents, tools and the resource manager."""
+"""The environment through agents, tools and the resource manager."""
 
 from __future__ import annotations
 

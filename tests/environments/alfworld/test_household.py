@@ -1,4 +1,4 @@
-"""The rules, on a kitchen small enough to know by heart."""
+"""The rules, in a small kitchen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where games come from: generated without end, or read from the official files."""
+"""Sources of games: generated, or read from the official files."""
 
 from __future__ import annotations
 

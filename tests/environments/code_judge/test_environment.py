@@ -1,4 +1,4 @@
-"""The judge of code: honest solutions get full marks, dishonest ones none, in real sessions of every mechanism."""
+"""The judge of code: honest solutions pass and dishonest ones fail, in real sessions of every mechanism."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The rewards for code, from what a model says to a score, in a real sandbox."""
+"""The rewards for code, from a reply to a score, in a real sandbox."""
 
 from collections.abc import AsyncIterator
 from typing import Any

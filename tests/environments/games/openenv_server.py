@@ -1,4 +1,4 @@
-"""A server that counts, as OpenEnv servers speak: by openenv-core itself, or by a stand-in of a few lines.
+"""A counting server with the OpenEnv protocol: openenv-core's own, or a minimal fake.
 
     python openenv_server.py genuine|stand-in
 

@@ -1,4 +1,4 @@
-"""What the tests of all games need: an agent that plays by a script, and a world set up for a row."""
+"""Helpers for the tests of games: a scripted agent, and an environment that is reset for a row."""
 
 from __future__ import annotations
 

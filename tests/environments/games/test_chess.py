@@ -1,4 +1,4 @@
-"""Chess puzzles: drawn ones, Lichess's, and what the tools say."""
+"""Chess puzzles: generated, from Lichess, and the observations of the tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without its extra, every adapter says in one line what to install; and none is imported before it is asked for."""
+"""Without its extra, every adapter names the package to install; none is imported before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen lake: what is drawn, what a step does, and what earns nothing."""
+"""The frozen lake: generated tasks, steps, and chains without a reward."""
 
 from __future__ import annotations
 

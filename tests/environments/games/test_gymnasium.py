@@ -1,4 +1,4 @@
-"""Gymnasium's environments through the adapter, side by side with Gymnasium itself."""
+"""Gymnasium's environments through the adapter, compared with Gymnasium itself."""
 
 from __future__ import annotations
 

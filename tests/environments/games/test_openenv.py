@@ -1,4 +1,4 @@
-"""OpenEnv: against openenv-core's own server where that is installed, and against one that speaks as it does."""
+"""OpenEnv: with openenv-core's own server where it is installed, and with a fake of its protocol."""
 
 from __future__ import annotations
 

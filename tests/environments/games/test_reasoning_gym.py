@@ -1,4 +1,4 @@
-"""reasoning-gym's questions, on the genuine package; and what its scorers must not be given."""
+"""reasoning-gym's questions with the real package, and answers that its scorers must not receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sokoban: what is drawn, what a push does, and what is lost for good."""
+"""Sokoban: generated levels, pushes, and unsolvable states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TextArena's games, on the genuine package."""
+"""TextArena's games, with the real package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TextWorld's games, on the genuine package."""
+"""TextWorld's games, with the real package."""
 
 from __future__ import annotations
 

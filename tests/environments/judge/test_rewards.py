@@ -1,4 +1,4 @@
-"""Rewards by a judging model, against a real server on loopback."""
+"""Rewards by a judge model, with a real server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mathematics with Python: the generated problems, and chains in them through a real sandbox."""
+"""Mathematics with Python: generated problems, and chains through a real sandbox."""
 
 import re
 from random import Random

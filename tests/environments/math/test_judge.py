@@ -1,4 +1,4 @@
-"""The judge of mathematics: genuine math-verify, in real processes, against friends and foes."""
+"""The judge of mathematics: real math-verify in real processes, with honest and hostile answers."""
 
 import asyncio
 import importlib.util

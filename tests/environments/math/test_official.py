@@ -1,4 +1,4 @@
-"""GSM8K and MATH: read from the authors' files, which are not shipped."""
+"""GSM8K and MATH, read from the authors' files, which are not shipped."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Functions to write: the generated ones, MBPP, and chains that are judged by tests which they never see."""
+"""Program synthesis: generated tasks, MBPP, and chains that hidden tests score."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Policies that want the reward without the repair get nothing; what they try would work on a naive judge."""
+"""Policies that try to get the reward without a repair fail; each would succeed with a naive judge."""
 
 from __future__ import annotations
 

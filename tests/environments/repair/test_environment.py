@@ -1,4 +1,4 @@
-"""The world: through agents, tools and the resource manager, in real sessions of the sandbox."""
+"""The environment through agents, tools and the resource manager, in real sandbox sessions."""
 
 from __future__ import annotations
 

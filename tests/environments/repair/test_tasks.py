@@ -1,4 +1,4 @@
-"""Where tasks come from: the shipped packages and their index, and packages with tests of their own."""
+"""Sources of tasks: the shipped packages and their index, and packages with their own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Java process for all tests of a file, as starting one takes seconds; and a skip where none can be had."""
+"""One Java process for all tests of a file, since starting one takes seconds; skips where Java is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tasks come from: the official splits, as the simulator tells them."""
+"""Sources of tasks: the official splits, as reported by the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server on loopback that speaks as the engines on the web do, and fails on demand."""
+"""A server on loopback with the APIs of web search engines, which fails on demand."""
 
 import json
 import threading

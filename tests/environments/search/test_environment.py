@@ -69,7 +69,7 @@ async def test_only_articles_with_the_answer_show_it() -> None:
 async def test_instances_share_only_the_index() -> None:
     rows = Search.draw_tasks("train", 8, articles=60)
     worlds = await asyncio.gather(*(make_env(row) for row in rows for _ in range(4)))
-    assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopaedia, drawn and indexed once
+    assert len({id(each._retriever) for each in worlds}) == 1  # one encyclopedia, drawn and indexed once
     await search(worlds[0], rows[0]["start"])
     assert worlds[0].seen
     assert not worlds[1].seen
@@ -105,8 +105,8 @@ async def test_long_passages_are_truncated() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"encyclopaedia": 3}, "must have split, seed and articles, not 3"),
-        ({"encyclopaedia": {"split": "train", "seed": "x", "articles": 30}}, "a whole seed"),
+        ({"encyclopedia": 3}, "must have split, seed and articles, not 3"),
+        ({"encyclopedia": {"split": "train", "seed": "x", "articles": 30}}, "a whole seed"),
         ({"passages": []}, "at least one passage"),
         ({"passages": ["text"]}, "passage 0 must be an object"),
         ({"passages": [{"titel": "x"}]}, "passage 0 must have the texts title and text.*it has 'titel'"),

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 pytest.importorskip("bm25s", reason="searching by words needs bm25s: pip install 'agentfly-rl[search]'")
 
 from agentfly.cli.app import app
-from agentfly.environments.search import Encyclopaedia, Hit, Passage, open_retriever, read_corpus
+from agentfly.environments.search import Encyclopedia, Hit, Passage, open_retriever, read_corpus
 from agentfly.environments.search import index as indexing
 from agentfly.environments.search.engines import Cache, Provider, SearchFailed, server
 from agentfly.environments.search.index import BM25Index, DenseIndex, build_index, load_index, select_top_k
 from agentfly.environments.search.server import QueryBatcher, create_app
 from agentfly.errors import AgentFlyError, ConfigError, DataError
 
-ENCYCLOPEDIA = Encyclopaedia.draw("train", 0, 60)
+ENCYCLOPEDIA = Encyclopedia.draw("train", 0, 60)
 TITLES = [each.title for each in ENCYCLOPEDIA.passages]
 
 
@@ -398,14 +398,14 @@ def test_index_is_built_and_queried(tmp_path: Path) -> None:
     assert open_retriever(str(out)) is open_retriever(str(out))
     with pytest.raises(DataError, match=r"no file nowhere.jsonl"):
         run_cli("build", "nowhere.jsonl", "--out", tmp_path / "other")
-    assert "30 passages" in run_cli("build", "encyclopaedia", "--out", tmp_path / "generated", "--limit", 30)
+    assert "30 passages" in run_cli("build", "encyclopedia", "--out", tmp_path / "generated", "--limit", 30)
 
 
 async def test_serve_accepts_only_allowed_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda application, **_: served.append(application))
-    run_cli("build", "encyclopaedia", "--out", tmp_path / "index", "--limit", 30)
+    run_cli("build", "encyclopedia", "--out", tmp_path / "index", "--limit", 30)
     run_cli("serve", tmp_path / "index")
     run_cli(
         "serve", tmp_path / "index", "--host", "own.example", "--allow-host", "a.example", "--allow-host", "b.example"

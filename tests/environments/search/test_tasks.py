@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from agentfly.environments.data import SPLITS
-from agentfly.environments.search import Encyclopaedia, Search
+from agentfly.environments.search import Encyclopedia, Search
 from agentfly.environments.search.tasks import RELATIONS, split_of
 from agentfly.errors import DataError
 from agentfly.types import Task
 
 NAME = re.compile(r"\b[A-Z][a-z]{4,}\b")
 INVENTED = {
-    split: {w for s in range(4) for t in Encyclopaedia.draw(split, s, 100).facts for w in t.split()} for split in SPLITS
+    split: {w for s in range(4) for t in Encyclopedia.draw(split, s, 100).facts for w in t.split()} for split in SPLITS
 }
 
 
 def test_same_seed_draws_the_same_encyclopedia() -> None:
-    assert Encyclopaedia.draw("train", 3, 60) == Encyclopaedia.draw("train", 3, 60)
-    assert Encyclopaedia.draw("train", 3, 60).facts != Encyclopaedia.draw("train", 4, 60).facts
+    assert Encyclopedia.draw("train", 3, 60) == Encyclopedia.draw("train", 3, 60)
+    assert Encyclopedia.draw("train", 3, 60).facts != Encyclopedia.draw("train", 4, 60).facts
     assert Search.draw_tasks("test", 60, seed=1) == Search.draw_tasks("test", 60, seed=1)
     assert Search.draw_tasks("test", 30, seed=1) == Search.draw_tasks("test", 60, seed=1)[:30]
 
@@ -38,7 +38,7 @@ def test_no_name_belongs_to_two_splits() -> None:
 
 
 def test_article_states_only_its_own_facts() -> None:
-    world = Encyclopaedia.draw("train", 0, 100)
+    world = Encyclopedia.draw("train", 0, 100)
     assert len(world.passages) == 100
     for passage in world.passages:
         own = world.facts[passage.title]
@@ -52,7 +52,7 @@ def test_article_states_only_its_own_facts() -> None:
 def test_question_needs_its_number_of_hops(hops: int) -> None:
     relations = {(each.kind, each.name): each for each in RELATIONS}
     for row in Search.draw_tasks("validation", 60, hops=[hops], articles=60):
-        world = Encyclopaedia.draw(**row["encyclopaedia"])
+        world = Encyclopedia.draw(**row["encyclopedia"])
         passed = [row["start"]]
         for name in row["path"]:
             assert (world.kinds[passed[-1]], name) in relations
@@ -94,5 +94,5 @@ def test_invalid_arguments_are_rejected(wrong: dict[str, Any], message: str) -> 
 
 
 def test_large_encyclopedia_has_unique_titles() -> None:
-    world = Encyclopaedia.draw("test", 0, 3000)
+    world = Encyclopedia.draw("test", 0, 3000)
     assert len(world.facts) == len(set(world.facts)) == 3000

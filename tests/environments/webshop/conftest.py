@@ -1,4 +1,4 @@
-"""A corner shop of three products, and the official data where there is any."""
+"""A shop of three products, and the official data where it is available."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The generated shop: endless, seeded, with splits that share nothing."""
+"""The generated shop: seeded, of any size, with disjoint splits."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""WebShop's own data: its goals in its order, and what its own runs, found in public, showed of search and score."""
+"""WebShop's own data: its goals in its order, and search results and scores of published runs."""
 
 import json
 from pathlib import Path

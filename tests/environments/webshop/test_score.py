@@ -1,4 +1,4 @@
-"""The score, part by part."""
+"""The parts of the score."""
 
 from dataclasses import replace
 

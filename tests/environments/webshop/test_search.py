@@ -1,4 +1,4 @@
-"""Search finds what shares a stem, ranks by BM25, and is the same each time."""
+"""Search matches stems, ranks by BM25, and is deterministic."""
 
 from concurrent.futures import ThreadPoolExecutor
 

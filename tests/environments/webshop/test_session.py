@@ -1,4 +1,4 @@
-"""Pages and actions, on a shop small enough to know by heart."""
+"""Pages and actions, in a small shop."""
 
 import pytest
 

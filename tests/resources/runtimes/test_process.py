@@ -1,4 +1,4 @@
-"""Instances in worker processes: used as any other, and gone with all that is below them."""
+"""Instances in worker processes: used like any other, and ended with all their child processes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Environments that live in a sandbox session: all they do happens there, and nothing they send is trusted."""
+"""Environments in sandbox sessions: all their code runs there, and nothing they send is trusted."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Rightly written turns are read in full, without a problem."""
+"""Well-formed turns are parsed completely, without a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slips stay slips: what could be read is returned, what was wrong is said in words the model can act on."""
+"""Malformed turns: what could be parsed is returned, with errors that the model can act on."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ BROKEN_CALLS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("llama-pythonic", "[f(a=b'x')]", "f", {}, "no literal that JSON has too"),
     ("llama-pythonic", "[f(a=1e999)]", "f", {}, "no literal that JSON has too"),
     ("llama-pythonic", "[f(a=-1e999)]", "f", {}, "no literal that JSON has too"),
-    ("llama-pythonic", "[f(a={1: 2})]", "f", {}, "a key that is no string"),
-    ("llama-pythonic", "[f(a={**b})]", "f", {}, "a key that is no string"),
+    ("llama-pythonic", "[f(a={1: 2})]", "f", {}, "a key that is not a string"),
+    ("llama-pythonic", "[f(a={**b})]", "f", {}, "a key that is not a string"),
     ("llama-pythonic", "[f(a=1, a=2)]", "f", {"a": 1}, "its argument a is given twice"),
     ("llama-pythonic", "[f(a='\\ud800')]", "f", {}, "half of a surrogate pair"),
     ("llama-pythonic", f"[f(a=0x{'f' * 9000})]", "f", {}, "digits"),

@@ -1,4 +1,4 @@
-"""Rightly written turns of every format: what the parsers are tested with, and what the fuzz mutates."""
+"""Well-formed turns of every format: inputs of the parser tests, and of the fuzzer."""
 
 from __future__ import annotations
 

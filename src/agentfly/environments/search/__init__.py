@@ -3,10 +3,10 @@
 from agentfly.environments.search.engines import open_retriever
 from agentfly.environments.search.environment import Search
 from agentfly.environments.search.index import Hit, Passage, Retriever, read_corpus
-from agentfly.environments.search.tasks import Encyclopaedia, hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
+from agentfly.environments.search.tasks import Encyclopedia, hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
 
 __all__ = [
-    "Encyclopaedia",
+    "Encyclopedia",
     "Hit",
     "Passage",
     "Retriever",

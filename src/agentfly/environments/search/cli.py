@@ -22,7 +22,7 @@ Source = Annotated[
 def build(
     corpus: Annotated[
         str,
-        typer.Argument(help="File of rows with title and text, or contents; or `encyclopaedia`, a generated corpus."),
+        typer.Argument(help="File of rows with title and text, or contents; or `encyclopedia`, a generated corpus."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the index to.")],
     kind: Annotated[str, typer.Option(help="bm25 (lexical), dense (embeddings) or hybrid (both).")] = "bm25",
@@ -31,11 +31,11 @@ def build(
 ) -> None:
     """Build an index of a corpus."""
     from agentfly.environments.search.index import build_index, read_corpus
-    from agentfly.environments.search.tasks import Encyclopaedia
+    from agentfly.environments.search.tasks import Encyclopedia
     from agentfly.errors import DataError
 
-    if corpus == "encyclopaedia":
-        passages = iter(Encyclopaedia.draw("train", 0, max(limit or 1000, 20)).passages[:limit])
+    if corpus == "encyclopedia":
+        passages = iter(Encyclopedia.draw("train", 0, max(limit or 1000, 20)).passages[:limit])
     elif Path(corpus).is_file():
         passages = read_corpus(corpus, limit)
     else:

@@ -1,7 +1,7 @@
 """Search environment: each chain searches passages that all chains share.
 
 The source of passages is, in this order: the task's column `passages`; the generated encyclopedia that its column
-`encyclopaedia` names; the attribute `source` of the class. Indexes are read-only and shared by all instances of a
+`encyclopedia` names; the attribute `source` of the class. Indexes are read-only and shared by all instances of a
 process, so an instance stores only which titles its chain has seen.
 """
 
@@ -16,13 +16,13 @@ from agentfly.environment import Environment
 from agentfly.environments.search import tasks
 from agentfly.environments.search.engines import SearchFailed, open_retriever
 from agentfly.environments.search.index import BM25Index, Passage, Retriever, format_hits
-from agentfly.environments.search.tasks import Encyclopaedia
+from agentfly.environments.search.tasks import Encyclopedia
 from agentfly.errors import ConfigError, DataError, EnvironmentFault
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
-_ENCYCLOPEDIAS: OrderedDict[tuple[str, int, int], tuple[Encyclopaedia, BM25Index]] = OrderedDict()
+_ENCYCLOPEDIAS: OrderedDict[tuple[str, int, int], tuple[Encyclopedia, BM25Index]] = OrderedDict()
 """LRU cache by split, seed and number of articles."""
 _ENCYCLOPEDIAS_LOCK = threading.Lock()
 _MAX_CACHED_ARTICLES = 100_000
@@ -61,7 +61,7 @@ class Search(Environment):
 
     async def reset(self, task: Task) -> None:
         columns, self.seen = task.columns, list[str]()
-        self._encyclopedia: Encyclopaedia | None = None
+        self._encyclopedia: Encyclopedia | None = None
         self._columns: Mapping[str, Any] = columns
         if (rows := columns.get("passages")) is not None:
             if not isinstance(rows, list | tuple) or not rows:
@@ -69,11 +69,11 @@ class Search(Environment):
             self._retriever: Retriever = await call(
                 lambda: BM25Index([Passage.of(row, number) for number, row in enumerate(rows)])
             )
-        elif columns.get("encyclopaedia") is not None:
-            self._encyclopedia, self._retriever = await call(_load_encyclopedia, columns["encyclopaedia"])
+        elif columns.get("encyclopedia") is not None:
+            self._encyclopedia, self._retriever = await call(_load_encyclopedia, columns["encyclopedia"])
         elif (source := self.source) is None:
             raise DataError(
-                f"nothing to search in: task {task.id!r} has neither passages nor an encyclopaedia, and "
+                f"nothing to search in: task {task.id!r} has neither passages nor an encyclopedia, and "
                 f"{type(self).__name__}.source is not set; Search.draw_tasks makes tasks that have one"
             )
         else:
@@ -111,17 +111,17 @@ class Search(Environment):
         return str(subject)
 
 
-def _load_encyclopedia(column: Any) -> tuple[Encyclopaedia, BM25Index]:
+def _load_encyclopedia(column: Any) -> tuple[Encyclopedia, BM25Index]:
     """Draw and index the encyclopedia that a column names, or take it from the cache."""
     try:
         key = split, seed, articles = column["split"], column["seed"], column["articles"]
     except (TypeError, KeyError):
-        raise DataError(f"the column 'encyclopaedia' must have split, seed and articles, not {column!r:.80}") from None
+        raise DataError(f"the column 'encyclopedia' must have split, seed and articles, not {column!r:.80}") from None
     if not isinstance(seed, int) or not isinstance(articles, int) or not isinstance(split, str):
-        raise DataError(f"the column 'encyclopaedia' has a split, a whole seed and size, not {column!r:.80}")
+        raise DataError(f"the column 'encyclopedia' has a split, a whole seed and size, not {column!r:.80}")
     with _ENCYCLOPEDIAS_LOCK:  # the chains of a group request the same one at once
         if key not in _ENCYCLOPEDIAS:
-            encyclopedia = Encyclopaedia.draw(*key)
+            encyclopedia = Encyclopedia.draw(*key)
             _ENCYCLOPEDIAS[key] = encyclopedia, BM25Index(encyclopedia.passages)
         _ENCYCLOPEDIAS.move_to_end(key)
         while len(_ENCYCLOPEDIAS) > 1 and sum(size for _, _, size in _ENCYCLOPEDIAS) > _MAX_CACHED_ARTICLES:

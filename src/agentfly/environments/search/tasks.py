@@ -1,6 +1,6 @@
 """Search tasks: multi-hop questions about a generated encyclopedia, HotpotQA and 2WikiMultihopQA.
 
-All facts of an Encyclopaedia are drawn from a seed, so no model can know them. An article states the facts of its own
+All facts of an Encyclopedia are drawn from a seed, so no model can know them. An article states the facts of its own
 subject only: of a person's birthplace it gives the name. Each name belongs to one split by its checksum, so no name of
 a test encyclopedia occurs in one for training. A row refers to its encyclopedia by split, seed and size instead of
 containing articles.
@@ -84,7 +84,7 @@ def split_of(word: str) -> str:
 
 
 @dataclass(frozen=True)
-class Encyclopaedia:
+class Encyclopedia:
     """Generated articles and the facts that they state."""
 
     facts: Mapping[str, Mapping[str, str]]
@@ -94,11 +94,11 @@ class Encyclopaedia:
     passages: tuple[Passage, ...] = field(repr=False)
 
     @classmethod
-    def draw(cls, split: str, seed: int, articles: int) -> Encyclopaedia:
+    def draw(cls, split: str, seed: int, articles: int) -> Encyclopedia:
         """Generate the encyclopedia of a split, seed and size. Deterministic."""
         validate_split(split)
         if not isinstance(articles, int) or not MIN_ARTICLES <= articles <= MAX_ARTICLES:
-            raise DataError(f"an encyclopaedia has {MIN_ARTICLES} to {MAX_ARTICLES} articles, not {articles!r:.80}")
+            raise DataError(f"an encyclopedia has {MIN_ARTICLES} to {MAX_ARTICLES} articles, not {articles!r:.80}")
         random = Random(f"{split} {seed} {articles}")
         used = set[str]()
 
@@ -150,7 +150,7 @@ def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], artic
     for own_seed in count(seed * 1_000_000):
         if len(rows) >= number:
             break
-        random, encyclopedia = Random(f"questions {split} {own_seed}"), Encyclopaedia.draw(split, own_seed, articles)
+        random, encyclopedia = Random(f"questions {split} {own_seed}"), Encyclopedia.draw(split, own_seed, articles)
         for place in range(QUESTIONS_PER_ENCYCLOPEDIA):
             start, path, answer = _draw_path(encyclopedia, hops[place % len(hops)], random)
             subject = start
@@ -164,13 +164,13 @@ def draw_tasks(split: str, number: int, seed: int, *, hops: Sequence[int], artic
                 "hops": len(path),
                 "start": start,
                 "path": [each.name for each in path],
-                "encyclopaedia": {"split": split, "seed": own_seed, "articles": articles},
+                "encyclopedia": {"split": split, "seed": own_seed, "articles": articles},
             }
             rows.setdefault(question, row)
     return list(rows.values())[:number]
 
 
-def _draw_path(encyclopedia: Encyclopaedia, hops: int, random: Random) -> tuple[str, list[Relation], str]:
+def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[str, list[Relation], str]:
     """Draw a start article and relations that visit no article twice. Returns the value of the last one, too."""
     titles = list(encyclopedia.facts)
     while True:

@@ -175,5 +175,5 @@ def _run_select(image: bytes, query: str, seconds: float) -> QueryResult:
     """Run a query on a fresh read-only copy. Raises QueryFailed, also for a statement that is not a query."""
     result = run_query(image, query, seconds=seconds, max_rows=_MAX_COMPARED_ROWS)
     if not result.columns:
-        raise QueryFailed("it is no query: it gives no rows")
+        raise QueryFailed("it is not a query: it returns no rows")
     return result

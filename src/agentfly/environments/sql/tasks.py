@@ -241,5 +241,5 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
 def spider_file(name: str) -> Path:
     """Path of a Spider database: `NAME.sqlite`, or its place in the authors' archive. Raises DataError."""
     if not name.replace("_", "").isalnum():
-        raise DataError(f"{name!r:.80} is no name of a database of Spider's")
+        raise DataError(f"{name!r:.80} is not the name of a Spider database")
     return SPIDER.file(f"{name}.sqlite", f"database/{name}/{name}.sqlite")

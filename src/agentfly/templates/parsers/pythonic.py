@@ -101,7 +101,7 @@ def _convert_literal(node: ast.expr, constants: Mapping[str, object]) -> object:
             converted: dict[str, object] = {}
             for key, item in zip(keys, values, strict=True):
                 if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
-                    raise ValueError("a dictionary with a key that is no string")
+                    raise ValueError("a dictionary with a key that is not a string")
                 converted[key.value] = _convert_literal(item, constants)
             return converted
         case ast.Name(id=name) if name in constants:

@@ -1,4 +1,4 @@
-"""Whatever happens, no container is left."""
+"""No container is left, whatever happens."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What cannot work is said, with what to do about it."""
+"""Configurations that cannot work are rejected, with instructions."""
 
 import gc
 

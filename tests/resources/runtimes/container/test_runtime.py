@@ -1,4 +1,4 @@
-"""Environments that live in containers: lent, paused while idle, gone when they are buried."""
+"""Environments in containers: leased, paused while idle, removed when they are evicted."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What works in a container, and what is held back."""
+"""Features and restrictions of sessions in containers."""
 
 import asyncio
 import contextlib

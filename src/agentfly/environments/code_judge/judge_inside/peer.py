@@ -73,7 +73,7 @@ class Peer:
             reader = Reader(self._import, writer.containers)
             value = reader.read(reply["value"])
             if reply["raised"] and not isinstance(value, BaseException):
-                raise Broken("it raised what is no exception")
+                raise Broken("it raised something that is not an exception")
             # The call may have changed the containers that it received.
             for container, items in zip(list(writer.containers), reply["after"]):  # noqa: B905  (Python 3.9 has no strict)
                 reader.fill(container, items)
@@ -130,7 +130,7 @@ class Peer:
         if name == "yours":
             return self._exports[number]
         if name != "mine" or type(number) is not int:
-            raise ValueError(f"{name!r:.60} is no value")
+            raise ValueError(f"{name!r:.60} is not a value")
         return self._make_reference(number)
 
     # Bytes

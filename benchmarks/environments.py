@@ -4,7 +4,7 @@ Chains follow the environment's expert through its own tasks, with the resource 
 time, since some environments run in their own processes; memory is that of this process and its children, per instance
 beyond the first, so that shared memory is not counted.
 
-    python -m benchmarks.worlds [ENVIRONMENT ...] [--quick]
+    python -m benchmarks.environments [ENVIRONMENT ...] [--quick]
 """
 
 import argparse
@@ -144,22 +144,22 @@ def row(name: str, instances: int, seconds: float) -> list[str]:
 
 
 def _measure_memory_in_new_process(name: str, instances: int) -> int:
-    command = [sys.executable, "-m", "benchmarks.worlds", name, "--weigh", str(instances)]
+    command = [sys.executable, "-m", "benchmarks.environments", name, "--weigh", str(instances)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("worlds", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(list_environments())}")
+    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(list_environments())}")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--weigh", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.weigh:
-        print(asyncio.run(measure_memory(getattr(environments, options.worlds[0]), options.weigh)))
+        print(asyncio.run(measure_memory(getattr(environments, options.names[0]), options.weigh)))
         return
     sizes, seconds = ((1, 4), 0.5) if options.quick else (INSTANCES, 5.0)
     rows = []
-    for name in options.worlds or list_environments():
+    for name in options.names or list_environments():
         for instances in sizes:
             try:
                 rows.append(row(name, instances, seconds))
