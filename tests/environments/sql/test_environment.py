@@ -336,7 +336,7 @@ async def test_invalid_database_is_reported(tmp_path: Path) -> None:
         ({"file": str(tmp_path / "nowhere.sqlite")}, "cannot be read"),
         ({"file": str(junk)}, "no SQLite database"),
         ({"drawn": "train-0-1", "level": 9}, "drawn"),
-        ({"spider": "../../etc/passwd"}, "no name"),
+        ({"spider": "../../etc/passwd"}, "not the name of a Spider database"),
         ("toys", "may have drawn"),
     ]
     for column, observations in wrong:
