@@ -46,7 +46,11 @@ async def test_missing_package_is_reported(package: str, monkeypatch: pytest.Mon
 
 
 def test_optional_packages_are_not_imported_early() -> None:
-    loaded = "import sys, agentfly.environments, agentfly.rewards; print(*sorted(sys.modules))"
+    loaded = (
+        "import sys, agentfly.environments.games as games\n"
+        "for name in games.__all__: getattr(games, name)\n"
+        "print(*sorted(sys.modules))"
+    )
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
     assert "agentfly.environments.games.chess_puzzle" in names
     assert not {name.partition(".")[0] for name in names} & set(PACKAGES)
