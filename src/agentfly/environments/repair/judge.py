@@ -146,8 +146,10 @@ class RepairJudge(CodeJudge):
         encoded = {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
 
         roots = ":".join(sorted({posixpath.dirname(package) or ".", "."}))
+        # The session's own PYTHONPATH has the packages of this virtual environment, pytest among them.
+        search_path = shlex.quote(roots) + "${PYTHONPATH:+:$PYTHONPATH}"
         command = (
-            f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={shlex.quote(roots)} python3 -B -m pytest -q --rootdir=. "
+            f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={search_path} python3 -B -m pytest -q --rootdir=. "
             f"-p no:cacheprovider -p {plugin} -o addopts= -o filterwarnings= {shlex.join([*tests, control_path])}"
         )
         async with self._semaphore:
