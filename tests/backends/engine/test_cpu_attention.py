@@ -82,7 +82,7 @@ def test_layers_that_share_an_input_are_one_product_and_others_are_not_disturbed
         assert parent.q_proj.product is parent.v_proj.product is not parent.o_proj.product
         for each, right in zip(inputs, expected, strict=True):
             torch.testing.assert_close([layer(each) for layer in layers], right)
-        for number, layer in ((0, 2), (1, 1), (1, 2), (1, 2), (0, 0), (2, 1), (2, 0)):  # whoever asks for whatever
+        for number, layer in ((0, 2), (1, 1), (1, 2), (1, 2), (0, 0), (2, 1), (2, 0)):
             torch.testing.assert_close(layers[layer](inputs[number]), expected[number][layer])
 
 
@@ -93,9 +93,12 @@ def test_layers_of_which_some_have_a_bias_are_products_of_their_own() -> None:
     assert parent.gate_proj.product is not parent.up_proj.product
 
 
+# Huge pages are off in the process: with them a page fault may stand for 4 KiB or for 2 MiB.
 FAULTS = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
 from agentfly.backends.engine.memory import retain_freed_memory
+PR_SET_THP_DISABLE = 41
+assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     retain_freed_memory()
@@ -109,12 +112,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux")
-def test_what_is_freed_is_kept_and_not_asked_for_again() -> None:
-    given_back, kept = (
+def test_freed_memory_is_retained() -> None:
+    returned, retained = (
         int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
         for how in ("plain", "keep")
     )
-    assert kept < given_back / 10
+    assert retained < returned / 5
 
 
 def test_zeros_take_no_memory_until_they_are_written() -> None:
