@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from agentfly.backends.base import Request
+from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.train import plan_recipe
 from agentfly.demonstrations import demonstrate
@@ -93,7 +94,8 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
             return Reply(Message("assistant", "", (call,)))
 
         if not calls:
-            expert = plan.make_agent(**{**settings, "backend": "scripted", "backend_config": {"script": ""}})
+            settings.pop("backend_config", None)
+            expert = plan.make_agent(**{**settings, "backend": ScriptedBackend("unused")})
             found = asyncio.run(demonstrate(expert, tasks, max_turns=100))
             for chain in (*found.accepted, *found.rejected):
                 made = [dataclasses.replace(call, id="") for m in chain.messages for call in m.tool_calls]
