@@ -82,6 +82,8 @@ class Backend(ABC):
     prompt_format: PromptFormat = PromptFormat.TOKENS
     context_length: int | None = None
     """Maximum number of tokens of prompt and completion together; None if unknown."""
+    can_sleep: bool = False
+    """Whether `sleep` frees GPU memory, which the learner then has for its update."""
 
     @property
     @abstractmethod
@@ -98,6 +100,10 @@ class Backend(ABC):
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load new weights, given by name, as `version`; return when every later request is sampled with them."""
         raise ConfigError(f"{type(self).__name__} cannot take new weights, so nothing can be trained through it")
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Free GPU memory until the next `update_weights`, which brings all weights unless they are kept."""
+        raise ConfigError(f"{type(self).__name__} cannot free its GPU memory")
 
     async def close(self) -> None:  # noqa: B027
         """Release all resources. May be called twice."""

@@ -180,7 +180,7 @@ class ClientBackend(Backend):
                 if files.model is not None:
                     await self._reload(str(files.model), version)
             except BaseException:
-                files.delete()
+                files.release()
                 raise
             self._weight_folder.commit(files)
             self.weight_version = version

@@ -40,7 +40,8 @@ class WeightFiles:
     adapter: Path | None
     """A LoRA adapter; None if the update has none."""
 
-    def delete(self) -> None:
+    def release(self) -> None:
+        """Delete the folders."""
         for folder in (self.model, self.adapter):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +70,7 @@ class WeightFolder:
 
     def write(self, weights: Iterable[tuple[str, Any]]) -> WeightFiles:
         """Write weights to new folders. Raises ConfigError and leaves no files if they do not fit the model."""
-        tensors = _iterate_tensors(weights)
+        tensors = self.iterate(weights)
         first = next(tensors, None)
         if first is None:
             return WeightFiles(None, None)
@@ -81,14 +82,11 @@ class WeightFolder:
             shards = _ShardWriter(model)
             lora: dict[str, torch.Tensor] = {}
             for name, value in chain([first], tensors):
-                name = name.removeprefix("base_model.model.")  # peft's wrapper of the model
                 if ".lora_" in name:
                     # x.lora_A.default.weight: the adapter's name is left out in its file.
                     layer, _, rest = name.rpartition(".lora_")
                     lora[f"base_model.model.{layer}.lora_{rest.split('.')[0]}.weight"] = _copy_to_cpu(value)
-                    continue
-                name = name.replace(".base_layer.", ".")  # peft's wrapper of an adapted layer
-                if self._validate(name, value):
+                else:
                     shards.add(name, value)
             if shards.names:
                 self._complete_checkpoint(shards)
@@ -100,9 +98,20 @@ class WeightFolder:
                 config = json.dumps(dict(self._lora), default=lambda x: sorted(x) if isinstance(x, set) else str(x))
                 (adapter / "adapter_config.json").write_text(config)
         except BaseException:
-            WeightFiles(model, adapter).delete()
+            WeightFiles(model, adapter).release()
             raise
         return WeightFiles(model if shards.names else None, adapter if lora else None)
+
+    def iterate(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield weights by their names in the checkpoint. Raises ConfigError for one that does not fit the model."""
+        for name, value in _iterate_tensors(weights):
+            name = name.removeprefix("base_model.model.")  # peft's wrapper of the model
+            if ".lora_" in name:
+                yield name, value
+                continue
+            name = name.replace(".base_layer.", ".")  # peft's wrapper of an adapted layer
+            if self._validate(name, value):
+                yield name, value
 
     def commit(self, files: WeightFiles) -> None:
         """Declare these files to be in use, and delete those they replace."""
@@ -110,7 +119,7 @@ class WeightFolder:
         own = [path if path and path.parent == self._folder else None for path in replaced]
         self.model = str(files.model or self.model)
         self.adapter = files.adapter or self.adapter
-        WeightFiles(*own).delete()
+        WeightFiles(*own).release()
 
     def close(self) -> None:
         """Delete all files."""

@@ -41,6 +41,7 @@ async def evaluate(
     by: str | Sequence[str] = (),
     log: Path | None = None,
     on_result: Callable[[ChainResult], None] | None = None,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
     **options: Unpack[RunOptions],
 ) -> Evaluation:
     """Run `chains` chains of each task and compute the figures.
@@ -48,7 +49,8 @@ async def evaluate(
     greedy: add one chain per task at temperature 0. threshold: reward from which a chain is a success.
     unscored: how a chain without a reward counts. by: columns whose values get figures of their own.
     log: file of finished chains; an evaluation with an existing log runs the missing chains, and again those that were
-    not scored. on_result: called with every finished chain, those of the log first.
+    not scored. on_result: called with every finished chain, those of the log first. on_trajectory: called with every
+    chain that was run now.
     options: those of `agent.run`; the seed is 0 unless given, so that two models are sampled with the same seeds.
     """
     all_tasks = parse_tasks(tasks)
@@ -94,6 +96,8 @@ async def evaluate(
                     eval_log.add(result, trajectory)
                 if on_result is not None:
                     on_result(result)
+                if on_trajectory is not None:
+                    on_trajectory(trajectory)
     ordered = [results[key] for key in sorted(results)]
     return summarize(all_tasks, ordered, chains=chains, threshold=threshold, zero=unscored == "zero", by=columns)
 

@@ -27,6 +27,8 @@ CACHED_WORDS = 1_000
 """Size of the tokenizer's word cache (library default: 10,000; entries are never evicted). For tokenizers that do not
 split text at spaces (Gemma, InternLM, `bytes`) a text of up to 255 bytes is one word of about 6 KB native memory: the
 default grows to about 60 MB over thousands of chains."""
+MAX_CACHED_LENGTH = 300
+"""Characters of an observation whose ids are cached: at most about 3 KB each."""
 
 
 class Codec:
@@ -51,6 +53,7 @@ class Codec:
         self.forged = re.compile(match_any(self.control, open_end=True))
         """Matches control tokens spelled out in text, and the beginning of one at the end of the text."""
         self.plain_cached = lru_cache(maxsize=512)(self.plain)
+        self._short_cached = lru_cache(maxsize=1024)(self.plain)
 
     def encode(self, text: str, guard: str = "") -> list[int]:
         """Encode rendered text. `guard` is the character that splits forged control tokens; it is removed again."""
@@ -99,6 +102,10 @@ class Codec:
                 ids = [i for character in part for i in self._plain.encode(character, add_special_tokens=False).ids]
             out += ids
         return out
+
+    def plain_observation(self, text: str) -> list[int]:
+        """Encode an observation. Short ones are cached: the chains of a group, and of every step, see the same."""
+        return self._short_cached(text) if len(text) <= MAX_CACHED_LENGTH else self.plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, including control tokens."""

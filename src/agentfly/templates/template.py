@@ -152,7 +152,7 @@ class Template:
 
     def follow(self, delta: Sequence[Message]) -> Extended:
         """`extend` without the check against the audit."""
-        encoded = self._encode_by_form(delta, self._render_suffix, self.codec.plain)
+        encoded = self._encode_by_form(delta, self._render_suffix, self.codec.plain_observation)
         close, ids = encoded or self._render_and_encode(delta, self._render_suffix)
         return Extended(close, ids, self._closers or frozenset({close}))
 

@@ -7,7 +7,7 @@ cannot be replaced gets rows padded on the right, where causal attention makes p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,3 +149,15 @@ def packed_attention(
 
 
 register_attention(ATTENTION, packed_attention)
+
+
+def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """vLLM's settings for the learner's GPU, where they are not given.
+
+    It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
+    what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
+    """
+    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad)
+    free, total = torch.cuda.mem_get_info()
+    engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
+    return {"enable_sleep_mode": True, **settings, "engine": engine}

@@ -24,7 +24,6 @@ import numpy as np
 from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group, SegmentReward
 from agentfly.errors import ConfigError, Fault
-from agentfly.rollout.events import ChainEnded, Event
 from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.metrics import groups, is_uniform
 from agentfly.runs.record import Progress
@@ -200,31 +199,27 @@ class Collector:
         """All chains of the tasks, in order, with their groups numbered from `offset`."""
         self._done = 0
         self._total = len(tasks) * self.config.num_chains
-
-        def count(event: Event) -> None:
-            if isinstance(event, ChainEnded):
-                self._done += 1
-
+        options: Any = {**self.config.run_options, "sampling": self.config.sampling, "seed": seed}
+        chains = []
         polling = asyncio.create_task(self._poll_environments())
         try:
-            options = {"sampling": self.config.sampling, "seed": seed, "observer": count}
-            result = await self._run(tasks, self.config.num_chains, options)
+            # Not counted by an observer: with one, every sampled token would be decoded and reported as an event.
+            async for chain in self.agent.iterate(tasks, self.config.max_turns, self.config.num_chains, **options):
+                chains.append(replace(chain, group=chain.group + offset))
+                self._done += 1
         finally:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
-        return [replace(each, group=each.group + offset) for each in result]
+        return sorted(chains, key=lambda each: (each.group, each.chain))
 
     async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
         sampling = replace(self.config.sampling, temperature=0.0)
-        result = await self._run(tasks, 1, {"sampling": sampling, "seed": seed})
+        options: Any = {**self.config.run_options, "sampling": sampling, "seed": seed}
+        result = await self.agent.run(tasks, self.config.max_turns, 1, **options)
         selection = select_groups(
             result, min_chains=1, keep_zero_variance=True, segment_reward=self.config.segment_reward
         )
         return {each.trajectory.group + offset: each for (each,) in selection.groups}
-
-    async def _run(self, tasks: Sequence[Task], num_chains: int, options: Mapping[str, Any]) -> Any:
-        merged: Any = {**self.config.run_options, **options}
-        return await self.agent.run(tasks, self.config.max_turns, num_chains, **merged)
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""

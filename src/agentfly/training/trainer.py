@@ -25,7 +25,6 @@ from agentfly.backends.engine.loading import load_model, max_positions, resolve_
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
 from agentfly.models import resolve
-from agentfly.rollout.events import ChainEnded, Event
 from agentfly.rollout.scheduler import validate_run
 from agentfly.runs import (
     Alarm,
@@ -48,6 +47,7 @@ from agentfly.training.checkpoint import CheckpointManager, TrainerState
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
+from agentfly.training.model import share_gpu
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -159,6 +159,8 @@ class Trainer:
         with self._time_phase("rollout"):
             batch = await self._collector.collect(self.step)
         with self._time_phase("update"):
+            if self.agent.backend.can_sleep:  # until the sync wakes it up; merged adapters are not all of the weights
+                await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
             samples = await compute(compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
             metrics: dict[str, float] = {}
             if samples:
@@ -244,11 +246,6 @@ class Trainer:
         if not self._plan.eval_tasks:
             return None
         chains: list[Trajectory] = []
-
-        def collect(event: Event) -> None:
-            if isinstance(event, ChainEnded):
-                chains.append(event.trajectory)
-
         config = self.config
         options: Any = {**config.run_options, "sampling": config.sampling, "seed": config.seed}
         evaluation = await evaluate(
@@ -257,7 +254,7 @@ class Trainer:
             chains=config.evaluation.chains,
             greedy=True,
             max_turns=config.max_turns,
-            observer=collect,
+            on_trajectory=chains.append,
             **options,
         )
         chains.sort(key=lambda each: (each.group, each.chain))
@@ -373,6 +370,8 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
     elif embedded:
         shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
         backend = open_backend("transformers", model=model, **shared)  # the learner's own weights
+    if backend in ("vllm", "async_vllm") and device.type == "cuda":
+        settings = share_gpu(settings, model)
     agent = plan.make_agent(
         model_name_or_path=path,
         backend=backend,

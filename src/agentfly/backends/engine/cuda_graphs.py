@@ -116,7 +116,8 @@ class StepGraph(AttentionLayout):
         else:
             self._step()
         sampling = int(batch.samples.sum())
-        if not all(is_plain(request.request.sampling) for request in batch.requests):
+        filters = self._runner._scheduler.needs_host_sampling
+        if filters and not all(is_plain(request.request.sampling) for request in batch.requests):
             self._sample_filtered(batch, sampling)
         result = self._results[self._turn]
         result.copy_(self.output, non_blocking=True)

@@ -183,7 +183,7 @@ class Scheduler:
             rows = self._decode_rows()
         if self.kv_cache.contiguous:  # neighbors in the cache are attended to together
             rows = rows[np.argsort(tables.slots[rows, 0])]
-        requests = [self._requests[row] for row in rows]
+        requests = [self._requests[row] for row in rows.tolist()]
         starts = tables.computed[rows]
         tables.computed[rows] += 1
         tables.length[rows] += 1
@@ -226,11 +226,11 @@ class Scheduler:
     ) -> tuple[list[tuple[EngineRequest, FinishReason]], list[tuple[EngineRequest, list[int]]]]:
         """Take sampled tokens in. Returns the requests that finished, still in their rows, and tokens to report."""
         tables = self.tables
-        requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
-        rows = batch.rows[batch.samples]
+        chunks = np.flatnonzero(batch.samples)
         tokens = output.tokens
-        present = np.flatnonzero(tables.generation[rows] == batch.generations[batch.samples])
-        rows = rows[present]
+        present = np.flatnonzero(tables.generation[batch.rows[chunks]] == batch.generations[chunks])
+        chunks = chunks[present]
+        rows = batch.rows[chunks]
         tokens = tokens[present]
         at = tables.received[rows]
         tables.tokens[rows, at] = tokens
@@ -243,7 +243,7 @@ class Scheduler:
         finished: list[tuple[EngineRequest, FinishReason]] = []
         reported: list[tuple[EngineRequest, list[int]]] = []
         for index in np.flatnonzero(stopped | full | tables.watched[rows]):
-            request = requests[present[index]]
+            request = batch.requests[chunks[index]]
             row = rows[index]
             stop = bool(stopped[index])
             if request.request.sampling.stop and not stop:

@@ -110,7 +110,7 @@ class VLLMBackend(Backend):
         }
         parent = None if weights_dir is None else Path(weights_dir).expanduser()
         self._engine = VLLMEngine(arguments, WeightFolder(resolve(model), lora_config, adapter, parent))
-        self._can_sleep = enable_sleep_mode
+        self.can_sleep = enable_sleep_mode
         self.context_length = int(self._engine.config.model_config.max_model_len)
         self._vocab_size = int(self._engine.config.model_config.get_vocab_size())
         weakref.finalize(self, self._engine.stop)  # a backend that was not closed must not leave processes behind
@@ -139,16 +139,18 @@ class VLLMBackend(Backend):
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load weights between two steps, given by their names in the checkpoint; the others stay unchanged.
 
-        Weights of a LoRA adapter have peft's names, and are applied without merging.
+        Weights on a GPU are passed to vLLM's workers by CUDA IPC, others through files. Weights of a LoRA adapter have
+        peft's names, and are applied without merging. An engine that sleeps wakes up.
         """
         await self._engine.update(weights, version, self._on_update)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Free the GPU memory until `wake_up`; running requests are handled as `on_update` says.
+        """Free the GPU memory until `wake_up` or `update_weights`; running requests are handled as `on_update` says.
 
-        keep_weights: keep them in host memory; otherwise `wake_up` loads them from their files.
+        keep_weights: keep them in host memory; otherwise `wake_up` loads them from their files, and weights that came
+        from a GPU, which are in no file, have to be sent again by `update_weights`.
         """
-        if not self._can_sleep:
+        if not self.can_sleep:
             raise ConfigError("create the backend with enable_sleep_mode=True: vLLM needs its own memory allocator")
         await self._engine.sleep(1 if keep_weights else 2, self._on_update)
 
@@ -190,8 +192,8 @@ def _validate_engine_args(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `engine`; raises ConfigError for unknown arguments and those that the backend sets itself."""
     known = AsyncEngineArgs.__dataclass_fields__
     for name in engine:
-        if name == "logprobs_mode":
-            raise ConfigError("engine['logprobs_mode'] is set by the backend and cannot be changed")
+        if name in ("logprobs_mode", "worker_extension_cls"):
+            raise ConfigError(f"engine[{name!r}] is set by the backend and cannot be changed")
         if name in _SETTINGS:
             raise ConfigError(f"engine[{name!r}] is set by the backend; use its setting {_SETTINGS[name]}=")
         if name not in known:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from agentfly.backends.base import CLOSED, OnUpdate
 from agentfly.backends.parent_death import PARENT_VARIABLE
+from agentfly.backends.vllm.shared_weights import EXTENSION, SharedWeights
 from agentfly.backends.weight_files import WeightFiles, WeightFolder
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.threads import compute
@@ -78,6 +80,8 @@ class VLLMEngine:
         self._restarts = 0
         self._sleep_level = 0
         """0: awake."""
+        self._shared_only = False
+        """Whether the weights in use came from a GPU and are in no file."""
         self._closed = False
         self._close_lock = threading.RLock()
         """Orders calls and `stop`: a call that was accepted reaches the loop before the stop does."""
@@ -185,7 +189,8 @@ class VLLMEngine:
         model = self._weight_folder.model
         try:
             with _mark_children():
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **self._arguments))
+                arguments = {"worker_extension_cls": EXTENSION, **self._arguments}
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
         except (OSError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors
             message = " ".join(describe(error).split())[:500]
             raise ConfigError(f"vLLM does not take {model!r} with these settings: {message}") from error
@@ -208,6 +213,11 @@ class VLLMEngine:
         if self._closed:
             raise BackendFault(CLOSED)
         self._shut_down()
+        if self._shared_only:
+            raise BackendFault(
+                f"vLLM's engine died, and with it the weights of version {self.version}, which came from the learner's "
+                "GPU and are in no file: resume the run from its last checkpoint"
+            )
         if self._restarts >= MAX_RESTARTS:
             raise BackendFault(f"vLLM's engine died {self._restarts + 1} times in a row; its own error is on stderr")
         self._restarts += 1
@@ -264,35 +274,64 @@ class VLLMEngine:
     async def _update(self, weights: Iterable[tuple[str, Any]], version: int, on_update: OnUpdate) -> None:
         async with self._update_lock:
             llm = await self._ensure_alive()
-            if self._sleep_level:
-                raise ConfigError("the engine sleeps; call wake_up() before update_weights()")
-            files = await compute(self._weight_folder.write, weights)
-            # On a CPU, vLLM keeps a packed copy of an output head that is shared with the embeddings.
-            text_config = self.config.model_config.hf_text_config
-            if files.model is not None and current_platform.is_cpu() and text_config.tie_word_embeddings:
-                files.delete()
-                raise ConfigError(
-                    "vLLM on a CPU keeps its packed copy of an output head that the model shares with its embeddings, "
-                    "so it would sample with a head of the old weights; use backend='transformers' here, or a GPU"
-                )
+            prepared = await compute(self._prepare, weights)
             try:
-                await llm.pause_generation(mode=_PAUSE_MODES[on_update], clear_cache=True)
-                await self._load(llm, files, version)
-                self.version = version
-                await llm.resume_generation()
+                if self._sleep_level:  # the KV cache is allocated last: loading needs memory of its own
+                    await llm.wake_up(["weights"])
+                    await self._load(llm, self._complete(prepared), version)
+                    self.version = version  # before requests run again
+                    await llm.wake_up(["kv_cache"])
+                    self._sleep_level = 0
+                else:
+                    await llm.pause_generation(mode=_PAUSE_MODES[on_update], clear_cache=True)
+                    await self._load(llm, prepared, version)
+                    self.version = version
+                    await llm.resume_generation()
             except Exception as error:
-                files.delete()
+                prepared.release()
                 message = f"vLLM did not take the weights of version {version}: {describe(error)}"
                 self._cancel_running(message)
                 self._shut_down()  # its weights may be inconsistent; the next request restarts it with the last ones
                 raise BackendFault(message) from error
-            self._weight_folder.commit(files)
+            self._shared_only = isinstance(prepared, SharedWeights)
+            if isinstance(prepared, SharedWeights):
+                prepared.release()
+            else:
+                self._weight_folder.commit(prepared)
 
-    async def _load(self, llm: AsyncLLM, files: WeightFiles, version: int) -> None:
-        if files.model is not None:
-            await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(files.model)})
-        if files.adapter is not None:
-            await llm.add_lora(LoRARequest("adapter", 1, str(files.adapter), load_inplace=True))
+    def _prepare(self, weights: Iterable[tuple[str, Any]]) -> SharedWeights | WeightFiles:
+        """Share weights that are on a GPU with the workers, and write others, and those of an adapter, to files."""
+        tensors = self._weight_folder.iterate(weights)
+        first = next(tensors, None)
+        if first is None:
+            return WeightFiles(None, None)
+        model_config = self.config.model_config
+        if first[1].is_cuda and not self._arguments.get("enable_lora"):
+            return SharedWeights.share(chain([first], tensors), model_config.dtype)
+        # On a CPU, vLLM keeps a packed copy of an output head that is shared with the embeddings.
+        if ".lora_" not in first[0] and current_platform.is_cpu() and model_config.hf_text_config.tie_word_embeddings:
+            raise ConfigError(
+                "vLLM on a CPU keeps its packed copy of an output head that the model shares with its embeddings, "
+                "so it would sample with a head of the old weights; use backend='transformers' here, or a GPU"
+            )
+        return self._weight_folder.write(chain([first], tensors))
+
+    def _complete(self, weights: SharedWeights | WeightFiles) -> SharedWeights | WeightFiles:
+        """The weights to load after a sleep: if it discarded them and these are none of the model's, those in use."""
+        if isinstance(weights, SharedWeights) or weights.model is not None or self._sleep_level < 2:
+            return weights
+        if self._shared_only:
+            raise ConfigError("the weights were discarded, and no file has them: send all with update_weights()")
+        return WeightFiles(Path(self._weight_folder.model), weights.adapter or self._weight_folder.adapter)
+
+    async def _load(self, llm: AsyncLLM, weights: SharedWeights | WeightFiles, version: int) -> None:
+        if isinstance(weights, SharedWeights):
+            await llm.collective_rpc("load_shared_weights", args=(weights.handles,))
+        else:
+            if weights.model is not None:
+                await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(weights.model)})
+            if weights.adapter is not None:
+                await llm.add_lora(LoRARequest("adapter", 1, str(weights.adapter), load_inplace=True))
         if self.reports_versions:
             await llm.update_weight_version(str(version))
 
@@ -308,7 +347,7 @@ class VLLMEngine:
         async with self._update_lock:
             llm = await self._ensure_alive()
             if self._sleep_level == 2:
-                in_use = WeightFiles(Path(self._weight_folder.model), self._weight_folder.adapter)
+                in_use = self._complete(WeightFiles(None, None))
                 await llm.wake_up(["weights"])
                 await self._load(llm, in_use, self.version)
                 await llm.wake_up(["kv_cache"])

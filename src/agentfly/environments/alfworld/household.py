@@ -78,10 +78,10 @@ class Household:
                 return False
             lamps = (each for r in self.here for each in self.contents(r) if each.type == goal.target)
             return any({"toggleable", "isToggled"} <= self.traits[lamp.name] for lamp in lamps)
+        needs = goal.kind.needs
 
         def counts(thing: Thing) -> bool:
-            treated = goal.kind.needs is None or self.traits[thing.name].issuperset(goal.kind.needs)
-            return thing.type == goal.thing and treated
+            return thing.type == goal.thing and (needs is None or self.traits[thing.name].issuperset(needs))
 
         wanted = 2 if goal.kind is TaskType.PLACE_TWO else 1
         targets = (each for each in self.game.receptacles if each.type == goal.target)
