@@ -34,7 +34,7 @@ from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.train import plan_recipe
-from agentfly.demonstrations import demonstrate
+from agentfly.demonstrations import Demonstrations, demonstrate
 from agentfly.models import resolve
 from agentfly.runs import RunDirectory, StepRecord
 from agentfly.training.config import parse_overrides
@@ -96,7 +96,14 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
         if not calls:
             settings.pop("backend_config", None)
             expert = plan.make_agent(**{**settings, "backend": ScriptedBackend("unused")})
-            found = asyncio.run(demonstrate(expert, tasks, max_turns=100))
+
+            async def record() -> Demonstrations:
+                try:
+                    return await demonstrate(expert, tasks, max_turns=100)
+                finally:
+                    await expert.close()
+
+            found = asyncio.run(record())
             for chain in (*found.accepted, *found.rejected):
                 made = [dataclasses.replace(call, id="") for m in chain.messages for call in m.tool_calls]
                 calls[chain.task.id] = made[:-1] or made
@@ -210,12 +217,14 @@ def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
 
 
-def compare_backends(names: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run this benchmark once per backend, in a new process each; one that fails leaves its error in the table."""
+def compare_backends(names: Sequence[str], recipe: str, arguments: list[str]) -> None:
+    """Run this benchmark once per backend, in a new process each; one that fails leaves its exit status."""
+    at = arguments.index(recipe) + 1
     results: dict[str, dict[str, float]] = {}
     for name in names:
-        command = [sys.executable, "-m", "benchmarks.agent_step", *arguments]
-        command += [f"backend={json.dumps(BACKENDS[name])}"]
+        # Before the user's overrides, so that they can change a field of it.
+        given = [*arguments[:at], f"backend={json.dumps(BACKENDS[name])}", *arguments[at:]]
+        command = [sys.executable, "-m", "benchmarks.agent_step", *given]
         with tempfile.NamedTemporaryFile() as file:
             done = subprocess.run([*command, "--result", file.name], env={**os.environ, "PYTHONUNBUFFERED": "1"})
             text = Path(file.name).read_text()
@@ -240,7 +249,7 @@ def main() -> None:
     if arguments.backends:
         given = iter(sys.argv[1:])
         rest = [each for each in given if each != "--backends" or not next(given)]
-        compare_backends(arguments.backends.split(","), rest)
+        compare_backends(arguments.backends.split(","), arguments.recipe, rest)
         return
     figures = measure(
         arguments.recipe,
