@@ -34,7 +34,7 @@ from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.train import plan_recipe
-from agentfly.demonstrations import demonstrate
+from agentfly.demonstrations import Demonstrations, demonstrate
 from agentfly.models import resolve
 from agentfly.runs import RunDirectory, StepRecord
 from agentfly.training.config import parse_overrides
@@ -96,7 +96,14 @@ def replay_expert(plan: TrainPlan) -> TrainPlan:
         if not calls:
             settings.pop("backend_config", None)
             expert = plan.make_agent(**{**settings, "backend": ScriptedBackend("unused")})
-            found = asyncio.run(demonstrate(expert, tasks, max_turns=100))
+
+            async def record() -> Demonstrations:
+                try:
+                    return await demonstrate(expert, tasks, max_turns=100)
+                finally:
+                    await expert.close()
+
+            found = asyncio.run(record())
             for chain in (*found.accepted, *found.rejected):
                 made = [dataclasses.replace(call, id="") for m in chain.messages for call in m.tool_calls]
                 calls[chain.task.id] = made[:-1] or made
@@ -143,30 +150,38 @@ def watch_gpu() -> Iterator[list[float]]:
         busy += [float(line) for line in output.split() if line.isdigit()]
 
 
-def measure(arguments: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the steps, print a table of them, and return the medians."""
-    profile = ThreadProfile() if arguments.profile else None
+def measure(
+    recipe: str,
+    overrides: Mapping[str, Any],
+    *,
+    steps: int,
+    warmup: int,
+    shape: str | None = None,
+    tokenizer: str = "tiny",
+    profile: ThreadProfile | None = None,
+) -> dict[str, float]:
+    """Run the steps, print a table of them, and return the medians. `shape`, `tokenizer`: of random weights."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if arguments.random:
-            tokenizer = resolve(str(overrides.get("model", arguments.tokenizer)))
-            write_random_model(arguments.random, tokenizer, folder / "model")
+        if shape is not None:
+            write_random_model(shape, resolve(tokenizer), folder / "model")
             overrides = {**overrides, "model": str(folder / "model"), "zero_variance": "keep"}
-        plan = make_plan(arguments.recipe, overrides, arguments.warmup + arguments.steps)
-        plan = replay_expert(plan) if arguments.random else plan
+        plan = make_plan(recipe, overrides, warmup + steps)
+        plan = plan if shape is None else replay_expert(plan)
         started = time.perf_counter()
         trainer = Trainer(plan, folder / "run")
         start_seconds = time.perf_counter() - started
-        busy = asyncio.run(run_steps(trainer, arguments.warmup, arguments.steps, profile))
-        records = RunDirectory(folder / "run").records()[-arguments.steps :]
+        busy = asyncio.run(run_steps(trainer, warmup, steps, profile))
+        records = RunDirectory(folder / "run").records()[-steps:]
     rows = [step_figures(record) for record in records]
     header = list(rows[0])
     cells = [[_format(row[name]) for name in header] for row in rows]
-    print_table(f"{arguments.recipe}: {arguments.steps} steps after {arguments.warmup} of warm-up", header, cells)
+    print_table(f"{recipe}: {steps} steps after {warmup} of warm-up", header, cells)
     if profile is not None:
-        print_table("CPU seconds by thread and cause", ["thread", "CPU s", "cause", "of its samples"], profile.rows())
+        header_row = ["thread", "CPU s", "cause", "of its samples"]
+        print_table("CPU seconds by thread and cause", header_row, profile.rows())
         print("\n".join(f"{count:6d} {line}" for line, count in profile.lines.most_common(40)), flush=True)
-    figures: dict[str, Any] = {name: median(row[name] for row in rows) for name in header[1:]}
+    figures = {name: median(row[name] for row in rows) for name in header[1:]}
     figures["start s"] = start_seconds
     if busy:
         figures["GPU busy %"] = sum(busy) / len(busy)
@@ -202,12 +217,14 @@ def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}"
 
 
-def compare_backends(names: Sequence[str], arguments: Sequence[str]) -> None:
-    """Run this benchmark once per backend, in a new process each; one that fails leaves its error in the table."""
-    results: dict[str, dict[str, Any]] = {}
+def compare_backends(names: Sequence[str], recipe: str, arguments: list[str]) -> None:
+    """Run this benchmark once per backend, in a new process each; one that fails leaves its exit status."""
+    at = arguments.index(recipe) + 1
+    results: dict[str, dict[str, float]] = {}
     for name in names:
-        command = [sys.executable, "-m", "benchmarks.agent_step", *arguments]
-        command += [f"backend={json.dumps(BACKENDS[name])}"]
+        # Before the user's overrides, so that they can change a field of it.
+        given = [*arguments[:at], f"backend={json.dumps(BACKENDS[name])}", *arguments[at:]]
+        command = [sys.executable, "-m", "benchmarks.agent_step", *given]
         with tempfile.NamedTemporaryFile() as file:
             done = subprocess.run([*command, "--result", file.name], env={**os.environ, "PYTHONUNBUFFERED": "1"})
             text = Path(file.name).read_text()
@@ -232,9 +249,17 @@ def main() -> None:
     if arguments.backends:
         given = iter(sys.argv[1:])
         rest = [each for each in given if each != "--backends" or not next(given)]
-        compare_backends(arguments.backends.split(","), rest)
+        compare_backends(arguments.backends.split(","), arguments.recipe, rest)
         return
-    figures = measure(arguments, parse_overrides(arguments.overrides))
+    figures = measure(
+        arguments.recipe,
+        parse_overrides(arguments.overrides),
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        shape=arguments.random,
+        tokenizer=arguments.tokenizer,
+        profile=ThreadProfile() if arguments.profile else None,
+    )
     print(", ".join(f"{name} {_format(value)}" for name, value in figures.items()))
     if arguments.result:
         Path(arguments.result).write_text(json.dumps(figures))

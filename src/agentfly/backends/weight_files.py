@@ -63,7 +63,7 @@ class WeightFolder:
         self.adapter = adapter
         self._initial_model = model
         self._lora = lora
-        self._parent = parent
+        self.parent = parent
         self._folder: Path | None = None
         self._shapes: dict[str, list[int]] | None = None
         self._updates = 0
@@ -129,7 +129,7 @@ class WeightFolder:
             self._folder = None
 
     def _create_folder(self) -> Path:
-        parent = self._parent
+        parent = self.parent
         if parent is None:
             size = sum(file.stat().st_size for file in _checkpoint_files(self._initial_model))
             # Twice the model: the weights in use and the next ones.

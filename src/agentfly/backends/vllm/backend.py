@@ -72,7 +72,8 @@ class VLLMBackend(Backend):
             lora: An adapter's folder, or its configuration (a peft.LoraConfig or a mapping of its fields) if
                 `update_weights` brings the weights.
             enable_sleep_mode: Allow `sleep`.
-            weights_dir: Folder for weight updates, which vLLM's workers must be able to read.
+            weights_dir: Folder for all weight updates, which vLLM's workers must be able to read; None passes weights
+                on a GPU by CUDA IPC, which needs workers on this machine.
             engine: Further fields of vLLM's AsyncEngineArgs.
         """
         self._on_update = OnUpdate.of(on_update)

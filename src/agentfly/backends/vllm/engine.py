@@ -300,13 +300,13 @@ class VLLMEngine:
                 self._weight_folder.commit(prepared)
 
     def _prepare(self, weights: Iterable[tuple[str, Any]]) -> SharedWeights | WeightFiles:
-        """Share weights that are on a GPU with the workers, and write others, and those of an adapter, to files."""
+        """Share weights on a GPU with the workers; write others to files, also for an adapter or a given folder."""
         tensors = self._weight_folder.iterate(weights)
         first = next(tensors, None)
         if first is None:
             return WeightFiles(None, None)
         model_config = self.config.model_config
-        if first[1].is_cuda and not self._arguments.get("enable_lora"):
+        if first[1].is_cuda and self._weight_folder.parent is None and not self._arguments.get("enable_lora"):
             return SharedWeights.share(chain([first], tensors), model_config.dtype)
         # On a CPU, vLLM keeps a packed copy of an output head that is shared with the embeddings.
         if ".lora_" not in first[0] and current_platform.is_cpu() and model_config.hf_text_config.tie_word_embeddings:
