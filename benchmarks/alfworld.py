@@ -3,7 +3,8 @@
     python -m benchmarks.alfworld [--quick]
 
 Both engines play the same generated games with the same commands. Times are CPU time in one process. The official
-engine needs the extra `alfworld`; if it is not installed, only ours is measured.
+engine needs the extra `alfworld`; if it is not installed, only ours is measured. A turn of a rollout is everything but
+the model: template, parser, tool call, environment and records; replies are there at once.
 """
 
 import argparse
@@ -11,8 +12,12 @@ import asyncio
 import importlib.util
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+from agentfly.agents import HFAgent
+from agentfly.backends.base import Backend, Request
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.environment import ALFWorldEngine
 from agentfly.environments.alfworld.expert import next_command
@@ -20,10 +25,12 @@ from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.resources import ResourceManager
-from agentfly.types import Task
+from agentfly.rewards import alfworld_won
+from agentfly.types import Completion, FinishReason, Task
 from benchmarks.table import print_table
 
 INSTANCES = (1, 16, 64)
+TOKENIZER = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers" / "smollm2"
 
 
 def solution(game: ALFWorldGame) -> list[str]:
@@ -100,6 +107,42 @@ async def measure_managed(instances: int, episodes: int) -> list[str]:
     return [str(instances), f"{episodes / spent:.0f}", f"{steps / spent:.0f}", f"{memory(instances):.0f}"]
 
 
+class InstantBackend(Backend):
+    """Replies with the same few turns, without any computation."""
+
+    weight_version = 0
+    context_length = 8192
+    replies: Sequence[list[int]] = ()
+
+    async def generate(self, request: Request) -> Completion:
+        await asyncio.sleep(0)
+        ids = self.replies[request.turn % len(self.replies)]
+        for token in ids if request.on_tokens is not None else ():
+            request.on_tokens([token])
+        return Completion(ids, [-0.1] * len(ids), [0] * len(ids), FinishReason.STOP)
+
+
+async def measure_turns(chains: int, *, observed: bool) -> list[str]:
+    """CPU time per turn of a rollout of 23 turns; `observed`: with an observer, which receives every sampled token."""
+    backend = InstantBackend()
+    agent = HFAgent(
+        str(TOKENIZER), template="smollm2", backend=backend, tools=[ALFWorld.alfworld_step], reward=alfworld_won
+    )
+    assert agent.template is not None
+    commands = ("go to countertop 1", "look", "go to toilet 1", "inventory", "go to sinkbasin 1")
+    call = '<tool_call>\n{{"name": "alfworld_step", "arguments": {{"action": "{}"}}}}\n</tool_call><|im_end|>'
+    backend.replies = [agent.template.codec.encode(call.format(command)) for command in commands]
+    tasks = ALFWorld.draw_tasks("train", 8, kinds=["pick_and_place_simple"], rooms=["bathroom"])
+    options: dict[str, Any] = {"observer": lambda _: None} if observed else {}
+    await agent.run(tasks, 23, 2, seed=1, **options)
+    begun = time.process_time()
+    result = await agent.run(tasks, 23, chains // 8, seed=1, **options)
+    spent = time.process_time() - begun
+    turns = sum(len(chain.turns) for chain in result)
+    await agent.close()
+    return ["with an observer" if observed else "as in training", str(turns), f"{1e6 * spent / turns:.0f}"]
+
+
 def memory(instances: int) -> float:
     """Kilobytes per game."""
     rows = ALFWorld.draw_tasks("test", instances)
@@ -121,6 +164,11 @@ def main() -> None:
     rows = [asyncio.run(measure_managed(instances, 64 if quick else 640)) for instances in INSTANCES]
     title = "Games of the exploring expert with the resource manager, CPU time in one process"
     print_table(title, ["instances", "games/s", "steps/s", "KB per instance"], rows)
+    if not TOKENIZER.exists():
+        print(f"no {TOKENIZER}, which tests/tokenizers/fetch.py smollm2 fetches: turns of a rollout are left out")
+        return
+    rows = [asyncio.run(measure_turns(16 if quick else 256, observed=observed)) for observed in (False, True)]
+    print_table("Turns of a rollout, CPU time of everything but the model", ["", "turns", "µs per turn"], rows)
 
 
 if __name__ == "__main__":

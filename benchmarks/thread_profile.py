@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import psutil  # type: ignore[import-untyped]
 
@@ -137,8 +138,9 @@ def _sample_stacks(stacks: Counter[tuple[str, str]], file: Path) -> Iterator[Non
         own = threading.get_ident()
         while not ended.wait(INTERVAL):
             names = {each.ident: each.name for each in threading.enumerate()}
-            for ident, frame in sys._current_frames().items():
+            for ident, innermost in sys._current_frames().items():
                 frames = []
+                frame: FrameType | None = innermost
                 while frame is not None:
                     frames.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
                     frame = frame.f_back
