@@ -14,11 +14,10 @@ import tracemalloc
 from collections.abc import Callable
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import ALFWorldEngine
+from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.resources import ResourceManager
 from agentfly.types import Task
 from benchmarks.table import print_table

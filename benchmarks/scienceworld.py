@@ -17,7 +17,7 @@ from typing import Any
 
 from agentfly.environments import ScienceWorld
 from agentfly.environments.scienceworld import jvm
-from agentfly.environments.scienceworld.simulator import Simulator
+from agentfly.environments.scienceworld.jvm import Simulator
 from agentfly.environments.scienceworld.tasks import read_variation
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager

@@ -18,12 +18,11 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import ALFWorldEngine
+from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, TaskType
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
-from agentfly.environments.alfworld.upstream import UpstreamGame
 
 TRACES = Path(__file__).with_name("traces.json.xz")
 LENGTH = 40

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
-from agentfly.environments.webshop.expert import next_informed_action
-from agentfly.environments.webshop.goal import ShopGoal
+from agentfly.environments.webshop.environment import next_informed_action
 from agentfly.environments.webshop.official import SPLITS
+from agentfly.environments.webshop.product import ShopGoal
 from agentfly.environments.webshop.score import score_purchase
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop

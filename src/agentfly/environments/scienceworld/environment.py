@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool
 from agentfly.environments.scienceworld import tasks as official
-from agentfly.environments.scienceworld.simulator import Simulator
+from agentfly.environments.scienceworld.jvm import Simulator
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall

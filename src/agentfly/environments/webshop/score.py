@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from agentfly.environments.webshop.goal import ShopGoal
-from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct
 from agentfly.extras import require_extra
 
 _MIN_SIMILARITY = 85
