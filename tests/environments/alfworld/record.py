@@ -45,8 +45,8 @@ ALREADY_COOL = (
 
 def digest(engine: ALFWorldEngine, said: str) -> str:
     """What came back, in eight characters."""
-    told = json.dumps([said, engine.commands, engine.won])
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+    text = json.dumps([said, engine.commands, engine.won])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def wander(game: ALFWorldGame, seed: int) -> list[str]:

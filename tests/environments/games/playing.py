@@ -20,7 +20,7 @@ def agent_of(kind: type[Environment], script: Any = "-", reward: Any = game_won)
     )
 
 
-def called(tool: str, **arguments: Any) -> str:
+def tool_call(tool: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
@@ -40,7 +40,7 @@ async def winning(made: Any) -> list[ToolCall]:
     return calls
 
 
-async def demonstrated(kind: type[Environment], rows: list[dict[str, Any]], reward: Any = game_won) -> int:
+async def count_demonstrations(kind: type[Environment], rows: list[dict[str, Any]], reward: Any = game_won) -> int:
     """How many of the rows the expert does through the manager and its tools."""
     agent = agent_of(kind, reward=reward)
     try:

@@ -6,7 +6,7 @@ A won game stays won: the chain ends there, and further commands of the same tur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool
 from agentfly.environments.alfworld import generated
@@ -18,17 +18,6 @@ from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
-
-
-class ALFWorldEngine(Protocol):
-    """Interface of the two engines, `Household` and `UpstreamGame`."""
-
-    def introduction(self) -> str: ...
-    def step(self, command: str) -> str: ...
-    @property
-    def commands(self) -> list[str]: ...
-    @property
-    def won(self) -> bool: ...
 
 
 class UpstreamGame:
@@ -79,6 +68,10 @@ class UpstreamGame:
             import fast_downward
 
             fast_downward.close_lib(library)
+
+
+ALFWorldEngine = Household | UpstreamGame
+"""The two engines have the same interface."""
 
 
 class ALFWorld(Environment):

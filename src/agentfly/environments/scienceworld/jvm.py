@@ -8,7 +8,6 @@ reason.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable
@@ -139,78 +138,14 @@ class Variation:
         if wrong := interface.load(self.task, self.number, self.simplification, gold):
             raise DataError(f"ScienceWorld cannot load {self}: {wrong}")
 
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Outcome of an action."""
-
-    observation: str
-    score: int
-    """0 to 100; -100 if the task has failed for good."""
-    completed: bool
+    def find_gold_path(self, interface: Any) -> list[str]:
+        """Actions that solve it from its start. Changes the state of the simulator."""
+        self.load(interface, gold=True)
+        return list(interface.getGoldActionSequence())
 
 
-class Simulator:
-    """A slot in a Java process with one simulator."""
-
-    def __init__(self, max_slots: int) -> None:
-        """max_slots: how many simulators may share a process."""
-        self._jvm = reserve(max_slots)
-        self._interface: Any = None
-        self._closed = False
-
-    def open(self) -> None:
-        """Create the simulator; the first one of a process starts the process."""
-        self._interface = self._jvm.call(lambda gateway: gateway.create_simulator())
-
-    def check(self) -> None:
-        """Raise EnvironmentFault if the process is unusable."""
-        self._jvm.check()
-
-    def load(self, variation: Variation) -> None:
-        """Load a variation from its start."""
-        self._call(variation.load)
-
-    def step(self, action: str) -> StepResult:
-        """Carry out an action."""
-
-        def run(interface: Any) -> StepResult:
-            observation = str(interface.step(action))
-            return StepResult(observation, round(100 * interface.getScore()), bool(interface.getCompleted()))
-
-        return self._call(run)
-
-    def list_templates(self) -> tuple[list[str], list[str]]:
-        """The action templates, and the objects that can replace `OBJ` in them."""
-        return self._call(
-            lambda interface: (list(interface.getPossibleActions()), list(interface.getPossibleObjects()))
-        )
-
-    def list_valid_actions(self) -> list[str]:
-        """All actions that are valid now, often a thousand."""
-        listed = self._call(lambda interface: str(interface.getValidActionObjectCombinationsJSON()))
-        return sorted({each["action"] for each in json.loads(listed)["validActions"]})
-
-    def find_gold_path(self, variation: Variation) -> list[str]:
-        """Actions that solve the variation from its start. Does not touch the state of this simulator."""
-
-        def run(interface: Any) -> list[str]:
-            variation.load(interface, gold=True)
-            return list(interface.getGoldActionSequence())
-
-        return self._jvm.call_scratch(run)
-
-    def close(self) -> None:
-        """Release the slot. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            release(self._jvm)
-            self._interface = None
-
-    def _call(self, function: Callable[[Any], T]) -> T:
-        def run(_: object) -> T:
-            if self._interface is None:
-                raise EnvironmentFault("this ScienceWorld is closed")
-            return function(self._interface)
-
-        return self._jvm.call(run)
+def take_step(interface: Any, action: str) -> tuple[str, int, bool]:
+    """Carry out an action: the observation, the score (0 to 100; -100 if the task has failed for good), and whether
+    the task is completed."""
+    observation = str(interface.step(action))
+    return observation, round(100 * interface.getScore()), bool(interface.getCompleted())

@@ -54,7 +54,7 @@ class WebShop(Environment):
         if not isinstance(name, str):
             raise DataError(f"the column `shop` must name a shop, such as 'official'; it is {name!r:.60}")
         shop = find_cached_shop(name) or await threads.call(open_shop, name)
-        if goal.asin not in shop:
+        if goal.asin not in shop.products:
             raise DataError(f"the goal was made from product {goal.asin!r:.40}, which the shop {name!r} does not have")
         self.session = ShopSession(shop, goal, self.window)
 

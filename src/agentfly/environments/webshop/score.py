@@ -102,7 +102,8 @@ def _is_similar(phrase: str, others: Iterable[str]) -> bool:
     def normalize(text: str) -> str:
         return default_process(text.translate(_NOT_ASCII))
 
-    return any(round(token_set_ratio(normalize(phrase), normalize(other))) > _MIN_SIMILARITY for other in others)
+    ratios = (token_set_ratio(phrase, other, processor=normalize) for other in others)
+    return any(round(ratio) > _MIN_SIMILARITY for ratio in ratios)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -114,7 +114,7 @@ class ShopSession:
         if part is None:
             return False
         if part.kind is PartType.LINK:
-            self.product = self.shop[part.text]
+            self.product = self.shop.products[part.text]
             self.seen.add(part.text)
         elif part.kind is PartType.OPTION:
             self.options[part.option] = part.text

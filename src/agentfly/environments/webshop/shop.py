@@ -72,22 +72,14 @@ class Shop:
 
     def __init__(self, name: str, products: Iterable[ShopProduct]) -> None:
         self.name = name
-        self._products = tuple(products)
-        self._by_asin = {product.asin: product for product in self._products}
-        self._index = SearchIndex(product.search_text for product in self._products)
-
-    def __len__(self) -> int:
-        return len(self._products)
-
-    def __contains__(self, asin: str) -> bool:
-        return asin in self._by_asin
-
-    def __getitem__(self, asin: str) -> ShopProduct:
-        return self._by_asin[asin]
+        self.products = {product.asin: product for product in products}
+        """By product number, in the order of the catalog."""
+        self._by_position = tuple(self.products.values())
+        self._index = SearchIndex(product.search_text for product in self._by_position)
 
     def search(self, keywords: str) -> Sequence[ShopProduct]:
         """Matching products, best first."""
-        return [self._products[position] for position in self._index.search(keywords, MAX_RESULTS)]
+        return [self._by_position[position] for position in self._index.search(keywords, MAX_RESULTS)]
 
 
 def open_shop(name: str) -> Shop:
