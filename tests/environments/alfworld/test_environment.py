@@ -15,6 +15,7 @@ from agentfly.environments.alfworld.environment import UpstreamGame
 from agentfly.environments.alfworld.rewards import alfworld_episode_reward, alfworld_won
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task, ToolCall
+from tests.fakes import call
 
 
 def agent_of(kind: type[ALFWorld] = ALFWorld, script: object = "-") -> HFAgent:
@@ -24,8 +25,7 @@ def agent_of(kind: type[ALFWorld] = ALFWorld, script: object = "-") -> HFAgent:
 
 
 def step_calls(*actions: str) -> str:
-    calls = ({"name": "alfworld_step", "arguments": {"action": action}} for action in actions)
-    return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+    return "".join(call("alfworld_step", action=action) for action in actions)
 
 
 async def reset_env(row: dict[str, object]) -> ALFWorld:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 from agentfly.agents import HFAgent
@@ -18,10 +17,6 @@ def agent_of(kind: type[Environment], script: Any = "-", reward: Any = game_won)
     return HFAgent(
         tools=[kind], reward=reward, template="chatml", backend="scripted", backend_config={"script": script}
     )
-
-
-def tool_call(tool: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
 async def reset_env(kind: type[W], row: Any) -> W:

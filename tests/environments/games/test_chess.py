@@ -9,7 +9,8 @@ import pytest
 from agentfly.environments.games import ChessPuzzle, lichess_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, count_demonstrations, reset_env, tool_call, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 chess = pytest.importorskip("chess", reason="python-chess (GPL) is in the extra 'chess', which is not installed")
 
@@ -53,13 +54,13 @@ def test_mate_in_two_holds_against_every_defense_and_has_a_unique_first_move() -
 async def test_any_mate_is_right_and_any_other_move_is_wrong() -> None:
     two_mates = {"question": "?", "fen": "6k1/5ppp/8/8/8/8/5PPP/RQ4K1 w - - 0 1", "moves": ["a1a8"]}
     for move, earned in (("a1a8", 1.0), ("Ra8#", 1.0), ("Qb8#", 1.0), ("a1a7", 0.0)):
-        said, chain = await answers(ChessPuzzle, two_mates, tool_call("chess_move", move=move))
+        said, chain = await answers(ChessPuzzle, two_mates, call("chess_move", move=move))
         assert chain.reward == earned
         assert said == ["The puzzle is solved." if earned else "That was not the move. The puzzle is lost."]
 
 
 async def test_doing_nothing_and_claiming_earn_nothing() -> None:
-    _, chain = await answers(ChessPuzzle, BACK_RANK, tool_call("chess_get_state"), "Checkmate! The puzzle is solved.")
+    _, chain = await answers(ChessPuzzle, BACK_RANK, call("chess_get_state"), "Checkmate! The puzzle is solved.")
     assert chain.reward == 0.0
 
 
@@ -68,8 +69,8 @@ async def test_invalid_moves_are_answered() -> None:
     said, chain = await answers(
         ChessPuzzle,
         BACK_RANK,
-        *(tool_call("chess_move", move=each) for each in strange),
-        tool_call("chess_move", move="a1a8"),
+        *(call("chess_move", move=each) for each in strange),
+        call("chess_move", move="a1a8"),
     )
     assert all(each.startswith("Error") and len(each) < 1000 for each in said[:6])
     assert "a1a8 (Ra8#)" in said[0]

@@ -10,7 +10,8 @@ from agentfly.environments.games import FrozenLake
 from agentfly.environments.games.frozen_lake import compute_distances
 from agentfly.environments.games.game import find_symbols
 from agentfly.errors import ConfigError, DataError
-from tests.environments.games.playing import answers, count_demonstrations, reset_env, tool_call, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 ROW = {"question": "Cross.", "lake": ["SFH", "HFF", "FHG"]}
 
@@ -30,7 +31,7 @@ async def test_observations_along_a_path() -> None:
 
 
 async def test_hole_ends_the_game() -> None:
-    said, chain = await answers(FrozenLake, ROW, tool_call("move", direction="down"), tool_call("move", direction="up"))
+    said, chain = await answers(FrozenLake, ROW, call("move", direction="down"), call("move", direction="up"))
     assert said == ["SFH\nPFF\nFHG\nYou fell into a hole."]
     assert chain.reward == 0.0
     made = await reset_env(FrozenLake, ROW)
@@ -55,7 +56,7 @@ async def test_malformed_moves_are_answered() -> None:
         {},
         {"direction": "up " * 350_000},
     ):
-        said, chain = await answers(FrozenLake, ROW, tool_call("move", **strange), tool_call("move", direction="right"))
+        said, chain = await answers(FrozenLake, ROW, call("move", **strange), call("move", direction="right"))
         assert "up" in said[0]
         assert "direction" in said[0]
         assert len(said[0]) < 500

@@ -13,7 +13,8 @@ from agentfly.environments.games import ReasoningGym
 from agentfly.environments.games.reasoning_gym import EVALUATED, is_safe_expression, score_answer
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import reasoning_gym_score
-from tests.environments.games.playing import answers, count_demonstrations, tool_call
+from tests.environments.games.playing import answers, count_demonstrations
+from tests.fakes import call
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ async def test_expert_answers_every_question_in_one_turn() -> None:
 async def test_wrong_lazy_and_endless_answers_earn_nothing() -> None:
     (row,) = ReasoningGym.draw_tasks("train", 1, datasets=["chain_sum"])
     for said in ("I do not know.", "1" * 1_000_000):
-        _, chain = await answers(ReasoningGym, row, tool_call("answer", answer=said), reward=reasoning_gym_score)
+        _, chain = await answers(ReasoningGym, row, call("answer", answer=said), reward=reasoning_gym_score)
         assert chain.reward < 0.05
 
 

@@ -10,7 +10,8 @@ from agentfly.environments.games import Sokoban
 from agentfly.environments.games.sokoban import read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, count_demonstrations, reset_env, tool_call, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 ROW = {"question": "Push.", "level": ["#####", "#@$.#", "#   #", "#####"]}
 LONG = {"question": "Push.", "level": ["######", "#    #", "# $  #", "#@  .#", "######"]}
@@ -58,7 +59,7 @@ async def test_two_boxes_cannot_be_pushed() -> None:
 
 
 async def test_malformed_moves_are_answered_and_claims_earn_nothing() -> None:
-    strange = [tool_call("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
+    strange = [call("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
     said, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
     assert len(said) == 4
     assert all(len(each) < 9000 for each in said)

@@ -9,7 +9,8 @@ import pytest
 from agentfly.environments.games import TextWorldGame
 from agentfly.errors import DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, count_demonstrations, reset_env, tool_call, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 pytest.importorskip("textworld", reason="TextWorld is in the extra 'textworld', which is not installed")
 
@@ -28,8 +29,8 @@ async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.
     (compiled,) = (games / "textworld").iterdir()
     assert sorted(path.suffix for path in compiled.iterdir()) == [".json", ".ni", ".z8"]
 
-    strange = [tool_call("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
-    said, chain = await answers(TextWorldGame, row, *strange, tool_call("look"), "I have won.")
+    strange = [call("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
+    said, chain = await answers(TextWorldGame, row, *strange, call("look"), "I have won.")
     assert "at most 1000 characters" in said[0]
     assert "-=" in said[3]
     assert said[4] == said[3]

@@ -14,6 +14,7 @@ from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.rewards import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
 from agentfly.types import Task, ToolCall
+from tests.fakes import call
 
 pytestmark = pytest.mark.usefixtures("shared_java")
 
@@ -33,8 +34,7 @@ def agent_of(script: object = "-", reward: object = scienceworld_score) -> HFAge
 
 
 def step_calls(*actions: str) -> str:
-    calls = ({"name": "scienceworld_step", "arguments": {"action": action}} for action in actions)
-    return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+    return "".join(call("scienceworld_step", action=action) for action in actions)
 
 
 @pytest.fixture
