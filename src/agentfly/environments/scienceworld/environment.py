@@ -80,7 +80,8 @@ class ScienceWorld(Environment):
 
     async def _call(self, function: Callable[[Any], T]) -> T:
         """Run `function` with the simulator, in a thread, when the process is free."""
-        return await call(self._process.call, lambda _: function(self._interface))
+        result: T = await call(self._process.call, lambda _: function(self._interface))
+        return result
 
     @tool
     async def scienceworld_step(self, action: str) -> dict[str, Any]:
