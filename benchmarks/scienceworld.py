@@ -17,7 +17,6 @@ from typing import Any
 
 from agentfly.environments import ScienceWorld
 from agentfly.environments.scienceworld import jvm
-from agentfly.environments.scienceworld.simulator import Simulator
 from agentfly.environments.scienceworld.tasks import read_variation
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager
@@ -31,9 +30,9 @@ TASKS = ["boil", "find-plant", "find-animal", "use-thermometer", "identify-life-
 def solutions(count: int) -> list[tuple[Task, list[str]]]:
     """Tasks with the actions that solve them."""
     tasks = [Task.of(row) for row in ScienceWorld.draw_tasks("train", count, tasks=TASKS)]
-    simulator = Simulator(1)
-    paths = [simulator.find_gold_path(read_variation(task)) for task in tasks]
-    simulator.close()
+    process = jvm.reserve(1)
+    paths = [process.call_scratch(read_variation(task).find_gold_path) for task in tasks]
+    jvm.release(process)
     return list(zip(tasks, paths, strict=True))
 
 
@@ -55,10 +54,17 @@ def upstream(solved: list[tuple[Task, list[str]]]) -> list[str]:
 
 def ours(solved: list[tuple[Task, list[str]]]) -> list[str]:
     """One simulator, called like our environment calls it."""
-    simulator = Simulator(1)
-    simulator.open()
-    row = _measure(solved, lambda task: simulator.load(read_variation(task)), simulator.step, jvm.list_pids())
-    simulator.close()
+    process = jvm.reserve(1)
+    simulator = process.call(lambda gateway: gateway.create_simulator())
+
+    def begin(task: Task) -> None:
+        process.call(lambda _: read_variation(task).load(simulator))
+
+    def step(action: str) -> Any:
+        return process.call(lambda _: jvm.take_step(simulator, action))
+
+    row = _measure(solved, begin, step, jvm.list_pids())
+    jvm.release(process)
     return ["ours", *row]
 
 

@@ -134,13 +134,13 @@ def test_recipe_errors_show_a_traceback_from_the_recipe_on(tmp_path: Path) -> No
     (tmp_path / "syntax.py").write_text("x = = 1")
     (tmp_path / "late.py").write_text("def agent():\n    return 1 / 0\n")
     (tmp_path / "options.py").write_text(RECIPE + "options = [1]")
-    told = {name: agentfly("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
-    assert all(run.returncode == 2 and run.stderr.startswith("agentfly: ") for run in told.values())
-    assert not any("running.py" in run.stderr for run in told.values())
-    assert 'wrong.py", line 1' in told["wrong"].stderr
-    assert "nowhere_to_be_found" in told["wrong"].stderr
-    assert 'syntax.py", line 1' in told["syntax"].stderr
-    assert "ZeroDivisionError: division by zero" in told["late"].stderr
+    runs = {name: agentfly("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
+    assert all(run.returncode == 2 and run.stderr.startswith("agentfly: ") for run in runs.values())
+    assert not any("running.py" in run.stderr for run in runs.values())
+    assert 'wrong.py", line 1' in runs["wrong"].stderr
+    assert "nowhere_to_be_found" in runs["wrong"].stderr
+    assert 'syntax.py", line 1' in runs["syntax"].stderr
+    assert "ZeroDivisionError: division by zero" in runs["late"].stderr
     assert "it must be a dict" in agentfly("run", "options.py", "-q", "x", cwd=tmp_path).stderr
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.cli.env_instances import resolve_task, start_instances
-from agentfly.cli.parse_call import parse_call
+from agentfly.cli.env_play import parse_call
 from agentfly.cli.resolve import load_module, resolve_environment
 from agentfly.environment import Environment
 from agentfly.environments import CodeInterpreter

@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def typed(*words: object) -> str:
+def invoke(*words: object) -> str:
     result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == 0, result.output or result.exception
     return result.output
@@ -40,7 +40,7 @@ def run(*command: object) -> str:
 
 
 def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = typed("env", "new", "GuessingGameOfNumbers")
+    said = invoke("env", "new", "GuessingGameOfNumbers")
     folder = Path(MODULE)
     assert f"wrote {folder / MODULE}.py" in said
     assert f"agentfly env check {folder / MODULE}.py" in said
@@ -48,15 +48,15 @@ def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) 
         run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length",
             width, "--config", f"src=['{folder}']", folder)  # fmt: skip
         run(sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--line-length", width, folder)
-    assert ": 16 properties hold\n" in typed("env", "check", folder / f"{MODULE}.py", "-n", 2)
+    assert ": 16 properties hold\n" in invoke("env", "check", folder / f"{MODULE}.py", "-n", 2)
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) < 200
-    typed("train", folder / "recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1", "num_chains=2",
+    invoke("train", folder / "recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1", "num_chains=2",
           "evaluation.every=null", "--run", "run")  # fmt: skip
     assert RunDirectory("run").records()[-1].step == 1
 
 
 def test_written_tests_pass() -> None:
-    typed("env", "new", MODULE, "--out", "there")
+    invoke("env", "new", MODULE, "--out", "there")
     source = str(Path(sys.modules["agentfly"].__file__ or "").parents[1])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "there"],
@@ -69,13 +69,13 @@ def test_existing_files_are_not_overwritten() -> None:
     Path("there").mkdir()
     Path("there/recipe.py").write_text("mine")
     with pytest.raises(ConfigError, match=r"there/recipe.py already exists; remove it, or choose another folder"):
-        raise _refused("env", "new", MODULE, "--out", "there")
+        raise _invoke_error("env", "new", MODULE, "--out", "there")
     assert [each.name for each in Path("there").iterdir()] == ["recipe.py"]
     Path("file").touch()
-    assert "cannot be written" in str(_refused("env", "new", MODULE, "--out", "file"))
+    assert "cannot be written" in str(_invoke_error("env", "new", MODULE, "--out", "file"))
 
 
-def _refused(*words: object) -> AgentFlyError:
+def _invoke_error(*words: object) -> AgentFlyError:
     error = CliRunner().invoke(app, list(map(str, words))).exception
     assert isinstance(error, AgentFlyError)
     return error

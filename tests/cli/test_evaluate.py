@@ -46,7 +46,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def typed(*words: object) -> Any:
+def invoke(*words: object) -> Any:
     result = CliRunner().invoke(app, ["eval", *map(str, words)])
     if isinstance(result.exception, AgentFlyError):
         raise result.exception
@@ -54,13 +54,13 @@ def typed(*words: object) -> Any:
 
 
 def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
-    shown = typed(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
+    shown = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
     assert shown.exit_code == 0
     for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 8 chains"):
         assert word in shown.stdout
     assert "chains: 12 of 12, reward " in shown.stderr
     assert len((tmp_path / "out" / "chains.jsonl").read_text().splitlines()) == 13
-    again = typed(recipe, "-n", 2, "--greedy", "--out", tmp_path / "out", "--json")
+    again = invoke(recipe, "-n", 2, "--greedy", "--out", tmp_path / "out", "--json")
     figures = json.loads(again.stdout)
     assert (figures["tasks"], figures["chains"], figures["unscored"]) == (4, 8, 0)
     assert figures == json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -70,7 +70,7 @@ def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
 def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
     data = tmp_path / "held_out.jsonl"
     data.write_text("".join(json.dumps({"question": f"{i}?", "answer": "4"}) + "\n" for i in range(5)))
-    figures = json.loads(typed(recipe, "--data", data, "--row", "1:4", "--json").stdout)
+    figures = json.loads(invoke(recipe, "--data", data, "--row", "1:4", "--json").stdout)
     assert figures["tasks"] == 3
 
 
@@ -84,7 +84,7 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
     openai_server.answers("/chat/completions", says(chat({"content": "4"})))
     (tmp_path / "api.py").write_text(NOWHERE)
     server = ["--backend", "client", "--base-url", openai_server.url]
-    figures = json.loads(typed(tmp_path / "api.py", *server, "--model", "big-one", "--json").stdout)
+    figures = json.loads(invoke(tmp_path / "api.py", *server, "--model", "big-one", "--json").stdout)
     assert figures["reward"][0] == 1.0
     assert {body["model"] for body in openai_server.bodies("/chat/completions")} == {"big-one"}
     monkeypatch.chdir(tmp_path)
@@ -92,13 +92,13 @@ def test_model_behind_an_api(openai_server: OpenAIServer, tmp_path: Path, monkey
         "from agentfly import reward\n@reward\ndef four(prediction: str):\n    return prediction == '4'\n"
     )
     Path("data.jsonl").write_text('{"question": "2 + 2?"}\n')
-    bare = typed("big-one", *server, "--data", "data.jsonl", "--reward", "mine:four", "--json")
+    bare = invoke("big-one", *server, "--data", "data.jsonl", "--reward", "mine:four", "--json")
     assert json.loads(bare.stdout)["pass_at"]["1"][0] == 1.0
 
 
 def test_exit_code_if_nothing_was_scored(tmp_path: Path) -> None:
     (tmp_path / "api.py").write_text(NOWHERE)
-    gone = typed(tmp_path / "api.py", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
+    gone = invoke(tmp_path / "api.py", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
     assert gone.exit_code == 1
     assert "http://127.0.0.1:9/v1" in gone.stdout
 
@@ -108,8 +108,8 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     ready.write_text(recipe.read_text() + "agent = agent()\n")
     narrow = tmp_path / "narrow.py"
     narrow.write_text(recipe.read_text().replace("def agent(**model):", "def agent():\n    model = {}"))
-    typed(recipe, "--out", tmp_path / "out.jsonl")
-    for words, told in (
+    invoke(recipe, "--out", tmp_path / "out.jsonl")
+    for words, message in (
         (
             [ready, "--model", "m"],
             r"defines an agent, so model_name_or_path cannot be set from outside; write `def agent",
@@ -117,15 +117,15 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
         ([narrow, "--model", "m"], r"cannot be called with model_name_or_path .*write `def agent\(\*\*model\)`"),
         ([recipe, "--agent", "react"], "agent cannot be set from outside"),
         ([recipe, "--reward", "right"], "reward cannot be set from outside"),
-        ([recipe, "--by", "colour"], "no task has such a column; there are answer, level, question"),
+        ([recipe, "--by", "color"], "no task has such a column; there are answer, level, question"),
         ([recipe, "-n", 3, "--out", tmp_path / "out.jsonl"], "chains=1, not 3"),
         ([recipe, "--out", tmp_path / "out.txt"], "give a folder, or a file whose name ends with .jsonl"),
         (["bytes", "--backend", "client", "--data", tmp_path / "none.jsonl"], "no file"),
         (["nowhere.py"], "there is no recipe"),
     ):
-        with pytest.raises(ConfigError, match=told):
-            typed(*words)
-    assert typed(ready).exit_code == typed(narrow).exit_code == 0
+        with pytest.raises(ConfigError, match=message):
+            invoke(*words)
+    assert invoke(ready).exit_code == invoke(narrow).exit_code == 0
 
 
 def test_killed_evaluation_resumes(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_bad_flag_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, flags:
     path, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
     path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE.replace("PAUSE", "0"))
     with pytest.raises(ConfigError, match=said):
-        typed(path, *flags)
+        invoke(path, *flags)
     assert not drawn.exists()
-    typed(path)
+    invoke(path)
     assert drawn.exists()
 
 
@@ -207,5 +207,5 @@ def test_missing_extra_stops_the_evaluation(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     Path("recipe.py").write_text(MISSING)
     with pytest.raises(ConfigError, match=r"a_package_that_is_missing.*pip install 'agentfly-rl\[math\]'"):
-        typed("recipe.py", "-n", 8, "--max-concurrent", 1)
+        invoke("recipe.py", "-n", 8, "--max-concurrent", 1)
     assert len(Path("asked").read_text()) <= 4  # the first of 32 chains, tried twice, and perhaps the next

@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "PREPARED", {"toy": PreparedModel("toy", "1", "a test", "MIT", 2_000_000, 4, build)})
 
 
-def typed(*words: str) -> tuple[int, str]:
+def invoke(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, words)
     if isinstance(result.exception, ConfigError):
         raise result.exception
@@ -29,28 +29,28 @@ def typed(*words: str) -> tuple[int, str]:
 
 
 def test_list_shows_state_and_folder(tmp_path: Path) -> None:
-    code, before = typed()
+    code, before = invoke()
     assert code == 0
     for part in ("toy", "2 M", "MIT", "not prepared", str(tmp_path / "models" / "toy-1")):
         assert part in before
-    assert typed("prepare", "toy") == (0, f"{tmp_path / 'models' / 'toy-1'}\n")
-    assert "ready" in typed()[1]
+    assert invoke("prepare", "toy") == (0, f"{tmp_path / 'models' / 'toy-1'}\n")
+    assert "ready" in invoke()[1]
 
 
 def test_check_finds_a_changed_byte_and_prepare_rebuilds(tmp_path: Path) -> None:
-    assert typed("check") == (0, "No model is prepared; `agentfly models` lists them.\n")
-    assert typed("check", "toy")[0] == 1
-    typed("prepare", "toy")
-    assert typed("check") == (0, "toy: good\n")
+    assert invoke("check") == (0, "No model is prepared; `agentfly models` lists them.\n")
+    assert invoke("check", "toy")[0] == 1
+    invoke("prepare", "toy")
+    assert invoke("check") == (0, "toy: good\n")
     (tmp_path / "models" / "toy-1" / "weights").write_bytes(b"1235")
-    code, said = typed("check")
+    code, said = invoke("check")
     assert code == 1
     assert "weights is not what was written" in said
     assert "agentfly models prepare toy" in said
-    typed("prepare", "toy")
-    assert typed("check", "toy") == (0, "toy: good\n")
+    invoke("prepare", "toy")
+    assert invoke("check", "toy") == (0, "toy: good\n")
 
 
 def test_unknown_name_lists_the_models() -> None:
     with pytest.raises(ConfigError, match="'toi' is not a prepared model; there are toy"):
-        typed("prepare", "toi")
+        invoke("prepare", "toi")

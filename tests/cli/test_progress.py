@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from agentfly.cli.progress import ProgressSteps
+from agentfly.cli.live_view import ProgressSteps
 
 
 @pytest.mark.parametrize(("total", "lines"), [(3, 3), (10, 10), (95, 10)])
@@ -14,9 +14,9 @@ def test_without_terminal_every_tenth_prints_a_line(total: int, lines: int) -> N
     with ProgressSteps(Console(file=shown), "chains", total) as steps:
         for number in range(total):
             steps.advance(f"reward {number}")
-    told = shown.getvalue().splitlines()
-    assert len(told) == lines
-    assert told[-1] == f"chains: {total} of {total}, reward {total - 1}"
+    printed = shown.getvalue().splitlines()
+    assert len(printed) == lines
+    assert printed[-1] == f"chains: {total} of {total}, reward {total - 1}"
 
 
 def test_terminal_bar_is_transient() -> None:

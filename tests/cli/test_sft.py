@@ -41,7 +41,7 @@ def recipe(small_model: Path, tmp_path: Path) -> Path:
     return path
 
 
-def typed(*words: object) -> Any:
+def invoke(*words: object) -> Any:
     result = CliRunner().invoke(app, ["sft", *map(str, words)])
     if isinstance(result.exception, AgentFlyError):
         raise result.exception
@@ -57,7 +57,7 @@ def test_new_model_tokenizer_covers_the_demonstrations(recipe: Path, tmp_path: P
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "new"
-    shown = typed(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
+    shown = invoke(recipe, "--model", "new", "--expert", 12, "--steps", 8, "--learning-rate", 0.003, "--out", out)
     before, after = losses(shown.stdout)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert AutoModelForCausalLM.from_pretrained(out).num_parameters() < 2e6
@@ -69,7 +69,7 @@ def test_sft_on_expert_writes_a_transformers_model(recipe: Path, tmp_path: Path)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "learned"
-    shown = typed(
+    shown = invoke(
         recipe, "--expert", 12, "--steps", 20, "--learning-rate", 0.01, "--validation-fraction", 0.25, "--out", out
     )
     assert shown.exit_code == 0
@@ -81,7 +81,7 @@ def test_sft_on_expert_writes_a_transformers_model(recipe: Path, tmp_path: Path)
     AutoModelForCausalLM.from_pretrained(out)
     assert AutoTokenizer.from_pretrained(out).chat_template
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
-    more = typed(
+    more = invoke(
         recipe, "--expert", 4, "--steps", 1, "--validation-fraction", 0.5, "--model", out, "--out", tmp_path / "more"
     )
     assert losses(more.stdout)[0] < before - 1  # it went on from what was learned
@@ -91,7 +91,7 @@ def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     flags = ("--expert", 6, "--steps", 5, "--save-every", 2, "--prompt-loss-weight", 0.5, "--learning-rate", 0.01)
-    assert typed(recipe, *flags, "--out", tmp_path / "warm").exit_code == 0
+    assert invoke(recipe, *flags, "--out", tmp_path / "warm").exit_code == 0
     stages = [tmp_path / name for name in ("warm-2", "warm-4", "warm")]
     assert sorted(path for path in tmp_path.glob("warm*")) == sorted(stages)
     weights = [AutoModelForCausalLM.from_pretrained(stage).get_input_embeddings().weight for stage in stages]
@@ -99,7 +99,7 @@ def test_intermediate_models_are_written(recipe: Path, tmp_path: Path) -> None:
     assert not torch.equal(weights[1], weights[2])
     (tmp_path / "warm").rename(tmp_path / "other")
     with pytest.raises(ConfigError, match="warm-2 is there already"):
-        typed(recipe, *flags, "--out", tmp_path / "warm")
+        invoke(recipe, *flags, "--out", tmp_path / "warm")
 
 
 def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
         {"role": "assistant", "content": "red"},
     ]
     demos.write_text(json.dumps({"messages": talk}) + "\n")
-    shown = typed(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
+    shown = invoke(recipe, "--demos", demos, "--steps", 2, "--out", tmp_path / "learned")
     assert "1 demonstrations to imitate, 0 held out" in shown.stdout
     assert (tmp_path / "learned" / "model.safetensors").exists()
 
@@ -120,17 +120,17 @@ def test_sft_on_file(recipe: Path, tmp_path: Path) -> None:
 def test_dropped_demonstrations_are_reported(recipe: Path, tmp_path: Path) -> None:
     spoiled = tmp_path / "spoiled.py"
     spoiled.write_text(recipe.read_text() + "tasks[0]['answer'] = 'nothing'\n")
-    shown = typed(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
+    shown = invoke(spoiled, "--expert", 3, "--steps", 1, "--out", tmp_path / "learned")
     assert "1 of 3 demonstrations dropped: 1 × reward 0" in shown.stdout
     with pytest.raises(ConfigError, match="none of the expert's 1 chains earned 1: nothing to imitate"):
-        typed(spoiled, "--expert", 1, "--steps", 1, "--out", tmp_path / "more")
+        invoke(spoiled, "--expert", 1, "--steps", 1, "--out", tmp_path / "more")
 
 
 def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "file").touch()
-    for words, told in (
+    for words, message in (
         ([recipe, "--out", tmp_path / "x"], "give --demos with a file of conversations, or --expert"),
         ([recipe, "--demos", "a.jsonl", "--expert", 2, "--out", tmp_path / "x"], "give --demos with a file"),
         ([recipe, "--demos", "a.jsonl", "--out", tmp_path / "x"], "no file a.jsonl"),
@@ -145,6 +145,6 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
             "weight is from 0 to 1",
         ),
     ):
-        with pytest.raises(ConfigError, match=told):
-            typed(*words)
+        with pytest.raises(ConfigError, match=message):
+            invoke(*words)
     assert not (tmp_path / "x").exists()

@@ -28,7 +28,7 @@ def environment(small_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
 
 
-def refused(*words: object) -> str:
+def invoke_error(*words: object) -> str:
     result = CliRunner().invoke(app, ["train", *map(str, words)])
     assert isinstance(result.exception, AgentFlyError)
     return str(result.exception)
@@ -64,14 +64,14 @@ def test_run_directories_are_numbered_and_printed() -> None:
     ],
 )
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
-    assert said in refused(*words)
+    assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
 
 
 def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("tasks = ['a']\n")
-    assert "must define `config`" in refused(recipe)
+    assert "must define `config`" in invoke_error(recipe)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -93,7 +93,7 @@ def test_interrupted_run_prints_the_resume_command(number: signal.Signals, statu
 def test_resume_without_recipe_copy_is_rejected() -> None:
     Path("here").mkdir()
     Path("here/config.json").write_text(json.dumps({"recipe": str(RECIPE), "overrides": {}}))
-    assert "the run in here has no recipe.py" in refused("--resume", "here")
+    assert "the run in here has no recipe.py" in invoke_error("--resume", "here")
 
 
 async def test_train_inside_a_running_event_loop(small_model: Path) -> None:
@@ -127,7 +127,7 @@ def test_train_and_resume_from_python(small_model: Path) -> None:
 def test_unknown_field_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, change: str) -> None:
     recipe, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
     recipe.write_text(f"open({str(drawn)!r}, 'w').close()\n")
-    assert refused(recipe, change)
+    assert invoke_error(recipe, change)
     assert not drawn.exists()
-    assert "must define `config`" in refused(recipe)
+    assert "must define `config`" in invoke_error(recipe)
     assert drawn.exists()

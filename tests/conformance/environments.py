@@ -166,7 +166,7 @@ class Remembering(Corridor):
 
 
 @cache
-def _shared() -> dict[str, int]:
+def _shared_state() -> dict[str, int]:
     return {}
 
 
@@ -175,7 +175,7 @@ class Shared(Corridor):
 
     async def reset(self, task: Task) -> None:
         await super().reset(task)
-        _shared()["door"] = self.door
+        _shared_state()["door"] = self.door
 
     @tool
     async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Shared(Corridor):
             mood: How you feel about it.
         """
         answer: dict[str, Any] = await Corridor.walk.function(self, steps, mood)
-        return {**answer, "observation": f"{answer['observation']} The door is at {_shared()['door']}."}
+        return {**answer, "observation": f"{answer['observation']} The door is at {_shared_state()['door']}."}
 
 
 class Touchy(Corridor):
@@ -253,7 +253,7 @@ class Jammed(Corridor):
 
     async def close(self) -> None:
         if self.busy:
-            raise RuntimeError("somebody is still in it")
+            raise RuntimeError("it is still in use")
 
 
 class Halfway(Corridor):

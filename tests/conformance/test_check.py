@@ -21,7 +21,7 @@ from tests.conformance import environments
 
 
 @pytest.fixture(autouse=True)
-def cleared(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def clean_up(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Undo what broken environments do; start another process only where the test needs it (it takes a second)."""
     if "another_process" not in request.node.name:
         monkeypatch.setattr(class_properties, "_digest_in_new_process", lambda subject: "")

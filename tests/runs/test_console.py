@@ -30,7 +30,7 @@ RECORDS = [
 ]
 
 
-def drawn(scene: RunPanel, width: int) -> str:
+def render(scene: RunPanel, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     console.print(scene)
     assert isinstance(console.file, io.StringIO)
@@ -39,7 +39,7 @@ def drawn(scene: RunPanel, width: int) -> str:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_panel_shows_everything_and_fits(width: int) -> None:
-    text = drawn(RunPanel("agentfly · tiny", RECORDS, 10, 100, 400, Progress("generate", 3, 8, 12, 3)), width)
+    text = render(RunPanel("agentfly · tiny", RECORDS, 10, 100, 400, Progress("generate", 3, 8, 12, 3)), width)
     assert max(map(len, text.splitlines())) == width
     for part in (
         "step 2/10", "7 min left", "reward 0.5", "best 0.5", "held out 0.31 → 0.52 (0.40–0.60)", "success 50%",
@@ -52,16 +52,16 @@ def test_the_panel_shows_everything_and_fits(width: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40])
 def test_the_panel_survives_any_width(width: int) -> None:
-    assert drawn(RunPanel("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
+    assert render(RunPanel("agentfly · a long name of a run", RECORDS, 10, 100, None), width)
 
 
 def test_panel_before_the_first_step_and_with_unusual_values() -> None:
-    assert "step 0/0" in drawn(RunPanel("agentfly", [], 0, 0, None), 80)
-    assert "held out 0.31 (0.24–0.39) before training" in drawn(RunPanel("agentfly", RECORDS[:1], 10, 3, None), 80)
+    assert "step 0/0" in render(RunPanel("agentfly", [], 0, 0, None), 80)
+    assert "held out 0.31 (0.24–0.39) before training" in render(RunPanel("agentfly", RECORDS[:1], 10, 3, None), 80)
     unsure = StepRecord(0, 10, eval=EvalFigures(0.31, math.nan, math.nan, 1))
-    assert "nan" not in drawn(RunPanel("agentfly", [unsure], 10, 3, None), 80)
+    assert "nan" not in render(RunPanel("agentfly", [unsure], 10, 3, None), 80)
     odd = step(1, math.nan, metrics={"policy/kl": math.inf, "policy/entropy": math.nan})
-    assert "kl inf" in drawn(RunPanel("agentfly", [odd], 10, 3, None), 80)
+    assert "kl inf" in render(RunPanel("agentfly", [odd], 10, 3, None), 80)
 
 
 def test_log_has_one_line_per_step(tmp_path: Path) -> None:

@@ -24,14 +24,14 @@ RECORDS = [
 
 
 class Kept:
-    """A logger that keeps what it is told, and fails where it is asked to."""
+    """A logger that records its calls, and fails where it is asked to."""
 
     def __init__(self, fails: str = "") -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._fails = fails
 
     def _tell(self, what: str) -> None:
-        self.told.append(what)
+        self.calls.append(what)
         if what == self._fails:
             raise RuntimeError(f"no {what} today")
 
@@ -60,15 +60,15 @@ def test_failing_logger_is_dropped_and_the_others_continue(caplog: pytest.LogCap
     assert "logger 'bad' failed and is removed: RuntimeError: no step today" in caplog.text
     loggers.close()
     loggers.close()
-    assert bad.told == ["start", "progress", "step", "close"]
-    assert good.told == ["start", *["progress", "step"] * 2, "close"]
+    assert bad.calls == ["start", "progress", "step", "close"]
+    assert good.calls == ["start", *["progress", "step"] * 2, "close"]
 
 
 def test_logger_that_cannot_start_is_an_error_and_closes_the_others() -> None:
     good, bad = Kept(), Kept("start")
     with pytest.raises(RuntimeError, match="no start today"):
         RunLoggers({"good": good, "bad": bad}).start({})
-    assert good.told == ["start", "close"]
+    assert good.calls == ["start", "close"]
 
 
 def test_unknown_logger_is_rejected(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WANDB_DIR")
 
 
-def logged(path: Path) -> Iterator[bytes]:
+def read_records(path: Path) -> Iterator[bytes]:
     """The records of a W&B file: blocks of 32 KiB, in them parts with a checksum, a length and a kind (1: whole)."""
     data, at = path.read_bytes(), 7
     while at + 7 <= len(data):
@@ -173,7 +173,7 @@ def test_wandb_keeps_a_run_offline_and_resumes_it(tmp_path: Path, offline: None)
     assert len({path.name for path in kept}) == 1, "one run, kept in two parts"
     rows = [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in map(Record.FromString, logged(kept[0]))
+        for record in map(Record.FromString, read_records(kept[0]))
         if record.HasField("history")
     ]
     assert [row["step"] for row in rows] == [0, 1, 2]

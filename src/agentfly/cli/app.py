@@ -9,7 +9,6 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -65,6 +64,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# Options that several commands have.
+Row = Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")]
+TemplateName = Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")]
+BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")]
+MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")]
+RunFolder = Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
+]
+
 
 def _print_version(requested: bool) -> None:
     if requested:
@@ -90,18 +101,18 @@ def run(
     ] = None,
     question: Annotated[str | None, typer.Option("--question", "-q", help="Question to ask.")] = None,
     data: Annotated[Path | None, typer.Option(help="File of tasks: JSON, JSON lines, CSV or parquet.")] = None,
-    row: Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")] = None,
+    row: Row = None,
     model: Annotated[str | None, typer.Option(help="Local folder, hub name, or model name of a server.")] = None,
     agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="Tool by name, or as module:name. May be repeated.")] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    template: TemplateName = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm, client or scripted.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")] = None,
+    base_url: BaseUrl = None,
     system_prompt: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")] = None,
+    max_turns: MaxTurns = None,
     num_chains: Annotated[int | None, typer.Option("--num-chains", "-n", help="Chains per task.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")] = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Print all tokens, colored by author.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, as JSON lines.")] = None,
@@ -131,10 +142,8 @@ def train(
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a name, or a Python file with `agent`, `tasks` and `config`.")
     ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
-    ] = None,
-    run: Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")] = None,
+    changes: Overrides = None,
+    run: RunFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     from_step: Annotated[int | None, typer.Option(help="Resume from this checkpoint instead of the newest.")] = None,
 ) -> None:
@@ -155,10 +164,8 @@ def train(
 
 @app.command()
 def demo(
-    changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
-    ] = None,
-    run: Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")] = None,
+    changes: Overrides = None,
+    run: RunFolder = None,
 ) -> None:
     """Train a small agent without GPU or model download: the recipe `lookup`, a few minutes on two cores."""
     import agentfly.cli.train as training
@@ -174,7 +181,7 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="File of held-out tasks; default: the recipe's `eval_tasks`.")
     ] = None,
-    row: Annotated[str | None, typer.Option(help="Tasks of the file: 3, 0:10, or an id.")] = None,
+    row: Row = None,
     chains: Annotated[int | None, typer.Option("--chains", "-n", help="Chains per task: the k of pass@k.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Add one chain per task at temperature 0.")] = False,
     by: Annotated[list[str] | None, typer.Option(help="Column to group results by. May be repeated.")] = None,
@@ -189,18 +196,18 @@ def evaluate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, for a recipe whose `agent` is a function.")] = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="URL of the server, for --backend client.")] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    base_url: BaseUrl = None,
+    template: TemplateName = None,
     agent: Annotated[str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="Without a recipe: tool by name, or as module:name.")] = None,
     reward: Annotated[str | None, typer.Option(help="Without a recipe: reward by name, or as module:name.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Without a recipe: system prompt.")] = None,
-    max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")] = None,
+    max_turns: MaxTurns = None,
     max_concurrent: Annotated[
         int | None, typer.Option(help="Maximum number of concurrent chains; default: all.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")] = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed; default 0, so that models are compared on the same draws.")
     ] = None,
@@ -247,7 +254,7 @@ def sft(
         str | None,
         typer.Option(help="Model, for a recipe whose `agent` is a function; `new` is an untrained tiny model."),
     ] = None,
-    template: Annotated[str | None, typer.Option(help="Chat template by name; default: the tokenizer's own.")] = None,
+    template: TemplateName = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Demonstrations per step.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate; it falls to 0 at the last step.")] = 1e-5,
@@ -318,7 +325,8 @@ def main() -> None:
             _print_error(f"agentfly: {error}")
             sys.exit(2)
         except BaseException:
-            sys.excepthook = _print_traceback  # replaces typer's
+            # Replaces typer's hook.
+            sys.excepthook = lambda *error: _print_error("".join(traceback.format_exception(*error)).rstrip("\n"))
             raise
 
 
@@ -334,10 +342,6 @@ class _SanitizingFormatter(logging.Formatter):
         from agentfly.runs.formatting import sanitize
 
         return sanitize(super().format(record))
-
-
-def _print_traceback(cls: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-    _print_error("".join(traceback.format_exception(cls, error, tb)).rstrip("\n"))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,16 +67,6 @@ def show_environments(
     """
     env_classes = list(env_classes)
     console = make_console()
-    console.print(environment_table(env_classes))
-    for env_class in env_classes:
-        if tools and _tool_names(env_class):
-            console.print(tool_lines(Toolbox([env_class])), end="")
-    for error in errors:
-        console.print(sanitize_text(Text(str(error), "red")), soft_wrap=True)
-
-
-def environment_table(env_classes: Iterable[type[Environment]]) -> Table:
-    """Create a table with a row per environment."""
     table = Table("environment", "description", "tools", "scope", "runtime", box=None, header_style="dim")
     for env_class in env_classes:
         description = (env_class.__doc__ or "").strip().partition("\n")[0]
@@ -84,7 +74,12 @@ def environment_table(env_classes: Iterable[type[Environment]]) -> Table:
         scope = {Scope.CHAIN: "chain", Scope.GROUP: "group", Scope.GLOBAL: "global"}[env_class.pool.scope]
         cells = (env_class.__name__, description, ", ".join(_tool_names(env_class)) or "–", scope, runtime)
         table.add_row(*(sanitize_text(Text(cell)) for cell in cells))
-    return table
+    console.print(table)
+    for env_class in env_classes:
+        if tools and _tool_names(env_class):
+            console.print(tool_lines(Toolbox([env_class])), end="")
+    for error in errors:
+        console.print(sanitize_text(Text(str(error), "red")), soft_wrap=True)
 
 
 def _tool_names(env_class: type[Environment]) -> list[str]:
@@ -152,30 +147,30 @@ async def _lease_all(
     manager: ResourceManager, env_class: type[Environment], instances: int, task: Task | None
 ) -> tuple[Counter[str], list[PoolMetrics]]:
     """Lease all instances concurrently and run their health checks; count the errors, and return the pool metrics."""
+
+    async def find_error(leases: Leases) -> str:
+        """Describe why an instance cannot be leased or is not healthy; empty if it is."""
+        try:
+            await leases.get(env_class)
+            async with asyncio.timeout(env_class.pool.reset_timeout):
+                await leases.act([env_class], lambda environments: call(environments[env_class].check))
+        except EnvironmentFault as fault:
+            return str(fault)
+        except Exception as error:
+            return f"{env_class.__name__}.check failed: {describe(error)}"
+        return ""
+
     groups = [manager.group() for _ in range(instances)]
     leases = [
         manager.leases(task or NO_TASK, [env_class], group=group, chain=f"by hand {number}")
         for number, group in enumerate(groups)
     ]
-    errors = await asyncio.gather(*(_find_error(each, env_class) for each in leases))
+    errors = await asyncio.gather(*map(find_error, leases))
     metrics = manager.pool_metrics()
     for held, group in zip(leases, groups, strict=True):
         await held.release()
         group.close()
     return Counter(filter(None, errors)), metrics
-
-
-async def _find_error(leases: Leases, env_class: type[Environment]) -> str:
-    """Describe why an instance cannot be leased or is not healthy; empty if it is."""
-    try:
-        await leases.get(env_class)
-        async with asyncio.timeout(env_class.pool.reset_timeout):
-            await leases.act([env_class], lambda environments: call(environments[env_class].check))
-    except EnvironmentFault as fault:
-        return str(fault)
-    except Exception as error:
-        return f"{env_class.__name__}.check failed: {describe(error)}"
-    return ""
 
 
 @asynccontextmanager
@@ -205,52 +200,44 @@ async def _live_metrics(console: Console, manager: ResourceManager) -> AsyncIter
 def show_status(*, watch: bool, as_json: bool) -> None:
     """Show the status of all managers of this user on this machine; with `watch`, until Ctrl-C."""
     console = make_console()
-    try:
-        asyncio.run(_show_status(console, watch, as_json))
-    except KeyboardInterrupt:
-        return
+    is_live = watch and console.is_terminal and not as_json
 
+    async def show() -> None:
+        with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
+            while True:
+                statuses = await read_statuses()
+                if live is not None:
+                    live.update(status_view(statuses), refresh=True)
+                elif as_json:
+                    print(json.dumps([each.to_json() for each in statuses]), flush=True)
+                else:
+                    console.print(status_view(statuses))
+                if not watch:
+                    return
+                await asyncio.sleep(1)
 
-async def _show_status(console: Console, watch: bool, as_json: bool) -> None:
-    if as_json or not (watch and console.is_terminal):
-        while True:
-            statuses = await read_statuses()
-            if as_json:
-                print(json.dumps([each.to_json() for each in statuses]), flush=True)
-            else:
-                console.print(status_view(statuses))
-            if not watch:
-                return
-            await asyncio.sleep(1)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(status_view(await read_statuses()), refresh=True)
-            await asyncio.sleep(1)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show())
 
 
 def status_view(statuses: Sequence[ManagerStatus]) -> RenderableType:
     """Render the status of each manager."""
-    if not statuses:
-        return Text("You have no running environments on this machine.")
-    return Group(*(part for status in statuses for part in _manager_view(status)))
-
-
-def _manager_view(status: ManagerStatus) -> Iterator[RenderableType]:
-    yield sanitize_text(Text(f"process {status.pid}  {status.command}", "bold"))
-    if status.error:
-        yield sanitize_text(Text(f"  {status.error}\n", "red"))
-        return
-    yield metrics_table(status.pools)
-    leases = [(lease, each.environment) for each in status.pools for lease in each.leases]
-    leases.sort(key=lambda lease: -lease[0].seconds)
-    for lease, environment in leases[:LEASES]:
-        yield sanitize_text(Text(f"  {environment} {lease.instance}: {lease}", "dim"))
-    if len(leases) > LEASES:
-        yield Text(f"  and {len(leases) - LEASES} more recent leases", "dim")
-    for each in status.pools:
-        if each.broken:
-            yield sanitize_text(Text(f"  {each.broken}", "red"))
-    yield Text()
+    parts: list[RenderableType] = []
+    for status in statuses:
+        parts.append(sanitize_text(Text(f"process {status.pid}  {status.command}", "bold")))
+        if status.error:
+            parts.append(sanitize_text(Text(f"  {status.error}\n", "red")))
+            continue
+        parts.append(metrics_table(status.pools))
+        leases = [(lease, each.environment) for each in status.pools for lease in each.leases]
+        leases.sort(key=lambda lease: -lease[0].seconds)
+        for lease, environment in leases[:LEASES]:
+            parts.append(sanitize_text(Text(f"  {environment} {lease.instance}: {lease}", "dim")))
+        if len(leases) > LEASES:
+            parts.append(Text(f"  and {len(leases) - LEASES} more recent leases", "dim"))
+        parts += [sanitize_text(Text(f"  {each.broken}", "red")) for each in status.pools if each.broken]
+        parts.append(Text())
+    return Group(*parts) if parts else Text("You have no running environments on this machine.")
 
 
 def metrics_table(figures: Iterable[PoolMetrics]) -> Table:
@@ -265,16 +252,13 @@ def metrics_table(figures: Iterable[PoolMetrics]) -> Table:
     for each in figures:
         most = "" if each.max_instances is None else f"/{each.max_instances}"
         counts = (each.starting, each.warm, f"{each.leased}{most}", each.waiting, each.evicted)
-        quantiles = (_quantiles(each.seconds.get(name, {})) for name in times)
+        summaries = [each.seconds.get(name, {}) for name in times]
+        quantiles = [f"{_time(s['p50'])} {_time(s['p95'])}" if s.get("count") else "–" for s in summaries]
         names = (sanitize_text(Text(each.environment)), sanitize_text(Text(each.runtime)))
         table.add_row(
             *names, *map(str, counts), "–" if each.memory is None else f"{each.memory / (1 << 20):.0f} MB", *quantiles
         )
     return table
-
-
-def _quantiles(summary: Mapping[str, float]) -> str:
-    return f"{_time(summary['p50'])} {_time(summary['p95'])}" if summary.get("count") else "–"
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""Work of `agentfly env play`: interactive calls in one instance."""
+"""Work of `agentfly env play`: interactive calls in one instance.
+
+A call is typed as `press(times=3)`, `press {"times": 3}`, `press 3`, or `run_shell ls -l`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import base64
 import contextlib
 import io
 import itertools
+import json
+import re
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -18,16 +23,17 @@ from rich.text import Text
 
 from agentfly.cli.env_instances import NO_TASK, NO_TASK_HINT, tool_lines
 from agentfly.cli.live_view import sanitize_text
-from agentfly.cli.parse_call import parse_call
 from agentfly.cli.signals import Terminated
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
-from agentfly.tooling import Context, Toolbox, ToolResult
+from agentfly.templates.parsers.pythonic import parse_python_calls
+from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
-from agentfly.types import Image, Task, ToolCall
+from agentfly.types import Task, ToolCall
 
 T = TypeVar("T")
+_NAME = re.compile(r"\s*([\w.:/-]*)")
 GREETING = """\
 Type a call: name(argument=1), name {"argument": 1}, or name and the arguments in their order.
 A line that ends in << continues until a line >>; the lines between are one argument.
@@ -149,10 +155,28 @@ def _describe_reset(env_class: type[Environment], task: Task) -> str:
 
 
 def _entries(console: Console) -> Iterator[tuple[str, str | None]]:
-    """Yield the typed lines, each with the block that follows it, if any."""
+    """Yield the typed lines, each with the block that follows it, if any.
+
+    A terminal has editing and history; lines from a file are echoed.
+    """
+    interactive = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    lines = _lines(console)
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (`input` uses it once it is imported)
+
+    def read_lines() -> Iterator[str]:
+        while True:
+            try:
+                line = input("> " if interactive else "")
+            except EOFError:
+                return
+            if not interactive:
+                _print(console, f"> {line}", "dim")
+            yield line
+
+    lines = read_lines()
     for line in lines:
         if not line.rstrip().endswith("<<"):
             yield line.strip(), None
@@ -161,20 +185,42 @@ def _entries(console: Console) -> Iterator[tuple[str, str | None]]:
             yield line.rstrip().removesuffix("<<").strip(), "\n".join(block)
 
 
-def _lines(console: Console) -> Iterator[str]:
-    """Yield lines from the terminal, with editing and history; or from a file, echoed."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (`input` uses it once it is imported)
-    while True:
-        try:
-            line = input("> " if interactive else "")
-        except EOFError:
-            return
-        if not interactive:
-            _print(console, f"> {line}", "dim")
-        yield line
+def parse_call(line: str, toolbox: Toolbox, block: str | None = None) -> ToolCall:
+    """Parse a line as a call; a malformed call has its `problem` set. `block`: text of the next argument."""
+    match = _NAME.match(line)
+    assert match is not None
+    name = match[1]
+    rest = line[match.end() :]
+    tool = toolbox.find(ToolCall(name))
+    if not isinstance(tool, Tool):
+        return ToolCall(name)
+    if block is None and rest.startswith("("):
+        calls = parse_python_calls(line)
+        return calls[0] if len(calls) == 1 else ToolCall(name, problem="write one call per line")
+    parameters: Mapping[str, Any] = tool.arguments.schema["properties"]
+    rest = rest.strip()
+    is_text = {
+        parameter: any(each.get("type") == "string" for each in (spec, *spec.get("anyOf", ())))
+        for parameter, spec in parameters.items()
+    }
+    if block is None and rest.startswith("{"):
+        call = ToolCall.of({"name": name, "arguments": rest})
+        is_single_text = list(is_text.values()) == [True]
+        if not is_single_text or (call.arguments and set(call.arguments) <= set(parameters)):
+            return call
+
+    # Words are positional arguments; the last parameter takes the rest of the line, the block is one more argument.
+    names = list(parameters) or ["arguments"]  # unknown: the tool answers that it takes none
+    values = rest.split(maxsplit=max(len(names) - 1 - (block is not None), 0))
+    if block is not None:
+        values = [f"{rest}\n{block}" if rest else block] if len(names) == 1 else [*values, block]
+    arguments: dict[str, Any] = {}
+    for parameter, text in zip(names, values, strict=False):
+        arguments[parameter] = text
+        if not is_text.get(parameter, False):
+            with contextlib.suppress(ValueError):
+                arguments[parameter] = json.loads(text)
+    return ToolCall(name, arguments)
 
 
 def _handle(console: Console, background: _BackgroundLoop, session: PlaySession, line: str, block: str | None) -> None:
@@ -206,23 +252,23 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
 
 def _show(console: Console, result: ToolResult) -> None:
     """Print an observation as the model would see it; images are written to files."""
-    parts = (result.observation,) if isinstance(result.observation, str) else result.observation
+    lines = []
+    for part in (result.observation,) if isinstance(result.observation, str) else result.observation:
+        if isinstance(part, str):
+            lines.append(part)
+            continue
+        header, comma, data = part.url.partition(";base64,")
+        if not comma:
+            lines.append(f"[an image: {part.url}]")
+            continue
+        suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
+        with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
+            file.write(base64.b64decode(data))
+        lines.append(f"[an image, saved to {file.name}]")
     ok = result.status is CallStatus.OK
-    text = "\n".join(part if isinstance(part, str) else _save_image(part) for part in parts)
-    _print(console, f"{'←' if ok else '✗'} {text}", "" if ok else "red")
+    _print(console, ("← " if ok else "✗ ") + "\n".join(lines), "" if ok else "red")
     if result.ends_chain:
         _print(console, "the chain would end here; :reset starts a new one", "dim")
-
-
-def _save_image(image: Image) -> str:
-    """Write an image to a file and return a line that names it."""
-    header, comma, data = image.url.partition(";base64,")
-    if not comma:
-        return f"[an image: {image.url}]"
-    suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
-    with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
-        file.write(base64.b64decode(data))
-    return f"[an image, saved to {file.name}]"
 
 
 def _format_value(value: object) -> str:

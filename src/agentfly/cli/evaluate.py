@@ -13,8 +13,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from agentfly.cli.live_view import sanitize_text
-from agentfly.cli.progress import ProgressSteps
+from agentfly.cli.live_view import ProgressSteps, sanitize_text
 from agentfly.cli.run import AgentRun
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import Evaluation, evaluate, validate_counts

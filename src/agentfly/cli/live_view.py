@@ -1,15 +1,15 @@
-"""Live view of chains in a terminal: sampled text, tool answers and rewards."""
+"""Live displays: chains with sampled text, tool answers and rewards; and the progress of a command."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -169,16 +169,46 @@ def summary_table(result: RunResult) -> Table:
     ):
         table.add_column(title, total, justify="right", min_width=len(title))
     for trajectory in result:
-        table.add_row(*_row(trajectory))
+        table.add_row(
+            trajectory.id,
+            sanitize_text(Text(" ".join(trajectory.task.question.split()), AUTHOR_COLORS[Author.TASK])),
+            sanitize_text(Text(" ".join(trajectory.prediction.split()), AUTHOR_COLORS[Author.MODEL])),
+            Text(trajectory.stop.value.replace("_", " "), "red" if trajectory.stop.failure else ""),
+            str(len(trajectory.turns)),
+            str(sum(1 for _ in trajectory.calls)),
+            str(trajectory.sampled_tokens),
+            "–" if trajectory.reward is None else f"{trajectory.reward:g}",
+        )
     return table
 
 
-def _row(trajectory: Trajectory) -> Iterable[str | Text]:
-    yield trajectory.id
-    yield sanitize_text(Text(" ".join(trajectory.task.question.split()), AUTHOR_COLORS[Author.TASK]))
-    yield sanitize_text(Text(" ".join(trajectory.prediction.split()), AUTHOR_COLORS[Author.MODEL]))
-    yield Text(trajectory.stop.value.replace("_", " "), "red" if trajectory.stop.failure else "")
-    yield str(len(trajectory.turns))
-    yield str(sum(1 for _ in trajectory.calls))
-    yield str(trajectory.sampled_tokens)
-    yield "–" if trajectory.reward is None else f"{trajectory.reward:g}"
+class ProgressSteps:
+    """Context manager that shows the progress of `total` steps: a bar in a terminal, otherwise a line per tenth."""
+
+    def __init__(self, console: Console, title: str, total: int) -> None:
+        self._console = console
+        self._title = title
+        self._total = total
+        self._done = 0
+        self._bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+            self._task = self._bar.add_task(title, total=total, note="")
+
+    def __enter__(self) -> ProgressSteps:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, note: str) -> None:
+        """Count one more step; `note` is shown next to it."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, note=note)
+        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
+            self._console.print(f"{self._title}: {self._done} of {self._total}, {note}", highlight=False, markup=False)

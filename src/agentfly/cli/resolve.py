@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -37,12 +37,18 @@ def list_environments() -> tuple[dict[str, type[Environment]], list[ConfigError]
 def resolve_environment(name: str) -> type[Environment]:
     """Return the environment class for `Name`, `name_in_snake_case`, `module:Class` or `path/to/file.py:Class`."""
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
-    if source.endswith(".py"):
-        env_class = _select(source, wanted, _environments(vars(load_module(Path(source), "file"))))
-    elif ":" in name:
-        env_class = _select(source, wanted, _environments(vars(_import(source))))
-    else:
+    is_file = source.endswith(".py")
+    if ":" not in name and not is_file:
         env_class = _load_environment(name)
+    else:
+        module = load_module(Path(source), "file") if is_file else import_here(source, f"module {source!r}")
+        classes = {key: each for key, each in vars(module).items() if inspect.isclass(each) and each is not Environment}
+        available = {key: each for key, each in classes.items() if issubclass(each, Environment)}
+        if wanted not in available and (wanted or len(available) != 1):
+            problem = f"there is no environment {wanted!r} in" if wanted else "choose an environment of"
+            there = f"there are {', '.join(available) or 'none'}.{_hint(wanted, available)}"
+            raise ConfigError(f"{problem} {source}; {there}")
+        env_class = available[wanted] if wanted else next(iter(available.values()))
     validate_constructor(env_class)
     if not isinstance(env_class.pool, Pool):
         raise ConfigError(f"{env_class.__name__}.pool is {env_class.pool!r}; write pool = Pool(…)")
@@ -66,38 +72,23 @@ def _load_environment(name: str) -> type[Environment]:
     return env_class
 
 
-def _select(source: str, wanted: str, available: Mapping[str, type[Environment]]) -> type[Environment]:
-    if wanted in available:
-        return available[wanted]
-    if not wanted and len(available) == 1:
-        return next(iter(available.values()))
-    problem = f"there is no environment {wanted!r} in {source}" if wanted else f"choose an environment of {source}"
-    raise ConfigError(f"{problem}; there are {', '.join(available) or 'none'}.{_hint(wanted, available)}")
-
-
 def _hint(wanted: str, available: Iterable[str]) -> str:
     close = difflib.get_close_matches(_normalize(wanted), map(_normalize, available), 3)
     names = [each for each in available if _normalize(each) in close]
     return f" Did you mean {' or '.join(names)}?" if wanted and names else ""
 
 
-def _environments(names: Mapping[str, object]) -> dict[str, type[Environment]]:
-    env_classes = {
-        name: each for name, each in names.items() if inspect.isclass(each) and issubclass(each, Environment)
-    }
-    return {name: env_class for name, env_class in env_classes.items() if env_class is not Environment}
-
-
 def _normalize(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
-def _import(module: str) -> ModuleType:
+def import_here(module: str, what: str) -> ModuleType:
+    """Import an installed module, or one of the current folder; error messages call it `what`."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise ConfigError(f"the module {module!r} cannot be imported: {describe(error)}") from error
+        raise ConfigError(f"the {what} cannot be imported: {describe(error)}") from error
 
 
 class _UncachedLoader(importlib.machinery.SourceFileLoader):

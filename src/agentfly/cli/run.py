@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.live_view import LiveView, sanitize_text, summary_table
 from agentfly.cli.recipes import Recipe
-from agentfly.cli.resolve import agent_accepts, load_module, make_agent
+from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_agent
 from agentfly.data import read_tasks, select
-from agentfly.errors import ConfigError, DataError, describe
+from agentfly.errors import ConfigError, DataError
 from agentfly.registry import Registry, T
 from agentfly.rollout import RunResult
 from agentfly.rollout.config import parse_tasks
@@ -61,7 +60,9 @@ class AgentRun:
             raise ConfigError("--question and --data both select tasks; give one")
         tasks = self.tasks
         if question is not None:
-            tasks = (Task.of(_decode_argument(question), "0"),)
+            # Arguments are UTF-8, whatever the locale.
+            decoded = question.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            tasks = (Task.of(decoded, "0"),)
         elif data is not None:
             tasks = tuple(read_tasks(data))
         if not tasks:
@@ -74,11 +75,6 @@ class AgentRun:
             before = merged.get("sampling") or {}
             merged["sampling"] = replace(before, **changed) if isinstance(before, Sampling) else {**before, **changed}
         return replace(self, tasks=tasks, options=merged)
-
-
-def _decode_argument(argument: str) -> str:
-    """Decode a command-line argument as UTF-8, independent of the locale."""
-    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def drop_unset(**flags: Any) -> dict[str, Any]:
@@ -131,20 +127,16 @@ def build_run(agent: str, flags: Mapping[str, Any]) -> AgentRun:
         raise ConfigError(f"there is no agent {agent!r}; there are {', '.join(AGENTS)}")
     if "model_name_or_path" not in flags:
         raise ConfigError("give a recipe file, or --model with a local folder, a hub name or the name a server knows")
-    tools = [_find(TOOLS, "tool", name) for name in flags.get("tools", ())]
-    rewards = {"reward": _find(REWARDS, "reward", flags["reward"])} if "reward" in flags else {}
+
+    def find(registry: Registry[T], kind: str, name: str) -> T:
+        module, colon, _ = name.partition(":")
+        if colon:
+            import_here(module, f"{kind} {name!r}")
+        return registry.find(name)
+
+    tools = [find(TOOLS, "tool", name) for name in flags.get("tools", ())]
+    rewards = {"reward": find(REWARDS, "reward", flags["reward"])} if "reward" in flags else {}
     return AgentRun(AGENTS[agent](**{**flags, "tools": tools, **rewards}))
-
-
-def _find(registry: Registry[T], kind: str, name: str) -> T:
-    module, colon, _ = name.partition(":")
-    if colon:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            raise ConfigError(f"the {kind} {name!r} cannot be imported: {describe(error)}") from error
-    return registry.find(name)
 
 
 def run_and_show(
@@ -152,15 +144,33 @@ def run_and_show(
 ) -> RunResult:
     """Run the agent, show its chains live, then a summary."""
     console = console or Console()
+    own_observer: Observer | None = run.options.get("observer")
+
+    async def run_to_end(view: LiveView) -> RunResult:
+        def observe(event: Event) -> None:
+            view(event)
+            if own_observer is not None:
+                own_observer(event)
+
+        try:
+            return await run.agent.run(list(run.tasks), **{**run.options, "observer": observe})
+        finally:
+            await run.agent.close()
+
     with LiveView(console) as view:
-        result = asyncio.run(_run_to_end(run, view))
+        result = asyncio.run(run_to_end(view))
     decode = run.agent.template.codec.decode if run.agent.template is not None else None
     if tokens or len(result) == 1:
         for trajectory in result:
             console.print(sanitize_text(trajectory.render(decode)))
     console.print(summary_table(result))
     if save is not None:
-        _write(result, save)
+        try:
+            # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
+            with save.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines(json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in result)
+        except OSError as error:
+            raise DataError(f"--save {save} could not be written: {error.strerror or error}") from error
         console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
     return result
 
@@ -179,26 +189,3 @@ def check_writable(save: Path) -> None:
         raise ConfigError(f"--save {save}: there is no folder {save.parent}; make it first")
     if not os.access(save if save.exists() else save.parent, os.W_OK):
         raise ConfigError(f"--save {save} may not be written")
-
-
-def _write(result: RunResult, save: Path) -> None:
-    try:
-        # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
-        with save.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in result)
-    except OSError as error:
-        raise DataError(f"--save {save} could not be written: {error.strerror or error}") from error
-
-
-async def _run_to_end(run: AgentRun, view: LiveView) -> RunResult:
-    own_observer: Observer | None = run.options.get("observer")
-
-    def observe(event: Event) -> None:
-        view(event)
-        if own_observer is not None:
-            own_observer(event)
-
-    try:
-        return await run.agent.run(list(run.tasks), **{**run.options, "observer": observe})
-    finally:
-        await run.agent.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from agentfly.agent import BaseAgent
-from agentfly.cli.progress import ProgressSteps
+from agentfly.cli.live_view import ProgressSteps
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
 from agentfly.demonstrations import demonstrate, demonstration_template, read_demonstrations

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from agentfly import threads
 from agentfly.environment import Environment
-from agentfly.resources import Leases, ResourceManager
+from agentfly.resources import Leases
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
 from agentfly.types import Content, Task, ToolCall
 
 _DURATION = re.compile(r"\b\d+\.\d+ ?s\b")
 """A duration in a text, which differs between runs."""
-ROUNDS = 2
-"""Valid calls per tool."""
 LARGE = "x" * 1_000_000
 NOT_TEXT: tuple[Any, ...] = (7, None, ["x"], {"x": 1}, True)
 ODD_TEXTS = ("", " ", "\0", "\ud800", "\x1b[2J'\";{}<>%s\\", LARGE)
@@ -106,19 +103,6 @@ class CheckSession:
         return Trace(tuple(made), tuple(answers), self.state())
 
 
-@asynccontextmanager
-async def lease_session(
-    env_class: type[Environment], toolbox: Toolbox, manager: ResourceManager, task: Task
-) -> AsyncIterator[CheckSession]:
-    """Lease an instance that is reset for the task."""
-    group = manager.group()
-    try:
-        async with manager.leases(task, [env_class], group=group, chain="env check") as leases:
-            yield CheckSession(toolbox, task, leases, await leases.get(env_class))
-    finally:
-        group.close()
-
-
 def format_call(call: ToolCall) -> str:
     """Format a call as `name(argument=value)`, with long values cut."""
     arguments = (f"{name}={value!r:.40}" for name, value in call.arguments.items())
@@ -140,33 +124,22 @@ def _is_plain(value: object) -> bool:
 # ── calls generated from schemas ──
 
 
-def valid_calls(toolbox: Toolbox, task: Task, random: Random) -> list[ToolCall]:
-    """Calls of every tool that match its schema; those that end the chain come last, and once."""
-    words = _task_words(task)
-    continuing = [tool for tool in toolbox if not tool.ends_chain]
-    ending = [tool for tool in toolbox if tool.ends_chain]
-    return [ToolCall(tool.name, _valid_arguments(tool, words, random)) for tool in (*continuing * ROUNDS, *ending)]
-
-
 def invalid_calls(toolbox: Toolbox, task: Task, random: Random) -> Iterator[ToolCall]:
     """Yield calls of unknown tools, with missing or unknown arguments, and with arguments of wrong type or size."""
-    words = _task_words(task)
     yield ToolCall("no_such_tool", {"x": 1})
     yield ToolCall("", problem="it has no name")
     for tool in sorted(toolbox, key=lambda each: each.ends_chain):
-        yield ToolCall(tool.name, {**_valid_arguments(tool, words, random), "no_such_argument": 1})
+        yield ToolCall(tool.name, {**valid_arguments(tool, task, random), "no_such_argument": 1})
         for name, spec in tool.schema["function"]["parameters"]["properties"].items():
-            valid = _valid_arguments(tool, words, random)
+            valid = valid_arguments(tool, task, random)
             yield ToolCall(tool.name, {other: value for other, value in valid.items() if other != name})
             for bad in (*NOT_TEXT, *ODD_TEXTS) if _takes_text(spec) else (*NOT_TEXT, LARGE, -(10**30), "7"):
                 yield ToolCall(tool.name, {**valid, name: bad})
 
 
-def _task_words(task: Task) -> list[str]:
-    return re.findall(r"\w+", task.question)[:200] or ["something"]
-
-
-def _valid_arguments(tool: Tool, words: list[str], random: Random) -> dict[str, Any]:
+def valid_arguments(tool: Tool, task: Task, random: Random) -> dict[str, Any]:
+    """The required arguments of a tool, matching its schema; texts are words of the task's question."""
+    words = re.findall(r"\w+", task.question)[:200] or ["something"]
     parameters = tool.schema["function"]["parameters"]
     return {name: _value(parameters["properties"][name], words, random) for name in parameters.get("required", [])}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentfly.agents import HFAgent
 from agentfly.conformance.report import NotApplicable
-from agentfly.conformance.session import CallAnswer, CheckSession, Trace, lease_session, valid_calls
+from agentfly.conformance.session import CallAnswer, CheckSession, Trace, valid_arguments
 from agentfly.demonstrations import Demonstrations
 from agentfly.environment import Environment, Scope, has_tasks
 from agentfly.errors import describe
@@ -23,6 +23,8 @@ from agentfly.types import Task, ToolCall
 
 SPLITS = ("train", "validation", "test")
 NO_TASK = Task((), {}, "no task")
+ROUNDS = 2
+"""Valid calls per tool."""
 MAX_CALLS = 60
 """Length of a trace; an expert's whole chain may be longer."""
 
@@ -120,13 +122,22 @@ class Subject:
         if not self.deterministic:
             raise NotApplicable("two runs differ even in fresh instances, so nothing can be compared")
 
-    def session(self, manager: ResourceManager, task: Task) -> AbstractAsyncContextManager[CheckSession]:
+    @asynccontextmanager
+    async def session(self, manager: ResourceManager, task: Task) -> AsyncIterator[CheckSession]:
         """Lease an instance that is reset for the task."""
-        return lease_session(self.env_class, self.toolbox, manager, task)
+        group = manager.group()
+        try:
+            async with manager.leases(task, [self.env_class], group=group, chain="env check") as leases:
+                yield CheckSession(self.toolbox, task, leases, await leases.get(self.env_class))
+        finally:
+            group.close()
 
     def valid_calls(self, task: Task) -> list[ToolCall]:
-        """Calls of every tool that match its schema; those that may end the chain come last."""
-        return valid_calls(self.toolbox, task, Random(self.seed))
+        """Calls of every tool that match its schema; those that end the chain come last, and once."""
+        random = Random(self.seed)
+        continuing = [tool for tool in self.toolbox if not tool.ends_chain]
+        ending = [tool for tool in self.toolbox if tool.ends_chain]
+        return [ToolCall(tool.name, valid_arguments(tool, task, random)) for tool in (*continuing * ROUNDS, *ending)]
 
     async def trace(self, task: Task) -> Trace:
         """Record the expert's calls in a fresh instance; generated calls where there is no expert or it stops."""

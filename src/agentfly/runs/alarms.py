@@ -92,7 +92,13 @@ class AlarmMonitor:
             elif finding.severity >= 1 and kind not in self._raised:
                 self._raised.add(kind)
                 message = finding.message + (most_common_failure(trajectories) if kind == "failures" else "")
-                alarms.append(Alarm(kind, message, _worst_chains(kind, trajectories, finding.rank), step))
+                shown = trajectories
+                if kind == "zero_variance":
+                    uniform = (group for group in groups(trajectories) if len(group) > 1 and is_uniform(group))
+                    shown = [group[0] for group in uniform]
+                ranked = [(finding.rank(t), t.id) for t in shown]
+                ranked = sorted((each for each in ranked if not math.isnan(each[0])), key=lambda each: -each[0])
+                alarms.append(Alarm(kind, message, tuple(chain for _, chain in ranked[:MAX_CHAINS]), step))
         return tuple(alarms)
 
 
@@ -149,7 +155,7 @@ def _check_tool_errors(history: Sequence[Metrics], limits: AlarmThresholds) -> A
     errors = _recent(history, "calls/error_rate", limits)
     if errors is None:
         return None
-    rates = [{"failed": sum(m.get(f"calls/{kind}_rate", 0.0) for kind in _FAILED)} for m in history]
+    rates = [{"failed": sum(m.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILED)} for m in history]
     failed, baseline = _recent(rates, "failed", limits), _baseline(rates, "failed", limits)
     if failed is not None and baseline is not None and (failed - baseline) / limits.surge > errors / limits.tool_errors:
         message = f"{failed:.0%} of tool calls fail, {baseline:.0%} did at first; look at the calls and their results"
@@ -194,24 +200,20 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
     )
     severity = (1 - limits.dominance) / max(1 - known[first], 1e-12)  # the limit is near 1: the distance to 1 counts
     finding = AlarmReading(severity, message, _component_rank(first))
+    rewards = _means(history, "reward/mean", limits)
     for name in known:
-        loss = _component_loss(history, name, limits)
+        parts = _means(history, f"score/{name}", limits)
+        if min(len(rewards), len(parts)) < limits.first or rewards[-1] < max(rewards) or max(parts) <= 0:
+            continue
+        loss = (max(parts) - parts[-1]) / max(parts) / limits.sacrifice
         if loss >= max(finding.severity, CLEAR):
             message = f"the reward is at its best while its component {name!r} falls; is {first!r} being exploited?"
             finding = AlarmReading(loss, message, lambda t, n=name: -_component_rank(n)(t))  # type: ignore[misc]
     return finding
 
 
-def _component_loss(history: Sequence[Metrics], name: str, limits: AlarmThresholds) -> float:
-    """Severity of a component's loss while the reward is at its best; else 0."""
-    rewards, parts = _means(history, "reward/mean", limits), _means(history, f"score/{name}", limits)
-    if len(rewards) < limits.first or len(parts) < limits.first or rewards[-1] < max(rewards) or max(parts) <= 0:
-        return 0.0
-    return (max(parts) - parts[-1]) / max(parts) / limits.sacrifice
-
-
 _SHARE_PREFIX = "reward_share/"
-_FAILED = ("error", "invalid", "unknown")
+_FAILED = (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN)
 _CHECKS: dict[str, Callable[[Sequence[Metrics], AlarmThresholds], AlarmReading | None]] = {
     "failures": _check_failures,
     "zero_variance": _check_zero_variance,
@@ -251,13 +253,6 @@ def _baseline(history: Sequence[Metrics], name: str, limits: AlarmThresholds) ->
     return _mean(values) if len(values) == limits.first and len(history) > limits.first else None
 
 
-def _worst_chains(kind: str, trajectories: Sequence[Trajectory], rank: ChainRank) -> tuple[str, ...]:
-    if kind == "zero_variance":
-        trajectories = [t for group in groups(trajectories) if len(group) > 1 and is_uniform(group) for t in group[:1]]
-    ranked = [(rank(t), t.id) for t in trajectories]
-    return tuple(name for _, name in sorted((r for r in ranked if r[0] == r[0]), key=lambda r: -r[0])[:MAX_CHAINS])
-
-
 def most_common_failure(trajectories: Iterable[Trajectory]) -> str:
     """The most common failure, as the continuation of a sentence; empty if there are no failures."""
     broken = Counter(f"{t.failures[-1].kind.value}: {t.failures[-1].message}" for t in trajectories if t.failures)
@@ -271,8 +266,7 @@ def _mean_logprob(trajectory: Trajectory) -> float:
 
 
 def _failed_calls(trajectory: Trajectory) -> float:
-    failed = {CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN}
-    return float(sum(call.status in failed for call in trajectory.calls)) or math.nan
+    return float(sum(call.status in _FAILED for call in trajectory.calls)) or math.nan
 
 
 def _component_rank(name: str) -> ChainRank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.formatting import figures, format_duration, format_eval_details, sanitize
-from agentfly.runs.record import PHASES, Alarm, EvalFigures, Progress, StepRecord
+from agentfly.runs.record import PHASES, EvalFigures, Progress, StepRecord
 
 ETA_STEPS = 20
 """Number of recent steps whose mean duration gives the remaining time."""
@@ -62,7 +62,10 @@ class ConsoleLogger:
     def start(self, config: Mapping[str, Any]) -> None:
         self._records = self._directory.records()
         self._previous_seconds = sum(sum(record.seconds.values()) for record in self._records)
-        self._title = _title(config, self._directory.path)
+        parts = [config.get("recipe"), config.get("model"), config.get("algorithm")]
+        names = [each.get("name") if isinstance(each, Mapping) else each for each in parts]
+        shown = [Path(str(each)).name for each in names if each]
+        self._title = " · ".join(["agentfly", *shown, self._directory.path.name])
         self._steps = int(config.get("steps") or 0)
         self._started = time.monotonic()
         self._step_ends = deque([self._started], ETA_STEPS + 1)
@@ -124,12 +127,6 @@ class ConsoleLogger:
         self._console.print(line, soft_wrap=True, highlight=False)
 
 
-def _title(config: Mapping[str, Any], path: Path) -> str:
-    parts = [config.get("recipe"), config.get("model"), config.get("algorithm")]
-    names = [each.get("name") if isinstance(each, Mapping) else each for each in parts]
-    return " · ".join(["agentfly", *(Path(str(each)).name for each in names if each), path.name])
-
-
 @dataclass(frozen=True, slots=True)
 class RunPanel:
     """The state of a run as one compact panel."""
@@ -147,21 +144,8 @@ class RunPanel:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         trained = [record for record in self.records if record.metrics]
-        parts: list[RenderableType] = [self._progress_row(trained)]
-        if trained:
-            parts += [
-                Text(),
-                _reward_rows(self.records, trained, width - 4),
-                _metric_rows(trained[-1], self.progress, width - 4),
-            ]
-            parts += [_time_rows(trained[-1].seconds, width - 4)]
-        elif self.records and self.records[0].eval is not None:
-            parts += [Text.assemble(("held out ", "dim"), _interval(self.records[0].eval), (" before training", "dim"))]
-        parts += _alarm_rows([alarm for record in self.records for alarm in record.alarms])
-        yield Panel(Group(*parts), title=Text(self.title, "bold"), title_align="left", border_style="bright_blue",
-                    subtitle=_subtitle(self.progress), subtitle_align="right", width=width)  # fmt: skip
 
-    def _progress_row(self, trained: Sequence[StepRecord]) -> Table:
+        # The current step, a progress bar and the remaining time.
         done = trained[-1].step if trained else 0
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)
@@ -172,31 +156,43 @@ class RunPanel:
         if self.left is not None:
             times.append(", ").append(f"{format_duration(self.left)} left", "bold not dim")
         grid.add_row(Text.assemble(("step ", "dim"), (f"{done}/{self.steps}", "bold")), bar, times)
-        return grid
+
+        parts: list[RenderableType] = [grid]
+        if trained:
+            parts += [Text(), _reward_rows(self.records, trained, width - 4)]
+            parts += [_metric_rows(trained[-1], self.progress, width - 4), _time_rows(trained[-1].seconds, width - 4)]
+        elif self.records and self.records[0].eval is not None:
+            parts += [Text.assemble(("held out ", "dim"), _interval(self.records[0].eval), (" before training", "dim"))]
+        for alarm in [alarm for record in self.records for alarm in record.alarms][-MAX_ALARMS:]:
+            kind = (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow")
+            chains = (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim")
+            parts.append(Text.assemble(kind, (sanitize(alarm.message), "yellow"), chains))
+        subtitle = None
+        if self.progress is not None:
+            count = f" {self.progress.done}/{self.progress.total}" if self.progress.total else ""
+            subtitle = Text(f"{self.progress.phase}{count}", COLORS.get(self.progress.phase, "dim"))
+        yield Panel(Group(*parts), title=Text(self.title, "bold"), title_align="left", border_style="bright_blue",
+                    subtitle=subtitle, subtitle_align="right", width=width)  # fmt: skip
 
 
 def _reward_rows(records: Sequence[StepRecord], trained: Sequence[StepRecord], width: int) -> Group:
-    series = rewards(trained)
+    values = (record.metrics.get("reward/mean", math.nan) for record in trained)
+    series = [value for value in values if math.isfinite(value)]
     if not series:
         return Group(Text("no reward", "dim"))
     line = Text.assemble(("reward ", "dim"), (f"{series[-1]:.3g}", "bold green"))
-    line.append_text(_change(series))
+    # Recent change: the mean of the last steps, at most ten, minus that of as many steps before.
+    half = min(20, len(series)) // 2
+    if half >= 2:
+        change = sum(series[-half:]) / half - sum(series[-2 * half : -half]) / half
+        arrow, style = ("↗", "green") if change > 0.005 else ("↘", "red") if change < -0.005 else ("→", "dim")
+        line.append(f" {arrow} {change:+.2f}", style)
     line.append("  best ", "dim").append(f"{max(series):.3g}")
     evals = [record.eval for record in records if record.eval is not None]
     if evals:
         line.append("   held out ", "dim")
         line.append(f"{evals[0].reward:.3g} → " if len(evals) > 1 else "").append_text(_interval(evals[-1]))
     return Group(line, Text(sparkline(series, width), "green", no_wrap=True, overflow="crop"))
-
-
-def _change(series: Sequence[float], over: int = 20) -> Text:
-    """Recent change of the reward: the mean of the last steps minus that of as many steps before."""
-    half = min(over, len(series)) // 2
-    if half < 2:
-        return Text()
-    change = sum(series[-half:]) / half - sum(series[-2 * half : -half]) / half
-    arrow, style = ("↗", "green") if change > 0.005 else ("↘", "red") if change < -0.005 else ("→", "dim")
-    return Text(f" {arrow} {change:+.2f}", style)
 
 
 def _interval(figures: EvalFigures) -> Text:
@@ -234,27 +230,6 @@ def _time_rows(seconds: Mapping[str, float], width: int) -> Group:
         if share >= 0.005:
             legend.append(" ■ ", color).append(f"{phase} ", "dim").append(f"{share:.0%}")
     return Group(bar, legend)
-
-
-def _alarm_rows(alarms: Sequence[Alarm]) -> Iterable[Text]:
-    for alarm in alarms[-MAX_ALARMS:]:
-        yield Text.assemble(
-            (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow"),
-            (sanitize(alarm.message), "yellow"),
-            (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim"),
-        )
-
-
-def _subtitle(progress: Progress | None) -> Text | None:
-    if progress is None:
-        return None
-    count = f" {progress.done}/{progress.total}" if progress.total else ""
-    return Text(f"{progress.phase}{count}", COLORS.get(progress.phase, "dim"))
-
-
-def rewards(records: Iterable[StepRecord]) -> list[float]:
-    values = (record.metrics.get("reward/mean", math.nan) for record in records)
-    return [value for value in values if math.isfinite(value)]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

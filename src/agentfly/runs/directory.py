@@ -60,37 +60,16 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
+        self._config = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.evals_file = self.path / "evals.jsonl"
+        self.alarms_file = self.path / "alarms.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        """The folder of checkpoints, written by the trainer."""
+        self.curve = self.path / "reward.png"
+        self.report = self.path / "report.html"
         if not self._config.is_file():
             raise DataError(f"{self.path} is not a run directory: it has no {self._config.name}")
-
-    @property
-    def _config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evals_file(self) -> Path:
-        return self.path / "evals.jsonl"
-
-    @property
-    def alarms_file(self) -> Path:
-        return self.path / "alarms.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints, written by the trainer."""
-        return self.path / "checkpoints"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "reward.png"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -251,7 +230,11 @@ class RunWriter(RunDirectory):
         lines: list[bytes] = []
         problems: list[str] = []
         for each in trajectories:
-            rounded = [_round(segment) for segment in (advantages or {}).get(each.id, ())]
+            # Six decimals halve the file size.
+            segments = (advantages or {}).get(each.id, ())
+            rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
+            if not all(np.isfinite(segment).all() for segment in segments):
+                rounded = replace_non_finite(rounded)
             try:
                 lines.append(encode_line({"trajectory": each.to_json(), "advantages": rounded}))
             except (RecordError, ValueError) as error:
@@ -290,12 +273,6 @@ class RunWriter(RunDirectory):
     def _require_open(self) -> None:
         if self._lock.closed:
             raise DataError(f"the run in {self.path} is closed; resume it to continue writing")
-
-
-def _round(advantages: Floats) -> list[float | None]:
-    """Round to six decimals, which halves the file size."""
-    out: list[float | None] = np.round(np.asarray(advantages, np.float64), 6).tolist()
-    return out if np.isfinite(advantages).all() else replace_non_finite(out)
 
 
 _LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()

@@ -84,8 +84,8 @@ class RunLoggers:
                     _LOG.warning("logger %r could not be closed either: %s", name, describe(close_error))
 
 
-class TensorBoardLogger:
-    """Writes metrics as scalars and alarms as text to `RUN/tensorboard`."""
+class TensorBoardLogger(RunLogger):
+    """Writes metrics as scalars and alarms as text to `RUN/tensorboard`, one point per step."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -98,9 +98,6 @@ class TensorBoardLogger:
         # Hide what an earlier process wrote after the step from which the run resumes.
         purge = done[-1] + 1 if done else None
         self._writer = SummaryWriter(str(self._directory.path / "tensorboard"), purge_step=purge, flush_secs=10)
-
-    def progress(self, progress: Progress) -> None:
-        """Ignored: TensorBoard has one point per step."""
 
     def step(self, record: StepRecord) -> None:
         if self._writer is None:
@@ -117,7 +114,7 @@ class TensorBoardLogger:
             self._writer = None
 
 
-class WandbLogger:
+class WandbLogger(RunLogger):
     """Logs to one W&B run per run directory, also after a resume.
 
     With `WANDB_MODE=offline` the data stays in the run directory for `wandb sync`.
@@ -152,9 +149,6 @@ class WandbLogger:
             ) from error
         # W&B's own step counter cannot decrease, but a resumed run goes back to its checkpoint.
         self._run.define_metric("*", step_metric="step")
-
-    def progress(self, progress: Progress) -> None:
-        """Ignored: metrics are sent once per step."""
 
     def step(self, record: StepRecord) -> None:
         if self._run is not None:

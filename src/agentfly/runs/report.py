@@ -65,7 +65,33 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
     phases = [*(phase for phase in PHASES if phase in measured), *sorted(measured - set(PHASES))]
     seconds = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in records) for phase in phases}
     total = sum(seconds.values())
-    chains = _alarm_chains(directory, decode)
+
+    buffer = io.StringIO()
+    try:
+        draw_curve(records).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        curve = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    except ConfigError as error:  # matplotlib is not installed
+        curve = str(escape(str(error)))
+
+    # Name and value of each metric in the first and in the last steps.
+    figures = []
+    for label, metric, spec in ALL_FIGURES:
+        values = [v for v in (r.metrics.get(metric, math.nan) for r in trained) if math.isfinite(v)]
+        if values:
+            count = min(MAX_STEPS, max(len(values) // 2, 1))
+            first, last = (format_number(sum(each) / count, spec) for each in (values[:count], values[-count:]))
+            figures.append((label, first, last))
+
+    # The chains that alarms name, as far as they were stored.
+    named = dict.fromkeys((alarm.step, chain) for alarm in directory.alarms() for chain in alarm.chains)
+    wanted = list(named)[:MAX_CHAINS]
+    stored = {
+        (step, each.trajectory.id): each.trajectory
+        for step in {step for step, _ in wanted}
+        for each in directory.trajectories(step)
+    }
+    chains = [_show_chain(stored[key], key[0], decode) for key in wanted if key in stored]
+
     text = page.render(
         name=directory.name,
         config=json.dumps(directory.config, indent=2, ensure_ascii=False),
@@ -74,8 +100,8 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         chains=int(math.fsum(r.metrics.get("chains", 0.0) for r in trained)),
         took=format_duration(total),
         shares=[(phase, spent / total, format_duration(spent)) for phase, spent in seconds.items() if total > 0],
-        curve=_curve_svg(records),
-        figures=list(_figures(trained)),
+        curve=curve,
+        figures=figures,
         evals=[(record.step, record.eval) for record in records if record.eval is not None],
         alarms=directory.alarms(),
         alarmed=chains,
@@ -86,28 +112,6 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         isnan=math.isnan,
     )
     write_atomic(directory.report, sanitize(text).encode("utf-8", "backslashreplace"))
-
-
-def _curve_svg(records: Sequence[StepRecord]) -> str:
-    """The reward curve as an SVG element, or the reason why there is none."""
-    buffer = io.StringIO()
-    try:
-        draw_curve(records).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    except ConfigError as error:
-        return str(escape(str(error)))
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _figures(trained: Sequence[StepRecord]) -> Iterator[tuple[str, str, str]]:
-    """Name and value of each metric in the first and in the last steps."""
-    for word, name, how in ALL_FIGURES:
-        values = [v for v in (r.metrics.get(name, math.nan) for r in trained) if math.isfinite(v)]
-        if values:
-            count = min(MAX_STEPS, max(len(values) // 2, 1))
-            ends = (values[:count], values[-count:])
-            first, last = (format_number(sum(each) / len(each), how) for each in ends)
-            yield word, first, last
 
 
 def _pairs(
@@ -129,17 +133,6 @@ def _pairs(
     for name in ranked if len(ranked) <= MAX_TASKS else [*ranked[: MAX_TASKS - 1], ranked[-1]]:
         first, last = before[name].trajectory, after[name].trajectory
         yield first.task.question, _show_chain(first, steps[0], decode), _show_chain(last, steps[-1], decode)
-
-
-def _alarm_chains(directory: RunDirectory, decode: Decode | None) -> list[ReportChain]:
-    """The chains that alarms name, as far as they were stored."""
-    wanted = dict.fromkeys((alarm.step, name) for alarm in directory.alarms() for name in alarm.chains)
-    stored = {
-        (step, each.trajectory.id): each.trajectory
-        for step in {step for step, _ in list(wanted)[:MAX_CHAINS]}
-        for each in directory.trajectories(step)
-    }
-    return [_show_chain(stored[key], key[0], decode) for key in list(wanted)[:MAX_CHAINS] if key in stored]
 
 
 def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None) -> ReportChain:

@@ -18,12 +18,11 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.alfworld import ALFWorld
-from agentfly.environments.alfworld.environment import ALFWorldEngine
+from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, TaskType
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
-from agentfly.environments.alfworld.upstream import UpstreamGame
 
 TRACES = Path(__file__).with_name("traces.json.xz")
 LENGTH = 40
@@ -46,8 +45,8 @@ ALREADY_COOL = (
 
 def digest(engine: ALFWorldEngine, said: str) -> str:
     """What came back, in eight characters."""
-    told = json.dumps([said, engine.commands, engine.won])
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+    text = json.dumps([said, engine.commands, engine.won])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def wander(game: ALFWorldGame, seed: int) -> list[str]:

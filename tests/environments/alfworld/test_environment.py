@@ -11,10 +11,11 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
+from agentfly.environments.alfworld.environment import UpstreamGame
 from agentfly.environments.alfworld.rewards import alfworld_episode_reward, alfworld_won
-from agentfly.environments.alfworld.upstream import UpstreamGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task, ToolCall
+from tests.fakes import call
 
 
 def agent_of(kind: type[ALFWorld] = ALFWorld, script: object = "-") -> HFAgent:
@@ -23,9 +24,8 @@ def agent_of(kind: type[ALFWorld] = ALFWorld, script: object = "-") -> HFAgent:
     )
 
 
-def called(*actions: str) -> str:
-    calls = ({"name": "alfworld_step", "arguments": {"action": action}} for action in actions)
-    return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+def step_calls(*actions: str) -> str:
+    return "".join(call("alfworld_step", action=action) for action in actions)
 
 
 async def reset_env(row: dict[str, object]) -> ALFWorld:
@@ -55,8 +55,8 @@ async def test_64_concurrent_experts_earn_full_reward() -> None:
 async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
     *before, last = await winning(row)
-    undoing = called(last, "take bread 1 from sidetable 1", "look")
-    result = await agent_of(script=[*map(called, before), undoing, "never said"]).run(row, max_turns=80)
+    undoing = step_calls(last, "take bread 1 from sidetable 1", "look")
+    result = await agent_of(script=[*map(step_calls, before), undoing, "never said"]).run(row, max_turns=80)
     (chain,) = result
     assert chain.reward == 1.0
     assert "never said" not in chain.messages[-1].text
@@ -69,7 +69,7 @@ async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> No
 
 async def test_claiming_success_earns_nothing() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
-    for script in (["It is done."], [called("You win!", "won", ""), "Done."]):
+    for script in (["It is done."], [step_calls("You win!", "won", ""), "Done."]):
         (chain,) = await agent_of(script=script).run(row)
         assert chain.reward == 0.0
 
@@ -89,7 +89,7 @@ async def test_malformed_actions_are_answered() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000})]
     script = [f'<tool_call>{{"name": "alfworld_step", "arguments": {each}}}</tool_call>' for each in strange]
-    (chain,) = await agent_of(script=[*script, called("look"), "Enough."]).run(row, max_turns=8)
+    (chain,) = await agent_of(script=[*script, step_calls("look"), "Enough."]).run(row, max_turns=8)
     answers = [message.text for message in chain.messages if message.role == "tool"]
     assert len(answers) == 5
     assert answers[3] == "Nothing happens."

@@ -33,7 +33,7 @@ KITCHEN = ALFWorldGame(
 )  # fmt: skip
 
 
-def played(*commands: str, game: ALFWorldGame = KITCHEN) -> Household:
+def play(*commands: str, game: ALFWorldGame = KITCHEN) -> Household:
     house = Household(game)
     for command in commands:
         assert command in house.commands
@@ -42,7 +42,7 @@ def played(*commands: str, game: ALFWorldGame = KITCHEN) -> Household:
 
 
 def test_a_hot_apple_in_the_fridge_wins() -> None:
-    house = played("go to countertop 1", "take apple 1 from countertop 1", "go to fridge 1", "open fridge 1")
+    house = play("go to countertop 1", "take apple 1 from countertop 1", "go to fridge 1", "open fridge 1")
     assert not house.won
     house.step("move apple 1 to fridge 1")
     assert not house.won  # a raw one does not count
@@ -55,7 +55,7 @@ def test_a_hot_apple_in_the_fridge_wins() -> None:
 
 
 def test_cooled_thing_is_not_hot() -> None:
-    house = played("go to countertop 1", "take apple 1 from countertop 1", "go to microwave 1",
+    house = play("go to countertop 1", "take apple 1 from countertop 1", "go to microwave 1",
                    "heat apple 1 with microwave 1", "go to fridge 1", "cool apple 1 with fridge 1")  # fmt: skip
     assert house.step("examine apple 1") == "This is a cold apple 1."
     assert "isHot" not in house.traits["apple 1"]
@@ -65,7 +65,7 @@ def test_closed_fridge_hides_its_contents() -> None:
     closed = dataclasses.replace(
         KITCHEN, things=(dataclasses.replace(KITCHEN.things[0], inside=("fridge 1",), at=(2,)), *KITCHEN.things[1:])
     )
-    house = played("go to fridge 1", game=closed)
+    house = play("go to fridge 1", game=closed)
     assert house.step("take apple 1 from fridge 1") == "Nothing happens."
     assert house.step("examine fridge 1") == "The fridge 1 is closed."
     assert "a apple 1" in house.step("open fridge 1")
@@ -75,26 +75,26 @@ def test_closed_fridge_hides_its_contents() -> None:
     "command", ["", "Look", "go to", "go to fridge 9", "take apple 1 from shelf 1", "x" * 1_000_000]
 )
 def test_inadmissible_command_changes_nothing(command: str) -> None:
-    house = played("go to countertop 1")
+    house = play("go to countertop 1")
     before = house.commands
     assert house.step(command) == "Nothing happens."
     assert house.commands == before
 
 
 def test_only_one_thing_can_be_held() -> None:
-    house = played("go to countertop 1", "take apple 1 from countertop 1")
+    house = play("go to countertop 1", "take apple 1 from countertop 1")
     assert not any(command.startswith("take") for command in house.commands)
 
 
 def test_only_a_knife_slices() -> None:
-    house = played("go to countertop 1", "take knife 1 from shelf 1", "slice apple 1 with knife 1",
+    house = play("go to countertop 1", "take knife 1 from shelf 1", "slice apple 1 with knife 1",
                    "move knife 1 to countertop 1", "take apple 1 from countertop 1")  # fmt: skip
     assert house.step("examine apple 1") == "This is a sliced apple 1."
     assert not any(command.startswith("slice") for command in house.commands)
 
 
 def test_games_share_no_state() -> None:
-    played("go to countertop 1", "use desklamp 1", "take apple 1 from countertop 1")
+    play("go to countertop 1", "use desklamp 1", "take apple 1 from countertop 1")
     fresh = Household(KITCHEN)
     assert fresh.held is None
     assert "isToggled" not in fresh.traits["desklamp 1"]

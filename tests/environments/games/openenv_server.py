@@ -67,7 +67,7 @@ def genuine() -> None:
 def stand_in() -> None:
     from websockets.asyncio.server import serve
 
-    def answered(counter: Counter, message: dict[str, Any]) -> dict[str, Any]:
+    def respond(counter: Counter, message: dict[str, Any]) -> dict[str, Any]:
         data = message.get("data", {})
         if message["type"] == "state":
             return {"type": "state", "data": {"step_count": counter.count}}
@@ -87,7 +87,7 @@ def stand_in() -> None:
     async def session(socket: Any) -> None:
         counter = Counter()
         async for message in socket:
-            await socket.send(json.dumps(answered(counter, json.loads(message))))
+            await socket.send(json.dumps(respond(counter, json.loads(message))))
 
     async def main() -> None:
         async with serve(session, "127.0.0.1", 0) as server:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 from agentfly.agents import HFAgent
@@ -18,10 +17,6 @@ def agent_of(kind: type[Environment], script: Any = "-", reward: Any = game_won)
     return HFAgent(
         tools=[kind], reward=reward, template="chatml", backend="scripted", backend_config={"script": script}
     )
-
-
-def called(tool: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
 async def reset_env(kind: type[W], row: Any) -> W:
@@ -40,7 +35,7 @@ async def winning(made: Any) -> list[ToolCall]:
     return calls
 
 
-async def demonstrated(kind: type[Environment], rows: list[dict[str, Any]], reward: Any = game_won) -> int:
+async def count_demonstrations(kind: type[Environment], rows: list[dict[str, Any]], reward: Any = game_won) -> int:
     """How many of the rows the expert does through the manager and its tools."""
     agent = agent_of(kind, reward=reward)
     try:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.games import ChessPuzzle
-from agentfly.environments.games.lichess import lichess_tasks
+from agentfly.environments.games import ChessPuzzle, lichess_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 chess = pytest.importorskip("chess", reason="python-chess (GPL) is in the extra 'chess', which is not installed")
 
@@ -21,10 +21,10 @@ HEADER = "PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,Ga
 async def test_expert_solves_sampled_puzzles() -> None:
     rows = ChessPuzzle.draw_tasks("train", 8)
     assert [len(row["moves"]) for row in rows] == [1, 3] * 4
-    assert await demonstrated(ChessPuzzle, rows) == 8
+    assert await count_demonstrations(ChessPuzzle, rows) == 8
 
 
-def test_a_mate_in_two_holds_against_every_defence_and_begins_in_one_way() -> None:
+def test_mate_in_two_is_forced_and_has_one_first_move() -> None:
     def mates(board: chess.Board, moves: int) -> list[chess.Move]:
         return [move for move in list(board.legal_moves) if _leads_to_mate(board, move, moves)]
 
@@ -35,11 +35,11 @@ def test_a_mate_in_two_holds_against_every_defence_and_begins_in_one_way() -> No
                 return True
             if moves == 1 or not list(board.legal_moves):
                 return False
-            return all(_answered(board, answer, moves) for answer in list(board.legal_moves))
+            return all(_has_mate_after(board, answer, moves) for answer in list(board.legal_moves))
         finally:
             board.pop()
 
-    def _answered(board: chess.Board, answer: chess.Move, moves: int) -> bool:
+    def _has_mate_after(board: chess.Board, answer: chess.Move, moves: int) -> bool:
         board.push(answer)
         found = bool(mates(board, moves - 1))
         board.pop()
@@ -54,13 +54,13 @@ def test_a_mate_in_two_holds_against_every_defence_and_begins_in_one_way() -> No
 async def test_any_mate_is_right_and_any_other_move_is_wrong() -> None:
     two_mates = {"question": "?", "fen": "6k1/5ppp/8/8/8/8/5PPP/RQ4K1 w - - 0 1", "moves": ["a1a8"]}
     for move, earned in (("a1a8", 1.0), ("Ra8#", 1.0), ("Qb8#", 1.0), ("a1a7", 0.0)):
-        said, chain = await answers(ChessPuzzle, two_mates, called("chess_move", move=move))
+        said, chain = await answers(ChessPuzzle, two_mates, call("chess_move", move=move))
         assert chain.reward == earned
         assert said == ["The puzzle is solved." if earned else "That was not the move. The puzzle is lost."]
 
 
 async def test_doing_nothing_and_claiming_earn_nothing() -> None:
-    _, chain = await answers(ChessPuzzle, BACK_RANK, called("chess_get_state"), "Checkmate! The puzzle is solved.")
+    _, chain = await answers(ChessPuzzle, BACK_RANK, call("chess_get_state"), "Checkmate! The puzzle is solved.")
     assert chain.reward == 0.0
 
 
@@ -69,8 +69,8 @@ async def test_invalid_moves_are_answered() -> None:
     said, chain = await answers(
         ChessPuzzle,
         BACK_RANK,
-        *(called("chess_move", move=each) for each in strange),
-        called("chess_move", move="a1a8"),
+        *(call("chess_move", move=each) for each in strange),
+        call("chess_move", move="a1a8"),
     )
     assert all(each.startswith("Error") and len(each) < 1000 for each in said[:6])
     assert "a1a8 (Ra8#)" in said[0]

@@ -8,15 +8,16 @@ import pytest
 
 from agentfly.environments.games import FrozenLake
 from agentfly.environments.games.frozen_lake import compute_distances
-from agentfly.environments.games.grid import find_symbols
+from agentfly.environments.games.game import find_symbols
 from agentfly.errors import ConfigError, DataError
-from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 ROW = {"question": "Cross.", "lake": ["SFH", "HFF", "FHG"]}
 
 
 async def test_the_expert_crosses_64_lakes_at_once() -> None:
-    assert await demonstrated(FrozenLake, FrozenLake.draw_tasks("train", 64)) == 64
+    assert await count_demonstrations(FrozenLake, FrozenLake.draw_tasks("train", 64)) == 64
 
 
 async def test_observations_along_a_path() -> None:
@@ -30,7 +31,7 @@ async def test_observations_along_a_path() -> None:
 
 
 async def test_hole_ends_the_game() -> None:
-    said, chain = await answers(FrozenLake, ROW, called("move", direction="down"), called("move", direction="up"))
+    said, chain = await answers(FrozenLake, ROW, call("move", direction="down"), call("move", direction="up"))
     assert said == ["SFH\nPFF\nFHG\nYou fell into a hole."]
     assert chain.reward == 0.0
     made = await reset_env(FrozenLake, ROW)
@@ -55,7 +56,7 @@ async def test_malformed_moves_are_answered() -> None:
         {},
         {"direction": "up " * 350_000},
     ):
-        said, chain = await answers(FrozenLake, ROW, called("move", **strange), called("move", direction="right"))
+        said, chain = await answers(FrozenLake, ROW, call("move", **strange), call("move", direction="right"))
         assert "up" in said[0]
         assert "direction" in said[0]
         assert len(said[0]) < 500

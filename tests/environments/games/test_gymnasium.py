@@ -12,7 +12,8 @@ from agentfly.environments.games.gymnasium_env import ACTIONS, write_out_colors
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import game_score
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, reset_env
+from tests.environments.games.playing import answers, reset_env
+from tests.fakes import call
 
 gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is in the extra 'gymnasium', which is not installed")
 
@@ -44,7 +45,7 @@ async def test_the_same_moves_earn_what_gymnasium_gives(env_id: str) -> None:
 
 
 async def test_a_lake_is_crossed_and_drawn() -> None:
-    moves = [called("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")]
+    moves = [call("act", action=way) for way in ("down", "DOWN", "right", "1", "right", " right ")]
     said, chain = await answers(GymnasiumEnvironment, DRY, *moves, reward=game_score)
     assert said[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG"
     assert said[-1].endswith("HFF[G]\nThe game is over.")
@@ -54,7 +55,7 @@ async def test_a_lake_is_crossed_and_drawn() -> None:
 async def test_invalid_actions_are_answered() -> None:
     strange = ["fly", "", "99", "-1", "1.5", "true", "[1]", "[" * 900, "x" * 1_000_000]
     said, chain = await answers(
-        GymnasiumEnvironment, DRY, *(called("act", action=each) for each in [*strange, 7]), called("look")
+        GymnasiumEnvironment, DRY, *(call("act", action=each) for each in [*strange, 7]), call("look")
     )
     assert len(said) == 11
     assert all("Error" in each and len(each) < 500 for each in said[:10])
@@ -71,8 +72,8 @@ async def test_questions_show_the_first_observation_and_splits_are_disjoint(kind
         made = await reset_env(kind, json.loads(json.dumps(row)))
         assert row["question"].endswith(await made.look())
         await made.close()
-    told = "question" if kind is Taxi else "seed"
-    contents = {split: {row[told] for row in those} for split, those in rows.items()}
+    column = "question" if kind is Taxi else "seed"
+    contents = {split: {row[column] for row in those} for split, those in rows.items()}
     assert not contents["train"] & (contents["validation"] | contents["test"])
     assert not contents["validation"] & contents["test"]
 

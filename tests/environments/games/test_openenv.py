@@ -15,7 +15,8 @@ from agentfly.environments.games import OpenEnvEnvironment
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import game_score
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, reset_env
+from tests.environments.games.playing import answers, reset_env
+from tests.fakes import call
 
 pytest.importorskip("websockets", reason="websockets is in the extra 'openenv', which is not installed")
 
@@ -38,16 +39,16 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, subprocess.Pop
 
 
 def adding(number: object) -> str:
-    return called("act", action=json.dumps({"number": number}))
+    return call("act", action=json.dumps({"number": number}))
 
 
 async def test_sessions_of_a_server(server: tuple[str, subprocess.Popen[str]]) -> None:
     address, process = server
     row = {"question": "Make it show 10.", "address": address, "reset": {"seed": 3}}
 
-    strange = [adding(500), adding("many"), called("act", action="three"), called("act", action="9" * 1_000_000)]
+    strange = [adding(500), adding("many"), call("act", action="three"), call("act", action="9" * 1_000_000)]
     said, chain = await answers(
-        OpenEnvEnvironment, row, adding(4), *strange, called("look"), adding(3), reward=game_score
+        OpenEnvEnvironment, row, adding(4), *strange, call("look"), adding(3), reward=game_score
     )
     assert (chain.reward, chain.score.metrics["won"]) == (1.0, 1.0)
     assert said[0] == '{"text": "It shows 7."}'

@@ -10,11 +10,11 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import ReasoningGym
-from agentfly.environments.games.reasoning_gym import EVALUATED, score_answer
-from agentfly.environments.games.safe_expression import is_safe_expression
+from agentfly.environments.games.reasoning_gym import EVALUATED, is_safe_expression, score_answer
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import reasoning_gym_score
-from tests.environments.games.playing import answers, called, demonstrated
+from tests.environments.games.playing import answers, count_demonstrations
+from tests.fakes import call
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ reasoning_gym = pytest.importorskip(
 
 async def test_expert_answers_every_question_in_one_turn() -> None:
     rows = ReasoningGym.draw_tasks("train", 24)
-    assert await demonstrated(ReasoningGym, json.loads(json.dumps(rows)), reasoning_gym_score) == 24
+    assert await count_demonstrations(ReasoningGym, json.loads(json.dumps(rows)), reasoning_gym_score) == 24
     said = f"I think that it is\n<answer>{rows[0]['answer']}</answer>"
     agent = HFAgent(reward=reasoning_gym_score, template="chatml", backend="scripted", backend_config={"script": said})
     (chain,) = await agent.run(rows[0])
@@ -53,7 +53,7 @@ async def test_expert_answers_every_question_in_one_turn() -> None:
 async def test_wrong_lazy_and_endless_answers_earn_nothing() -> None:
     (row,) = ReasoningGym.draw_tasks("train", 1, datasets=["chain_sum"])
     for said in ("I do not know.", "1" * 1_000_000):
-        _, chain = await answers(ReasoningGym, row, called("answer", answer=said), reward=reasoning_gym_score)
+        _, chain = await answers(ReasoningGym, row, call("answer", answer=said), reward=reasoning_gym_score)
         assert chain.reward < 0.05
 
 

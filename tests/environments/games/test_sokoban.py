@@ -7,10 +7,11 @@ import random
 import pytest
 
 from agentfly.environments.games import Sokoban
-from agentfly.environments.games.sokoban_level import read_level, solve
+from agentfly.environments.games.sokoban import read_level, solve
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 ROW = {"question": "Push.", "level": ["#####", "#@$.#", "#   #", "#####"]}
 LONG = {"question": "Push.", "level": ["######", "#    #", "# $  #", "#@  .#", "######"]}
@@ -19,7 +20,7 @@ LONG = {"question": "Push.", "level": ["######", "#    #", "# $  #", "#@  .#", "
 @pytest.mark.parametrize("settings", [{}, {"boxes": 2}, {"size": 7, "boxes": 3, "longest": 14}])
 async def test_the_expert_solves_every_level(settings: dict[str, int]) -> None:
     rows = Sokoban.draw_tasks("train", 6 if settings.get("boxes") == 3 else 40, **settings)
-    assert await demonstrated(Sokoban, rows) == len(rows)
+    assert await count_demonstrations(Sokoban, rows) == len(rows)
 
 
 def test_levels_take_the_requested_number_of_moves() -> None:
@@ -58,7 +59,7 @@ async def test_two_boxes_cannot_be_pushed() -> None:
 
 
 async def test_malformed_moves_are_answered_and_claims_earn_nothing() -> None:
-    strange = [called("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
+    strange = [call("move", direction=each) for each in ("pull", None, {"up": 1}, "left" * 250_000)]
     said, chain = await answers(Sokoban, ROW, *strange, "Every box is on a goal.")
     assert len(said) == 4
     assert all(len(each) < 9000 for each in said)
@@ -111,7 +112,7 @@ async def test_malformed_level_is_rejected(level: object) -> None:
 
 
 async def test_level_beyond_the_search_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentfly.environments.games.sokoban_level.MAX_POSITIONS", 1000)
+    monkeypatch.setattr("agentfly.environments.games.sokoban.MAX_POSITIONS", 1000)
     free = "#" + " " * 30 + "#"
     boxes = "#" + " $" * 8 + " " * 14 + "#"
     made = await reset_env(Sokoban, {"question": "?", "level": ["#" * 32, "#@" + "." * 8 + " " * 21 + "#", free, boxes,

@@ -10,7 +10,8 @@ import pytest
 from agentfly.environments.games import TextArenaGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, reset_env
+from tests.environments.games.playing import answers, reset_env
+from tests.fakes import call
 
 pytest.importorskip("textarena", reason="TextArena is in the extra 'textarena', which is not installed")
 
@@ -19,7 +20,7 @@ SOLUTION = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
 
 
 async def test_a_puzzle_is_solved_in_a_process_of_its_own() -> None:
-    said, chain = await answers(TextArenaGame, HANOI, *(called("act", action=move) for move in SOLUTION))
+    said, chain = await answers(TextArenaGame, HANOI, *(call("act", action=move) for move in SOLUTION))
     assert chain.reward == 1.0
     assert said[-1].endswith("The game is over.")
 
@@ -39,8 +40,8 @@ async def test_guesses_by_hints_find_the_number_and_the_last_one_ends_it() -> No
 async def test_strange_actions_are_answered_and_earn_nothing() -> None:
     (row,) = TextArenaGame.draw_tasks("test", 1)
     said, chain = await answers(
-        TextArenaGame, row, called("act", action=7), called("act", action="x" * 1_000_000), called("act", action="won"),
-        called("look"), called("act", action="[99]"), "I guessed it.",
+        TextArenaGame, row, call("act", action=7), call("act", action="x" * 1_000_000),
+        call("act", action="won"), call("look"), call("act", action="[99]"), "I guessed it.",
     )  # fmt: skip
     assert "at most 1000 characters" in said[1]
     assert "invalid move" in said[2]

@@ -9,7 +9,8 @@ import pytest
 from agentfly.environments.games import TextWorldGame
 from agentfly.errors import DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, called, demonstrated, reset_env, winning
+from tests.environments.games.playing import answers, count_demonstrations, reset_env, winning
+from tests.fakes import call
 
 pytest.importorskip("textworld", reason="TextWorld is in the extra 'textworld', which is not installed")
 
@@ -24,19 +25,19 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTFLY_CACHE", str(games))
     row, second = TextWorldGame.draw_tasks("train", 2, **SIZES)
-    assert await demonstrated(TextWorldGame, [row]) == 1
+    assert await count_demonstrations(TextWorldGame, [row]) == 1
     (compiled,) = (games / "textworld").iterdir()
     assert sorted(path.suffix for path in compiled.iterdir()) == [".json", ".ni", ".z8"]
 
-    strange = [called("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
-    said, chain = await answers(TextWorldGame, row, *strange, called("look"), "I have won.")
+    strange = [call("act", action=each) for each in ("x" * 1_000_000, 7, "dance the tango", "")]
+    said, chain = await answers(TextWorldGame, row, *strange, call("look"), "I have won.")
     assert "at most 1000 characters" in said[0]
     assert "-=" in said[3]
     assert said[4] == said[3]
     assert chain.reward == 0.0
 
     of_files = []
-    for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled anew
+    for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled again
         made = await reset_env(TextWorldGame, {"question": "?", "game": str(file)})
         begun = made.view
         assert "$" not in begun

@@ -14,6 +14,7 @@ from agentfly.environments.scienceworld import ScienceWorld
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.rewards import scienceworld_episode_reward, scienceworld_progress, scienceworld_score
 from agentfly.types import Task, ToolCall
+from tests.fakes import call
 
 pytestmark = pytest.mark.usefixtures("shared_java")
 
@@ -32,9 +33,8 @@ def agent_of(script: object = "-", reward: object = scienceworld_score) -> HFAge
     )
 
 
-def called(*actions: str) -> str:
-    calls = ({"name": "scienceworld_step", "arguments": {"action": action}} for action in actions)
-    return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+def step_calls(*actions: str) -> str:
+    return "".join(call("scienceworld_step", action=action) for action in actions)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def env() -> AsyncIterator[ScienceWorld]:
 
 
 async def walk(env: ScienceWorld, columns: dict[str, object]) -> list[object]:
-    """What is seen on the walk. Things that are called alike are told in an order that is not the same twice."""
+    """The observations of the walk, lines sorted: the simulator lists things with the same name in varying order."""
     await env.reset(Task.of(columns))
     steps = [await env.scienceworld_step(action) for action in WALK]
     return [(sorted(step["observation"].splitlines()), step["score"], step["ends_chain"]) for step in steps]
@@ -70,7 +70,7 @@ async def test_sixteen_instances_in_one_process_are_isolated(env: ScienceWorld) 
     alone = [await walk(env, each) for each in rows]
     crowd = [Crowded() for _ in rows]
     await asyncio.gather(*(each.start() for each in crowd))
-    assert len({each._running._jvm.pid for each in crowd}) == 1
+    assert len({each._jvm.pid for each in crowd}) == 1
     together = await asyncio.gather(*map(walk, crowd, rows))
     await asyncio.gather(*(each.close() for each in crowd))
     assert together == alone
@@ -87,7 +87,7 @@ async def test_reset_clears_the_previous_chain(env: ScienceWorld) -> None:
 
 async def test_wrong_focus_ends_the_chain_and_loses_the_progress() -> None:
     begun = ["open door to hallway", "go to hallway"]
-    script = [called(*begun), called("focus on agent", "reset task", "look around"), "never said"]
+    script = [step_calls(*begun), step_calls("focus on agent", "reset task", "look around"), "never said"]
     rows = ScienceWorld.draw_tasks("train", 1, tasks=["find-plant"])
     (chain,) = await agent_of(script, reward={scienceworld_score: 1.0, scienceworld_progress: 1.0}).run(rows)
     assert "never said" not in chain.messages[-1].text
@@ -119,7 +119,7 @@ async def test_progress_sums_to_the_score() -> None:
 
 
 async def test_idle_agent_earns_nothing() -> None:
-    for script in (["It is done."], [called("look around", "inventory", "wait", "success"), "Done."]):
+    for script in (["It is done."], [step_calls("look around", "inventory", "wait", "success"), "Done."]):
         agent = agent_of(script)
         (chain,) = await agent.run(row())
         await agent.manager.close()
@@ -141,9 +141,9 @@ async def test_expert_continues_after_other_actions(env: ScienceWorld) -> None:
 async def test_valid_actions_are_listed_briefly(env: ScienceWorld) -> None:
     await env.reset(Task.of(row()))
     await env.scienceworld_step("teleport to kitchen")
-    told = await env.scienceworld_valid_actions()
-    assert "move OBJ to OBJ" in told
-    assert "thermometer" in told
+    listed = await env.scienceworld_valid_actions()
+    assert "move OBJ to OBJ" in listed
+    assert "thermometer" in listed
     assert "pick up thermometer" in (await env.scienceworld_valid_actions("thermometer")).splitlines()
     *some, last = (await env.scienceworld_valid_actions("O")).splitlines()
     assert len(some) == 100
@@ -157,7 +157,7 @@ async def test_malformed_actions_are_answered() -> None:
     strange = ['{"action": 7}', '{"action": ["look"]}', "{}", json.dumps({"action": "go " * 400_000}),
                json.dumps({"action": "loo\u0000k \n\u2028 ∞ 🜁"})]  # fmt: skip
     script = [f'<tool_call>{{"name": "scienceworld_step", "arguments": {each}}}</tool_call>' for each in strange]
-    agent = agent_of([*script, called("look around"), "Enough."])
+    agent = agent_of([*script, step_calls("look around"), "Enough."])
     (chain,) = await agent.run(row(), max_turns=8)
     await agent.manager.close()
     answers = [message.text for message in chain.messages if message.role == "tool"]
@@ -167,7 +167,7 @@ async def test_malformed_actions_are_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"task_name": "dance"}, "there is no task 'dance'; there are boil, melt"),
         ({"task_name": 7}, "there is no task 7"),
@@ -180,8 +180,8 @@ async def test_malformed_actions_are_answered() -> None:
         ({"task_name": None}, r"ScienceWorld\.draw_tasks"),
     ],
 )
-async def test_unknown_names_are_rejected(env: ScienceWorld, wrong: dict[str, object], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+async def test_unknown_names_are_rejected(env: ScienceWorld, wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         await env.reset(Task.of({**row(), **wrong}))
     await env.reset(Task.of(row()))  # and the env is none the worse
 

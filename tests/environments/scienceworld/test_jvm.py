@@ -36,7 +36,7 @@ async def start_instances(count: int) -> list[Apart]:
 
 
 def pids(envs: list[Apart]) -> list[int | None]:
-    return [each._running._jvm.pid for each in envs]
+    return [each._jvm.pid for each in envs]
 
 
 def is_running(pid: int | None) -> bool:
@@ -76,7 +76,7 @@ async def test_chain_is_retried_when_its_process_is_killed() -> None:
             await super().reset(task)
             if not Killed.deaths:
                 Killed.deaths = 1
-                os.kill(self._running._jvm.pid, signal.SIGKILL)
+                os.kill(self._jvm.pid, signal.SIGKILL)
 
     script = ['<tool_call>{"name": "scienceworld_step", "arguments": {"action": "inventory"}}</tool_call>', "Enough."]
     agent = HFAgent(

@@ -164,7 +164,7 @@ def top_k(scores, k):
     "use",
     [
         "from agentfly.environments.search.index import BM25Index, Passage; BM25Index([Passage('A', 'x y')])",
-        "from agentfly.environments.webshop.search import SearchIndex; SearchIndex(['red boots'])",
+        "from agentfly.environments.webshop.shop import SearchIndex; SearchIndex(['red boots'])",
         "from agentfly.environments.webshop.environment import _load_packages; _load_packages()",
     ],
 )

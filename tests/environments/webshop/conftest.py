@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.webshop.goal import ShopGoal, make_option_goal
-from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct, make_option_goal
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import Shop
 

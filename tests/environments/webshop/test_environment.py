@@ -28,7 +28,7 @@ def agent(*turns: str, kind: type[WebShop] = WebShop) -> HFAgent:
     return HFAgent(tools=[kind], reward=webshop_reward, template="chatml", backend=ScriptedBackend([*turns, "Done."]))
 
 
-async def played(*calls: str, row: dict[str, Any] = ROWS[0], kind: type[WebShop] = WebShop) -> RunResult:
+async def play(*calls: str, row: dict[str, Any] = ROWS[0], kind: type[WebShop] = WebShop) -> RunResult:
     return await agent(*calls, kind=kind).run(row, max_turns=len(calls) + 1)
 
 
@@ -38,7 +38,7 @@ def answers(result: RunResult) -> list[str]:
 
 async def test_buying_ends_the_chain_with_a_score():
     goal = ROWS[0]["goal"]
-    result = await played(
+    result = await play(
         call("search", keywords=goal["name"]), call("click", label=goal["asin"]), call("click", label="Buy Now")
     )
     assert result[0].stop is StopReason.TOOL_END
@@ -48,13 +48,13 @@ async def test_buying_ends_the_chain_with_a_score():
 
 
 async def test_without_a_purchase_there_is_no_reward():
-    result = await played(call("search", keywords="anything at all"))
+    result = await play(call("search", keywords="anything at all"))
     assert result.rewards == [0.0]
 
 
 async def test_model_mistakes_are_answered_with_the_alternatives():
     said = answers(
-        await played(
+        await play(
             call("click", label="Buy Now"),
             call("search", keywords=""),
             call("search", keywords=ROWS[0]["goal"]["name"]),
@@ -150,7 +150,7 @@ async def test_views():
         view, window = "brief", 3
 
     found, item, chosen, bought = answers(
-        await played(
+        await play(
             call("search", keywords=ROWS[0]["goal"]["name"]),
             call("click", label=ROWS[0]["goal"]["asin"]),
             call("click", label=ROWS[0]["goal"]["options"][0]),
@@ -163,12 +163,12 @@ async def test_views():
     assert item.startswith("Back to Search [SEP] < Prev")
     assert chosen == f"You have clicked {ROWS[0]['goal']['options'][0]}."
     assert bought.startswith("Thank you")
-    assert "[button] Back to Search [button_]" in answers(await played(call("search", keywords="tea"), kind=Rich))[0]
-    assert "<button>Back to Search</button>" in answers(await played(call("search", keywords="tea"), kind=Html))[0]
+    assert "[button] Back to Search [button_]" in answers(await play(call("search", keywords="tea"), kind=Rich))[0]
+    assert "<button>Back to Search</button>" in answers(await play(call("search", keywords="tea"), kind=Html))[0]
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"shop": "generated/200/0"}, "a goal has"),
         ({"goal": ROWS[0]["goal"]}, "the column `shop`"),
@@ -176,9 +176,9 @@ async def test_views():
         ({"goal": ROWS[0]["goal"], "shop": "generated/20/9"}, "which the shop 'generated/20/9' does not have"),
     ],
 )
-async def test_malformed_task_is_rejected(columns, told):
+async def test_malformed_task_is_rejected(columns, message):
     env = WebShop()
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         await env.reset(Task.of({"question": "Q", **columns}))
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
-from agentfly.environments.webshop.expert import next_informed_action
-from agentfly.environments.webshop.goal import ShopGoal
+from agentfly.environments.webshop.environment import next_informed_action
 from agentfly.environments.webshop.official import SPLITS
+from agentfly.environments.webshop.product import ShopGoal
 from agentfly.environments.webshop.score import score_purchase
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop
@@ -73,7 +73,9 @@ def test_search_ranks_as_lucene_does(official):
 def test_scores_are_those_of_webshop(rows):
     shop = open_shop("official")
     goals = {row["id"]: ShopGoal.from_json(row["goal"]) for each in rows.values() for row in each}
-    ours = [score_purchase(shop[asin], goals[f"official/goal/{number}"], {}).reward for number, asin, _ in SCORES]
+    ours = [
+        score_purchase(shop.products[asin], goals[f"official/goal/{number}"], {}).reward for number, asin, _ in SCORES
+    ]
     assert ours == pytest.approx([theirs for *_, theirs in SCORES])
 
 
@@ -118,7 +120,7 @@ PRODUCT = {
 }  # fmt: skip
 
 
-def _written(folder: Path, products: object, known: object) -> None:
+def _write_files(folder: Path, products: object, known: object) -> None:
     (folder / "webshop").mkdir()
     (folder / "webshop" / "items_shuffle.json").write_text(json.dumps(products))
     (folder / "webshop" / "items_ins_v2.json").write_text(json.dumps(known))
@@ -127,13 +129,13 @@ def _written(folder: Path, products: object, known: object) -> None:
 def test_files_of_any_size_are_read(monkeypatch, tmp_path):
     wish = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
     known = {"B000000001": {"attributes": ["bright"], **wish}}
-    _written(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
+    _write_files(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (row,) = official_tasks("test", shop="official/all")
     assert row["question"].startswith("Find me lamps with color: red | blue, and price lower than ")
     shop = open_shop("official/all")
-    assert len(shop) == 2
-    lamp = shop["B000000001"]
+    assert len(shop.products) == 2
+    lamp = shop.products["B000000001"]
     assert (lamp.price_tag, lamp.query, lamp.options) == ("$5.0 to $1250.5", "lamps", {"color": ("red | blue",)})
     session = ShopSession(shop, ShopGoal.from_json(row["goal"]))
     session.act("search[lamp]")
@@ -143,7 +145,7 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("products", "known", "told"),
+    ("products", "known", "message"),
     [
         ([{**PRODUCT, "name": None}], {}, "name must be text"),
         ([{"asin": "B000000001"}], {}, "product B000000001 cannot be read"),
@@ -152,15 +154,15 @@ def test_files_of_any_size_are_read(monkeypatch, tmp_path):
         ({}, {}, "are not WebShop.s; get them from"),
     ],
 )
-def test_malformed_row_is_reported(monkeypatch, tmp_path, products, known, told):
-    _written(tmp_path, products, known)
+def test_malformed_row_is_reported(monkeypatch, tmp_path, products, known, message):
+    _write_files(tmp_path, products, known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         official_tasks("test", shop="official/all")
 
 
 def test_unreadable_file_is_reported(monkeypatch, tmp_path):
-    _written(tmp_path, [], {})
+    _write_files(tmp_path, [], {})
     (tmp_path / "webshop" / "items_shuffle.json").write_text("[{")
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"items_shuffle.json cannot be read"):

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from agentfly.environments.webshop.search import MAX_QUERY_LENGTH, SearchIndex
+from agentfly.environments.webshop.shop import MAX_QUERY_LENGTH, SearchIndex
 
 TEXTS = ["red shoes for running", "the men's shoe 10.5 wide", "a blue hat", "red red hat", ""]
 

@@ -8,12 +8,12 @@ from agentfly.environments.webshop.session import ShopSession
 WISH = "Find me dimmable light desk lamps with color: black, and size: large, and price lower than "
 
 
-def shown(session: ShopSession) -> list[str]:
+def page_parts(session: ShopSession) -> list[str]:
     return pages.render_text(session.page).split(" [SEP] ")
 
 
 def test_a_session_begins_at_the_search_page(session):
-    page = shown(session)
+    page = page_parts(session)
     assert page[:2] == ["WebShop", "Instruction:"]
     assert page[2].startswith(WISH)
     assert page[3:] == ["Search"]
@@ -22,7 +22,7 @@ def test_a_session_begins_at_the_search_page(session):
 
 def test_results_name_number_title_and_price(session):
     assert session.act("search[Lamp]")
-    assert shown(session)[2:] == [
+    assert page_parts(session)[2:] == [
         "Back to Search",
         "Page 1 (Total results: 2)",
         "Next >",
@@ -35,7 +35,7 @@ def test_results_name_number_title_and_price(session):
 def test_an_item_page_lists_options_before_the_title(session):
     session.act("search[lamp]")
     assert session.act("click[lamp000001]")
-    assert shown(session)[2:] == [
+    assert page_parts(session)[2:] == [
         *("Back to Search", "< Prev", "color", "black", "blue | white", "size", "small", "large"),
         *("Orrin Desk Lamp", "Price: $19.99", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"),
     ]
@@ -45,7 +45,7 @@ def test_an_item_page_lists_options_before_the_title(session):
 
 def test_a_price_range_is_shown_as_one(session):
     session.act("search[velt]")
-    assert "$10.0 to $20.0" in shown(session)
+    assert "$10.0 to $20.0" in page_parts(session)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_sub_pages_and_back(session, button, said):
     session.act("click[LAMP000001]")
     session.act("click[black]")
     assert session.act(f"click[{button}]")
-    assert shown(session)[2:] == ["Back to Search", "< Prev", *said]
+    assert page_parts(session)[2:] == ["Back to Search", "< Prev", *said]
     assert session.act("click[< prev]")
     assert session.options == {"color": "black"}, "what was chosen stays"
     assert session.act("click[< Prev]")
@@ -71,9 +71,9 @@ def test_sub_pages_and_back(session, button, said):
 def test_pages_of_results_turn_both_ways(session):
     session.act("search[lamp]")
     assert session.act("click[next >]")
-    assert shown(session)[3:] == ["Page 2 (Total results: 2)", "< Prev", "Next >"]
+    assert page_parts(session)[3:] == ["Page 2 (Total results: 2)", "< Prev", "Next >"]
     assert session.act("click[< prev]")
-    assert "LAMP000001" in shown(session)
+    assert "LAMP000001" in page_parts(session)
 
 
 def test_back_to_search_forgets_everything(session):
@@ -103,12 +103,12 @@ def test_searching_is_possible_everywhere_but_after_buying(session):
     assert not session.act("search[lamp]")
     assert not session.clickable
     assert session.score is bought
-    assert shown(session)[0] == "Thank you for shopping with us!"
+    assert page_parts(session)[0] == "Thank you for shopping with us!"
 
 
 def test_unknown_words_find_nothing(session):
     assert session.act("search[zyzzyva]")
-    assert shown(session)[3:] == ["Page 1 (Total results: 0)", "Next >"]
+    assert page_parts(session)[3:] == ["Page 1 (Total results: 0)", "Next >"]
 
 
 def test_rich_text_marks_buttons_and_what_was_clicked(session):

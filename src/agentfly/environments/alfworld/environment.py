@@ -1,4 +1,4 @@
-"""ALFWorld as an environment: one command at a time until the goal is reached.
+"""ALFWorld as an environment: one command at a time until the goal is reached, in our engine or the official one.
 
 A won game stays won: the chain ends there, and further commands of the same turn are not carried out.
 """
@@ -6,28 +6,72 @@ A won game stays won: the chain ends there, and further commands of the same tur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool
-from agentfly.environments.alfworld import generated, observations
+from agentfly.environments.alfworld import generated
 from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame
-from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.upstream import UpstreamGame
+from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household
+from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.errors import ConfigError, DataError
+from agentfly.extras import require_extra
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
 
-class ALFWorldEngine(Protocol):
-    """Interface of the two engines, `Household` and `UpstreamGame`."""
+class UpstreamGame:
+    """A game played by the official engine, TextWorld with ALFWorld's domain and grammar.
 
-    def introduction(self) -> str: ...
-    def step(self, command: str) -> str: ...
+    It has the interface and the results of `Household`, which is tested against it, and is about a thousand times
+    slower.
+    """
+
+    def __init__(self, game: ALFWorldGame, **texts: str) -> None:
+        """`texts` override `pddl_problem`, `pddl_domain` or `grammar`, as in game files."""
+        with require_extra("ALFWorld's own engine", "alfworld", "use the environment ALFWorld, which needs nothing"):
+            import textworld
+            from alfworld import info
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+            from textworld.envs.pddl import PddlEnv
+        with open(info.ALFRED_PDDL_PATH) as domain, open(info.ALFRED_TWL2_PATH) as grammar:
+            defaults = {"pddl_domain": domain.read(), "grammar": grammar.read().replace("UNKNOWN GOAL.", game.task)}
+        infos = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._engine: Any = AlfredDemangler(PddlEnv(infos))
+        self._engine.load({**defaults, "pddl_problem": write_problem(game), **texts})
+        self._state = self._engine.reset()
+
+    def introduction(self) -> str:
+        """Observation before the first command."""
+        return str(self._state.feedback)
+
+    def step(self, command: str) -> str:
+        """Carry out a command and return the observation."""
+        self._state, _, _ = self._engine.step(command)
+        # The package's grammar adds a blank line before the help text; the official games do not.
+        return str(self._state.feedback).removeprefix("\n")
+
     @property
-    def commands(self) -> list[str]: ...
+    def commands(self) -> list[str]:
+        """All admissible commands."""
+        return list(self._state["admissible_commands"])
+
     @property
-    def won(self) -> bool: ...
+    def won(self) -> bool:
+        """Whether the goal currently holds."""
+        return bool(self._state["won"])
+
+    def close(self) -> None:
+        """Unload the planner's shared library."""
+        library = getattr(self._engine, "downward_lib", None)
+        if library is not None:
+            import fast_downward
+
+            fast_downward.close_lib(library)
+
+
+ALFWorldEngine = Household | UpstreamGame
+"""The two engines have the same interface."""
 
 
 class ALFWorld(Environment):
@@ -60,15 +104,12 @@ class ALFWorld(Environment):
             )
         self._game = ALFWorldGame.from_json(task.columns["game"])
         self._house = Household(self._game)
+        self._engine: ALFWorldEngine = self._house
         self.steps = 0
         """Number of commands so far."""
         self.invalid_actions = 0
         """Number of commands that did nothing."""
         self.won = False
-
-    @property
-    def _engine(self) -> ALFWorldEngine:
-        return self._house
 
     @tool
     async def alfworld_step(self, action: str) -> dict[str, Any]:
@@ -81,16 +122,15 @@ class ALFWorld(Environment):
         """
         if self.won:
             return {"observation": "The task is done.", "won": True, "ends_chain": True}
-        observation = self._step(action)
+        observation = self._engine.step(action)
+        if self._engine is not self._house:
+            self._house.step(action)  # the expert reads its state
         self.won = self._engine.won
         self.steps += 1
-        self.invalid_actions += observation == observations.NOTHING_HAPPENS
+        self.invalid_actions += observation == NOTHING_HAPPENS
         if self.shows_commands and not self.won:
             observation += f"\nYou can: {', '.join(self._engine.commands)}."
         return {"observation": observation, "won": self.won, "ends_chain": self.won}
-
-    def _step(self, action: str) -> str:
-        return self._house.step(action)
 
     @tool
     async def alfworld_get_admissible_commands(self) -> str:
@@ -122,16 +162,7 @@ class ALFWorldUpstream(ALFWorld):
         """Start the game in the official engine; a `Household` follows along for the expert."""
         await super().reset(task)
         await self.close()
-        self._upstream = UpstreamGame(self._game)
-
-    @property
-    def _engine(self) -> ALFWorldEngine:
-        assert self._upstream is not None
-        return self._upstream
-
-    def _step(self, action: str) -> str:
-        self._house.step(action)
-        return self._engine.step(action)
+        self._engine = self._upstream = UpstreamGame(self._game)
 
     async def close(self) -> None:
         if self._upstream is not None:

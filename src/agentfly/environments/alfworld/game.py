@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,14 +167,3 @@ def _to_json(each: Receptacle | Thing) -> dict[str, Any]:
             value = sorted(value)
         row[name] = list(value) if isinstance(value, tuple) else value
     return row
-
-
-def number_names(types: Iterable[str]) -> list[str]:
-    """Player-visible names in the order of the types, counted down within each type: `drawer 2`, `drawer 1`."""
-    words = [type.lower() for type in types]
-    left = Counter(words)
-    names = []
-    for word in words:
-        names.append(f"{word} {left[word]}")
-        left[word] -= 1
-    return names

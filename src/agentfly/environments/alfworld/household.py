@@ -1,23 +1,48 @@
 """The rules of the household: admissible commands, their effects, and the observations.
 
-They follow the ALFRED planning domain as the official games interpret it. `commands` lists every command that does
-something; any other text does nothing and answers "Nothing happens."
+The rules follow the ALFRED planning domain as the official games interpret it. `commands` lists every command that does
+something; any other text does nothing and answers "Nothing happens." The texts equal those of the official games word
+for word, so that an agent trained here can play there; `docs/alfworld.md` describes how this is tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 
-from agentfly.environments.alfworld import observations
 from agentfly.environments.alfworld.game import APPLIANCES, KNIVES, ALFWorldGame, Receptacle, TaskType, Thing
 
+NOTHING_HAPPENS = "Nothing happens."
+HELP = """Available commands:
+  look:                             look around your current location
+  inventory:                        check your current inventory
+  go to (receptacle):               move to a receptacle
+  open (receptacle):                open a receptacle
+  close (receptacle):               close a receptacle
+  take (object) from (receptacle):  take an object from a receptacle
+  move (object) to (receptacle):  place an object in or on a receptacle
+  examine (something):              examine a receptacle or an object
+  use (object):                     use an object
+  heat (object) with (receptacle):  heat an object using a receptacle
+  clean (object) with (receptacle): clean an object using a receptacle
+  cool (object) with (receptacle):  cool an object using a receptacle
+  slice (object) with (object):     slice an object using a sharp object
+"""
 TREATMENTS = {
     "cleanable": ("clean", "isClean", None),
     "heatable": ("heat", "isHot", "isCool"),
     "coolable": ("cool", "isCool", "isHot"),
 }
 """By trait: the verb, the trait gained and the trait lost."""
+_Action = tuple[object, ...]
+"""A verb, or the trait that a treatment needs, and the things and receptacles it is applied to."""
+
+
+def join_names(names: Sequence[str], article: str = "") -> str:
+    """Names joined by commas and "and", each after the article; `nothing` for none."""
+    names = [article + name for name in names]
+    if len(names) < 2:
+        return names[0] if names else "nothing"
+    return f"{', '.join(names[:-1])}, and {names[-1]}"
 
 
 class Household:
@@ -44,17 +69,14 @@ class Household:
         for each in game.receptacles:
             if each.at is not None:
                 self._receptacles_at.setdefault(each.at, []).append(each)
-        self._global_actions_at: dict[int, dict[str, Callable[[], str]]] = {}
-        self._actions: dict[str, Callable[[], str]] | None = None
+        self._global_actions_at: dict[int, dict[str, _Action]] = {}
+        self._actions: dict[str, _Action] | None = None
         """Cache of the admissible commands; None after a change."""
 
     def introduction(self) -> str:
-        """Observation before the first command."""
-        if self.here:
-            view = self._look()
-        else:
-            view = observations.middle_of_room([each.name for each in self.game.receptacles if each.at is not None])
-        return observations.introduction(view, self.game.task)
+        """Observation before the first command. Only here the view from the middle of a room lists the room."""
+        reachable = [each.name for each in self.game.receptacles if each.at is not None]
+        return f"-= Welcome to TextWorld, ALFRED! =-\n\n{self._look(reachable)}\n\nYour task is to: {self.game.task}"
 
     @property
     def here(self) -> list[Receptacle]:
@@ -96,57 +118,103 @@ class Household:
         """Carry out a command and return the observation."""
         action = self._admissible().get(command.strip())
         if action is None:
-            return observations.NOTHING_HAPPENS
+            return NOTHING_HAPPENS
         self._actions = None
-        return action()
+        return self._perform(action)
 
-    def _admissible(self) -> dict[str, Callable[[], str]]:
+    def _admissible(self) -> dict[str, _Action]:
         if self._actions is None:
             if self.place not in self._global_actions_at:
                 away = [each for each in self.game.receptacles if each.at is not None and each.at != self.place]
                 self._global_actions_at[self.place] = {
-                    "look": self._look,
-                    "inventory": lambda: observations.inventory(self.held.name if self.held else None),
-                    "help": observations.help_text,
-                    **{f"go to {each.name}": partial(self._go, each) for each in away},
+                    "look": ("look",),
+                    "inventory": ("inventory",),
+                    "help": ("help",),
+                    **{f"go to {each.name}": ("go", each) for each in away},
                 }
             self._actions = {**self._global_actions_at[self.place], **dict(self._local_actions())}
         return self._actions
 
-    def _local_actions(self) -> Iterator[tuple[str, Callable[[], str]]]:
+    def _local_actions(self) -> Iterator[tuple[str, _Action]]:
         """Commands on the receptacles within reach, their contents and the held thing."""
         held = self.held
         for receptacle in self.here:
             name, accessible = receptacle.name, self.is_accessible(receptacle)
-            yield f"examine {name}", partial(self._view, receptacle)
+            yield f"examine {name}", ("examine", receptacle)
             if receptacle.openable:
-                verb, action = ("close", self._close) if name in self.opened else ("open", self._open)
-                yield f"{verb} {name}", partial(action, receptacle)
+                verb = "close" if name in self.opened else "open"
+                yield f"{verb} {name}", (verb, receptacle)
             for thing in self.contents(receptacle):
                 if held is None and accessible and "pickupable" in thing.traits:
-                    yield f"take {thing.name} from {name}", partial(self._take, thing, receptacle)
+                    yield f"take {thing.name} from {name}", ("take", thing, receptacle)
                 if "toggleable" in thing.traits:  # the official rules allow this even in a closed receptacle
-                    yield f"use {thing.name}", partial(self._use, thing)
+                    yield f"use {thing.name}", ("use", thing)
             if held is None:
                 continue
             if accessible and held.type in self.game.fits.get(receptacle.type, ()):
-                yield f"move {held.name} to {name}", partial(self._put, held, receptacle)
+                yield f"move {held.name} to {name}", ("move", held, receptacle)
             for trait, (verb, _, _) in TREATMENTS.items():
                 if trait in held.traits and receptacle.type in APPLIANCES[trait]:
-                    yield f"{verb} {held.name} with {name}", partial(self._treat, held, receptacle, trait)
+                    yield f"{verb} {held.name} with {name}", (trait, held, receptacle)
         if held is None:
             return
-        yield f"examine {held.name}", partial(self._examine, held)  # only the held thing can be examined
+        yield f"examine {held.name}", ("examine", held)  # only the held thing can be examined
         if held.type in KNIVES:
             for thing in self.game.things:
                 if "sliceable" in thing.traits and self.place in self._at[thing.name]:
-                    yield f"slice {thing.name} with {held.name}", partial(self._slice, thing, held)
+                    yield f"slice {thing.name} with {held.name}", ("slice", thing, held)
 
-    # Actions: each changes the state and returns the observation.
+    def _perform(self, action: _Action) -> str:
+        """Change the state and return the observation."""
+        match action:
+            case ("go", Receptacle(at=int(place)) as receptacle):
+                self.place = place
+                return f"You arrive at {receptacle.name}. {self._describe_receptacle(receptacle)}"
+            case ("examine", Receptacle() as receptacle):
+                return self._describe_receptacle(receptacle)
+            case ("open", Receptacle() as receptacle):
+                self.opened.add(receptacle.name)
+                return f"You open the {receptacle.name}. {self._describe_receptacle(receptacle)}"
+            case ("close", Receptacle() as receptacle):
+                self.opened.discard(receptacle.name)
+                return f"You close the {receptacle.name}."
+            case ("take", Thing() as thing, Receptacle() as receptacle):
+                self._contents[receptacle.name].discard(self._order[thing.name])
+                self._taken_from.setdefault(thing.name, set()).add(receptacle.name)
+                self._at[thing.name].discard(self.place)
+                self.held = thing
+                return f"You pick up the {thing.name} from the {receptacle.name}."
+            case ("move", Thing() as thing, Receptacle() as receptacle):
+                self._contents[receptacle.name].add(self._order[thing.name])
+                self._taken_from.get(thing.name, set()).discard(receptacle.name)
+                self._at[thing.name].add(self.place)
+                self.held = None
+                return f"You move the {thing.name} to the {receptacle.name}."
+            case (str(trait), Thing() as thing, Receptacle() as receptacle):
+                verb, gained, lost = TREATMENTS[trait]
+                self.traits[thing.name].add(gained)
+                self.traits[thing.name].discard(lost or "")
+                return f"You {verb} the {thing.name} using the {receptacle.name}."
+            case ("use", Thing() as thing):
+                self.traits[thing.name].add("isToggled")  # the goals require it, and nothing removes it
+                return f"You turn on the {thing.name}."
+            case ("slice", Thing() as thing, Thing() as knife):
+                self.traits[thing.name].add("isSliced")
+                return f"You sliced the {thing.name} with the {knife.name}."
+            case ("examine", Thing() as thing):
+                return self._describe_thing(thing)
+            case ("look",):
+                return self._look()
+            case ("inventory",):
+                return f"You are carrying: a {self.held.name}." if self.held else "You are not carrying anything."
+            case _:
+                return HELP
 
-    def _look(self) -> str:
+    def _look(self, in_room: Sequence[str] = ()) -> str:
+        """View of the current place. in_room: the receptacles to list where none is within reach."""
         if not self.here:
-            return observations.middle_of_room([])  # only the introduction lists the room from its middle
+            listed = join_names(in_room, "a ")
+            return f"You are in the middle of a room. Looking quickly around you, you see {listed}."
         beside = [
             thing.name
             for thing in self.game.things
@@ -154,55 +222,31 @@ class Household:
             for receptacle in self.here
             if receptacle.name in self._taken_from[thing.name]
         ]
-        return observations.facing([each.name for each in self.here], beside)
+        facing = join_names([each.name for each in self.here])
+        return f"You are facing the {facing}. Next to it, you see {join_names(beside, 'a ')}."
 
-    def _view(self, receptacle: Receptacle) -> str:
-        if self.is_accessible(receptacle):
-            self.seen.add(receptacle.name)
-        inside = [thing.name for thing in self.contents(receptacle)]
-        opened = receptacle.name in self.opened
-        return observations.receptacle_view(receptacle.name, inside, openable=receptacle.openable, opened=opened)
+    def _describe_receptacle(self, receptacle: Receptacle) -> str:
+        """Description of a receptacle and, where it is accessible, its contents, which counts as having seen them."""
+        name = receptacle.name
+        if not self.is_accessible(receptacle):
+            return f"The {name} is closed."
+        self.seen.add(name)
+        place = f"The {name} is open. In it" if receptacle.openable else f"On the {name}"
+        return f"{place}, you see {join_names([thing.name for thing in self.contents(receptacle)], 'a ')}."
 
-    def _examine(self, thing: Thing) -> str:
-        return observations.thing_view(thing.name, self.traits[thing.name], thing.holds)
-
-    def _go(self, receptacle: Receptacle) -> str:
-        assert receptacle.at is not None
-        self.place = receptacle.at
-        return f"You arrive at {receptacle.name}. {self._view(receptacle)}"
-
-    def _open(self, receptacle: Receptacle) -> str:
-        self.opened.add(receptacle.name)
-        return f"You open the {receptacle.name}. {self._view(receptacle)}"
-
-    def _close(self, receptacle: Receptacle) -> str:
-        self.opened.discard(receptacle.name)
-        return f"You close the {receptacle.name}."
-
-    def _take(self, thing: Thing, receptacle: Receptacle) -> str:
-        self._contents[receptacle.name].discard(self._order[thing.name])
-        self._taken_from.setdefault(thing.name, set()).add(receptacle.name)
-        self._at[thing.name].discard(self.place)
-        self.held = thing
-        return f"You pick up the {thing.name} from the {receptacle.name}."
-
-    def _put(self, thing: Thing, receptacle: Receptacle) -> str:
-        self._contents[receptacle.name].add(self._order[thing.name])
-        self._taken_from.get(thing.name, set()).discard(receptacle.name)
-        self._at[thing.name].add(self.place)
-        self.held = None
-        return f"You move the {thing.name} to the {receptacle.name}."
-
-    def _treat(self, thing: Thing, receptacle: Receptacle, trait: str) -> str:
-        verb, gained, lost = TREATMENTS[trait]
-        self.traits[thing.name].add(gained)
-        self.traits[thing.name].discard(lost or "")
-        return f"You {verb} the {thing.name} using the {receptacle.name}."
-
-    def _use(self, thing: Thing) -> str:
-        self.traits[thing.name].add("isToggled")  # the goals require it, and nothing removes it
-        return f"You turn on the {thing.name}."
-
-    def _slice(self, thing: Thing, knife: Thing) -> str:
-        self.traits[thing.name].add("isSliced")
-        return f"You sliced the {thing.name} with the {knife.name}."
+    def _describe_thing(self, thing: Thing) -> str:
+        """Description of a thing and its state."""
+        name, traits = thing.name, self.traits[thing.name]
+        if "isReceptacleObject" in traits:
+            return f"This is a normal {name}. In it, you see {join_names(thing.holds, 'a ')}."
+        clean, hot, cool, sliced = (trait in traits for trait in ("isClean", "isHot", "isCool", "isSliced"))
+        if hot or cool or clean:
+            # The official grammar says "cold" for a thing that is only cool, else "cool".
+            warmth = "hot" if hot else "cool" if cool and (clean or sliced) else "cold" if cool else ""
+            state = " and ".join(filter(None, (warmth, "clean" if clean else "")))
+            return f"This is a {state} {'sliced ' if sliced else ''}{name}."
+        if "toggleable" in traits and "isToggled" in traits:
+            return f"This {name} is on."
+        if "sliceable" in traits and sliced:
+            return f"This is a sliced {name}."
+        return f"There's nothing special about {name}."

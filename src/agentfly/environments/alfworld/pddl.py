@@ -37,7 +37,7 @@ def read_problem(text: str, task: str) -> ALFWorldGame:
         by_predicate[predicate.lower()].append(arguments.lower().split())
     types = {argument.lower(): argument.removesuffix("Type") for argument in set(re.findall(r"\w+Type\b", text))}
     try:
-        return _ProblemReader(by_predicate, types).read(_read_goal(goal), task)
+        return _build_game(by_predicate, types, _read_goal(goal), task=task)
     except (KeyError, IndexError, ValueError) as error:
         raise DataError(f"this is not an ALFWorld planning problem: {type(error).__name__} {error}") from error
 
@@ -57,79 +57,79 @@ def _read_goal(text: str) -> ALFWorldGoal:
     return ALFWorldGoal(kind, types["objecttype", inside[0]], types["receptacletype", inside[1]])
 
 
-class _ProblemReader:
-    """Converts the facts of a problem, grouped by predicate, into a game."""
+def _build_game(
+    facts: Mapping[str, list[list[str]]], types: Mapping[str, str], goal: ALFWorldGoal, *, task: str
+) -> ALFWorldGame:
+    """The game with these facts, given as argument lists by predicate. types: names of types by lowercase name."""
+    names = _number_entities({argument for atoms in facts.values() for atom in atoms for argument in atom})
+    located = ("atlocation", "receptacleatlocation", "objectatlocation")
+    known_places = {atom[1] for predicate in located for atom in facts.get(predicate, ())}
+    places = {place: number for number, place in enumerate(sorted(known_places))}
 
-    def __init__(self, facts: Mapping[str, list[list[str]]], types: Mapping[str, str]) -> None:
-        self.facts = facts
-        self.types = types
-        self.names = _number_entities({argument for atoms in facts.values() for atom in atoms for argument in atom})
-        predicates = ("atlocation", "receptacleatlocation", "objectatlocation")
-        places = {atom[1] for predicate in predicates for atom in facts.get(predicate, ())}
-        self.places = {place: number for number, place in enumerate(sorted(places))}
-
-    def read(self, goal: ALFWorldGoal, task: str) -> ALFWorldGame:
-        (_, start), *others = self.facts["atlocation"]
-        if others:
-            raise ValueError("there must be one player")
-        fits: dict[str, set[str]] = defaultdict(set)
-        for receptacle, thing in self.facts.get("cancontain", ()):
-            fits[self.types[receptacle]].add(self.types[thing])
-        return ALFWorldGame(
-            task=task,
-            goal=goal,
-            start=self.places[start],
-            receptacles=tuple(self._receptacles()),
-            things=tuple(self._things()),
-            fits={name: frozenset(things) for name, things in sorted(fits.items())},
-        )
-
-    def _receptacles(self) -> Iterator[Receptacle]:
-        at, types = self._relation("receptacleatlocation"), self._relation("receptacletype")
-        openable, opened = self._entities_with("openable"), self._entities_with("opened")
-        for name in sorted({*types, *at}):
-            place, type_ = _single(at[name], name), _single(types[name], name)
-            yield Receptacle(
-                name=self.names[name],
-                type=self.types[type_] if type_ else "",
-                at=None if place is None else self.places[place],
-                openable=name in openable,
-                opened=name in opened,
-            )
-
-    def _things(self) -> Iterator[Thing]:
-        inside, at, types = (self._relation(each) for each in ("inreceptacle", "objectatlocation", "objecttype"))
-        traits = {trait: self._entities_with(predicate) for predicate, trait in _TRAITS.items()}
-        holds: dict[str, list[str]] = defaultdict(list)
-        for inner, outer in sorted(self.facts.get("inreceptacleobject", ())):
-            holds[outer].append(self.names[inner])
-        for name in sorted({*types, *inside, *at}):
-            type_ = _single(types[name], name)
-            yield Thing(
-                name=self.names[name],
-                type=self.types[type_] if type_ else "",
-                inside=tuple(self.names[each] for each in inside[name]),
-                at=tuple(self.places[each] for each in at[name]),
-                traits=frozenset(trait for trait, entities in traits.items() if name in entities),
-                holds=tuple(holds[name]),
-            )
-
-    def _relation(self, predicate: str) -> dict[str, list[str]]:
+    def relation(predicate: str) -> dict[str, list[str]]:
         """A binary predicate: by first argument, the distinct second arguments in order."""
         found: dict[str, list[str]] = defaultdict(list)
-        for first, second in sorted(self.facts.get(predicate, ())):
+        for first, second in sorted(facts.get(predicate, ())):
             if second not in found[first]:
                 found[first].append(second)
         return found
 
-    def _entities_with(self, predicate: str) -> set[str]:
-        return {atom[0] for atom in self.facts.get(predicate, ())}
+    def entities_with(predicate: str) -> set[str]:
+        return {atom[0] for atom in facts.get(predicate, ())}
 
+    def single(found: list[str], name: str) -> str | None:
+        if len(found) > 1:
+            raise ValueError(f"{name} has several types or places")
+        return found[0] if found else None
 
-def _single(found: list[str], name: str) -> str | None:
-    if len(found) > 1:
-        raise ValueError(f"{name} has several types or places")
-    return found[0] if found else None
+    (_, start), *others = facts["atlocation"]
+    if others:
+        raise ValueError("there must be one player")
+    fits: dict[str, set[str]] = defaultdict(set)
+    for receptacle, thing in facts.get("cancontain", ()):
+        fits[types[receptacle]].add(types[thing])
+
+    at, type_of = relation("receptacleatlocation"), relation("receptacletype")
+    openable, opened = entities_with("openable"), entities_with("opened")
+    receptacles = []
+    for name in sorted({*type_of, *at}):
+        place, type_ = single(at[name], name), single(type_of[name], name)
+        receptacles.append(
+            Receptacle(
+                name=names[name],
+                type=types[type_] if type_ else "",
+                at=None if place is None else places[place],
+                openable=name in openable,
+                opened=name in opened,
+            )
+        )
+
+    inside, at, type_of = relation("inreceptacle"), relation("objectatlocation"), relation("objecttype")
+    traits = {trait: entities_with(predicate) for predicate, trait in _TRAITS.items()}
+    holds: dict[str, list[str]] = defaultdict(list)
+    for inner, outer in sorted(facts.get("inreceptacleobject", ())):
+        holds[outer].append(names[inner])
+    things = []
+    for name in sorted({*type_of, *inside, *at}):
+        type_ = single(type_of[name], name)
+        things.append(
+            Thing(
+                name=names[name],
+                type=types[type_] if type_ else "",
+                inside=tuple(names[each] for each in inside[name]),
+                at=tuple(places[each] for each in at[name]),
+                traits=frozenset(trait for trait, entities in traits.items() if name in entities),
+                holds=tuple(holds[name]),
+            )
+        )
+    return ALFWorldGame(
+        task=task,
+        goal=goal,
+        start=places[start],
+        receptacles=tuple(receptacles),
+        things=tuple(things),
+        fits={name: frozenset(each) for name, each in sorted(fits.items())},
+    )
 
 
 def _number_entities(entities: set[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentfly.environments.games.chess_puzzle import ChessPuzzle
+    from agentfly.environments.games.chess_puzzle import ChessPuzzle, lichess_tasks
     from agentfly.environments.games.frozen_lake import FrozenLake
     from agentfly.environments.games.game import GameEnvironment, TextGame
     from agentfly.environments.games.gymnasium_env import GymnasiumEnvironment
@@ -30,6 +30,7 @@ __all__ = [
     "TextArenaGame",
     "TextGame",
     "TextWorldGame",
+    "lichess_tasks",
 ]
 
 _MODULES = {
@@ -43,6 +44,7 @@ _MODULES = {
     "TextArenaGame": "textarena_game",
     "TextGame": "game",
     "TextWorldGame": "textworld_game",
+    "lichess_tasks": "chess_puzzle",
 }
 
 

@@ -7,11 +7,14 @@ follows the solution or gives mate. A wrong move loses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import validate_split
+from agentfly.environments.data import Source, open_text, validate_split
 from agentfly.environments.games.game import GameEnvironment
 from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
@@ -21,6 +24,12 @@ from agentfly.types import Task, ToolCall
 
 _ATTACKERS = ("QR", "QN", "QB", "RR", "QRP", "RBN", "QBP", "RRN", "QNP")
 _DEFENDERS = ("", "p", "pp", "n", "bp", "rp", "ppp", "npp")
+LICHESS = Source(
+    "Lichess's puzzle database",
+    "https://database.lichess.org/#puzzles (unpack it with `zstd -d lichess_db_puzzle.csv.zst`)",
+    "lichess",
+)
+_LICHESS_COLUMNS = ("PuzzleId", "FEN", "Moves")
 
 
 def import_chess() -> Any:
@@ -44,12 +53,20 @@ class ChessPuzzle(GameEnvironment):
         chess = import_chess()
 
         def draw(random: Random, number: int) -> tuple[str, dict[str, Any]]:
-            # Checking the split first avoids the search for mates in positions of other splits.
-            mate = mates[number % len(mates)]
-            board, line = draw_puzzle(
-                chess, random, mate, accept=lambda board: belongs_to(board.epd(), validate_split(split))
-            )
-            return board.epd(), make_puzzle_row(board.fen(), line, f"Mate in {(len(line) + 1) // 2}.")
+            while True:
+                # Few pieces, more of them for the side to move, in a legal position without check.
+                pieces = [*"K", *random.choice(_ATTACKERS), *"k", *random.choice(_DEFENDERS)]
+                board = chess.Board(None)
+                for symbol, square in zip(pieces, random.sample(range(64), len(pieces)), strict=True):
+                    board.set_piece_at(square, chess.Piece.from_symbol(symbol))
+                board.turn = chess.WHITE
+                if random.random() < 0.5:
+                    board = board.mirror()
+                # Checking the split here avoids the search for mates in positions of other splits.
+                if not board.is_valid() or board.is_check() or not belongs_to(board.epd(), validate_split(split)):
+                    continue
+                if (line := find_mate(board, mates[number % len(mates)])) is not None:
+                    return board.epd(), make_puzzle_row(board.fen(), line, f"Mate in {(len(line) + 1) // 2}.")
 
         return sample_tasks("chess", split, count, seed, draw)
 
@@ -65,11 +82,15 @@ class ChessPuzzle(GameEnvironment):
         Args:
             move: A move such as "e2e4" or "Nf3".
         """
-        return await self.play(self._play, move)
+        return await self.play(move)
 
-    async def _play(self, move: str) -> str:
-        chosen = self._parse_move(move.strip())
-        if chosen is None:
+    async def _act(self, move: str) -> str:
+        chosen = None
+        for parse in (self._board.parse_uci, self._board.parse_san):
+            if chosen is None and len(move.strip()) <= 10:  # no move is longer
+                with suppress(ValueError):
+                    chosen = parse(move.strip())
+        if not chosen:  # a null move is falsy
             return f"Error: {move!r:.20} is not a legal move here. The legal moves are {self._list_legal_moves()}."
         self._board.push(chosen)
         self.won = self._board.is_checkmate() or (chosen.uci() == self._line[0] and len(self._line) == 1)
@@ -81,18 +102,6 @@ class ChessPuzzle(GameEnvironment):
         reply = f"The opponent plays {self._board.san(answer)}."
         self._board.push(answer)
         return f"{reply}\n{self._board}"
-
-    def _parse_move(self, move: str) -> Any:
-        """The legal move in UCI or SAN notation; None if it is neither."""
-        if len(move) > 10:  # longer than any move
-            return None
-        for parse in (self._board.parse_uci, self._board.parse_san):
-            try:
-                found = parse(move)
-            except ValueError:
-                continue
-            return found or None  # a null move is falsy
-        return None
 
     def _list_legal_moves(self) -> str:
         return ", ".join(f"{move.uci()} ({self._board.san(move)})" for move in self._board.legal_moves)
@@ -141,29 +150,6 @@ def set_up_board(fen: Any, moves: Any) -> tuple[Any, list[str]]:
     return board, [str(move) for move in line[1 - len(line) % 2 :]]
 
 
-def draw_puzzle(chess: Any, random: Random, mate: int, *, accept: Callable[[Any], bool]) -> tuple[Any, list[str]]:
-    """An accepted position with a mate in `mate` moves, and its solution."""
-    while True:
-        board = _draw_board(chess, random)
-        if board is None or not accept(board):
-            continue
-        line = find_mate(board, mate)
-        if line is not None:
-            return board, line
-
-
-def _draw_board(chess: Any, random: Random) -> Any | None:
-    """A random position in which the side to move has more pieces; None if it is illegal or in check."""
-    pieces = [*"K", *random.choice(_ATTACKERS), *"k", *random.choice(_DEFENDERS)]
-    board = chess.Board(None)
-    for symbol, square in zip(pieces, random.sample(range(64), len(pieces)), strict=True):
-        board.set_piece_at(square, chess.Piece.from_symbol(symbol))
-    board.turn = chess.WHITE
-    if random.random() < 0.5:
-        board = board.mirror()
-    return board if board.is_valid() and not board.is_check() else None
-
-
 def find_mate(board: Any, mate: int) -> list[str] | None:
     """The moves to a mate in one or two; None without one, with a faster one, or with several first moves."""
     quick = _mating_moves(board)
@@ -171,25 +157,22 @@ def find_mate(board: Any, mate: int) -> list[str] | None:
         return [quick[0].uci()] if quick else None
     if quick:
         return None
-    keys = [line for move in list(board.legal_moves) if (line := _forced_mate(board, move)) is not None]
-    return keys[0] if len(keys) == 1 else None
-
-
-def _forced_mate(board: Any, move: Any) -> list[str] | None:
-    """The solution if this move forces mate in two."""
-    board.push(move)
-    line = None
-    try:
+    lines: list[list[str]] = []
+    for move in list(board.legal_moves):
+        board.push(move)
+        line: list[str] = []
         for answer in list(board.legal_moves):
             board.push(answer)
             mates = _mating_moves(board)
             board.pop()
             if not mates:
-                return None
+                line = []
+                break
             line = line or [move.uci(), answer.uci(), mates[0].uci()]
-        return line
-    finally:
         board.pop()
+        if line:  # each answer is met by a mate
+            lines.append(line)
+    return lines[0] if len(lines) == 1 else None
 
 
 def _mating_moves(board: Any) -> list[Any]:
@@ -202,3 +185,31 @@ def _mating_moves(board: Any) -> list[Any]:
             found.append(move)
         board.pop()
     return found
+
+
+def lichess_tasks(
+    split: str = "train", count: int | None = None, *, lowest: int = 0, highest: int = 4000, theme: str = ""
+) -> list[dict[str, Any]]:
+    """The first `count` puzzles of Lichess's database in a split (None: all).
+
+    lowest, highest: limits of the rating. theme: empty for all. The split of a puzzle is a hash of its position.
+    """
+    validate_split(split)
+    path = LICHESS.file("lichess_db_puzzle.csv")
+
+    def read_puzzle(line: int, row: dict[str, str]) -> dict[str, Any] | None:
+        try:
+            if not all(row.get(name) for name in _LICHESS_COLUMNS):
+                raise DataError(f"a puzzle needs {', '.join(_LICHESS_COLUMNS)}; this row has {row!r:.200}")
+            themes = (row.get("Themes") or "").split()
+            rated = lowest <= float(row.get("Rating") or 0) <= highest
+            if not rated or not belongs_to(row["FEN"], split) or (theme and theme not in themes):
+                return None
+            puzzle = make_puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
+        except (DataError, ValueError) as error:
+            raise DataError(f"{path}, line {line}: {error}") from error
+        return {"id": f"lichess/{row['PuzzleId']}", **puzzle, "rating": row.get("Rating"), "themes": themes}
+
+    with open_text(path) as lines:
+        puzzles = (read_puzzle(number, row) for number, row in enumerate(csv.DictReader(lines), 2))
+        return list(islice(filter(None, puzzles), count))

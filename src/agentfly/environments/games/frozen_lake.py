@@ -12,8 +12,15 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.games.game import GameEnvironment
-from agentfly.environments.games.grid import OFFSETS, Direction, Place, find_symbols, neighbor, validate_rows
+from agentfly.environments.games.game import (
+    OFFSETS,
+    Direction,
+    GameEnvironment,
+    Place,
+    find_symbols,
+    neighbor,
+    validate_rows,
+)
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.tooling import tool
@@ -41,15 +48,20 @@ class FrozenLake(GameEnvironment):
         holes: float = 0.25,
         slippery: bool = False,
     ) -> list[dict[str, Any]]:
-        """Lakes of `size` rows and columns with a fraction of `holes` and a path from start to goal."""
+        """Lakes of `size` rows and columns with a fraction of `holes`; the goal is at least `size` - 1 steps away."""
         if not 3 <= size <= 16 or not 0 <= holes <= 0.6:
             raise ConfigError(
                 f"a lake has a size from 3 to 16 and a fraction of 0 to 0.6 holes, not size={size!r}, holes={holes!r}"
             )
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]] | None:
-            rows = _draw_lake(random, size, holes)
-            if rows is None:
+            start, goal = random.sample([(y, x) for y in range(size) for x in range(size)], 2)
+            rows = [""] * size
+            for y in range(size):
+                for x in range(size):
+                    mark = START if (y, x) == start else GOAL if (y, x) == goal else ""
+                    rows[y] += mark or (HOLE if random.random() < holes else ICE)
+            if compute_distances(rows).get(start, 0) < size - 1:
                 return None
             question = QUESTION.format(lake=render_lake(rows), slippery=SLIPPERY if slippery else "")
             slips = {"slippery": True, "seed": random.randrange(2**32)} if slippery else {}
@@ -60,7 +72,11 @@ class FrozenLake(GameEnvironment):
     async def reset(self, task: Task) -> None:
         """Start on the lake in the column `lake`; the columns `slippery` and `seed` determine the slips."""
         self.begin()
-        self._rows = read_lake(task)
+        if "lake" not in task.columns:
+            raise DataError(f"task {task.id!r} has no column 'lake'; FrozenLake.draw_tasks makes such rows")
+        self._rows = validate_rows(task.columns["lake"], START + ICE + HOLE + GOAL, "lake")
+        if len(find_symbols(START, self._rows)) != 1 or not find_symbols(GOAL, self._rows):
+            raise DataError(f"the lake of task {task.id!r} needs one start (S) and a goal (G)")
         (self._at,) = find_symbols(START, self._rows)
         self._slippery = bool(task.columns.get("slippery", False))
         self._slips = Random(str(task.columns.get("seed", 0)))
@@ -74,9 +90,9 @@ class FrozenLake(GameEnvironment):
         Args:
             direction: Where to go.
         """
-        return await self.play(self._step, direction)
+        return await self.play(direction)
 
-    async def _step(self, direction: Direction) -> str:
+    async def _act(self, direction: Direction) -> str:
         actual = self._slips.choice((direction, *_SLIP_DIRECTIONS[direction])) if self._slippery else direction
         there = neighbor(self._at, actual)
         self._at = there if symbol_at(self._rows, there) else self._at
@@ -98,16 +114,6 @@ class FrozenLake(GameEnvironment):
             OFFSETS, key=lambda way: _action_value(self._rows, values, self._at, direction=way, slippery=self._slippery)
         )
         return ToolCall("move", {"direction": best})
-
-
-def read_lake(task: Task) -> list[str]:
-    """The lake of a task, validated."""
-    if "lake" not in task.columns:
-        raise DataError(f"task {task.id!r} has no column 'lake'; FrozenLake.draw_tasks makes such rows")
-    rows = validate_rows(task.columns["lake"], START + ICE + HOLE + GOAL, "lake")
-    if len(find_symbols(START, rows)) != 1 or not find_symbols(GOAL, rows):
-        raise DataError(f"the lake of task {task.id!r} needs one start (S) and a goal (G)")
-    return rows
 
 
 def render_lake(rows: Sequence[str], player: Place | None = None) -> str:
@@ -156,15 +162,3 @@ def _action_value(
     directions = (direction, *_SLIP_DIRECTIONS[direction]) if slippery else (direction,)
     nexts = [neighbor(place, each) for each in directions]
     return sum(values.get(there if symbol_at(rows, there) else place, 0.0) for there in nexts) / len(directions)
-
-
-def _draw_lake(random: Random, size: int, holes: float) -> list[str] | None:
-    """A lake whose goal is at least `size` - 1 steps from the start; None if the draw is not one."""
-    start, goal = random.sample([(y, x) for y in range(size) for x in range(size)], 2)
-    marks = {start: START, goal: GOAL}
-
-    def symbol(place: Place) -> str:
-        return marks.get(place) or (HOLE if random.random() < holes else ICE)
-
-    rows = ["".join(symbol((y, x)) for x in range(size)) for y in range(size)]
-    return rows if compute_distances(rows).get(start, 0) >= size - 1 else None

@@ -1,19 +1,27 @@
-"""Base classes of games: moves until the game is over.
+"""Base classes of games, moves until the game is over, and the grid that some are played on.
 
 A finished game stays as it ended: the chain ends there, and later moves are answered but not carried out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from agentfly.environment import Environment
+from agentfly.errors import DataError
 from agentfly.tooling import tool
+
+Direction = Literal["up", "down", "left", "right"]
+Place = tuple[int, int]
+"""Row and column, from the top left."""
+OFFSETS: dict[Direction, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+MAX_SIZE = 64
+"""Maximum number of rows and of columns of a grid in a task."""
 
 
 class GameEnvironment(Environment):
-    """A game played move by move. A subclass calls `begin` in `reset` and `play` in its tools."""
+    """A game played move by move. A subclass implements `_act`, calls `begin` in `reset`, and `play` in its tools."""
 
     scored_by = "game_won"
     max_moves: ClassVar[int] = 100
@@ -28,21 +36,25 @@ class GameEnvironment(Environment):
         self.won = False
         self.over = False
 
-    async def play(self, move: Callable[..., Awaitable[str]], *arguments: Any) -> dict[str, Any]:
-        """Make a move unless the game is over; returns the tool result."""
+    async def play(self, action: Any) -> dict[str, Any]:
+        """Carry out an action unless the game is over; returns the tool result."""
         if self.over:
             observation = "The game is over."
         else:
             self.moves += 1
-            observation = await move(*arguments)
+            observation = await self._act(action)
             if self.moves >= self.max_moves and not self.over:
                 self.over = True
                 observation += f"\nThat was move {self.moves}, the last: the game is over."
         return {"observation": observation, "won": self.won, "score": self.score, "ends_chain": self.over}
 
+    async def _act(self, action: Any) -> str:
+        """Carry out an action and return the observation. Sets `score`, `won` and `over`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement _act")
+
 
 class TextGame(GameEnvironment):
-    """A game of another package with text actions and observations. A subclass implements `_act`."""
+    """A game of another package with text actions and observations. `_act` also sets `view`."""
 
     scored_by = "game_score"
     max_action_length: ClassVar[int] = 1000
@@ -60,13 +72,31 @@ class TextGame(GameEnvironment):
         if len(action) > self.max_action_length:
             error = f"Error: an action has at most {self.max_action_length} characters, not {len(action)}."
             return {"observation": error}
-        return await self.play(self._act, action)
-
-    async def _act(self, action: str) -> str:
-        """Carry out an action and return the observation. Sets `view`, `score`, `won` and `over`."""
-        raise NotImplementedError(f"{type(self).__name__} must implement _act")
+        return await self.play(action)
 
     @tool
     async def look(self) -> str:
         """Show again what there is to see now."""
         return self.view
+
+
+def neighbor(place: Place, direction: Direction) -> Place:
+    """The adjacent place in a direction."""
+    row, column = OFFSETS[direction]
+    return place[0] + row, place[1] + column
+
+
+def find_symbols(symbols: str, rows: Sequence[str]) -> list[Place]:
+    """The places of any of the symbols."""
+    return [(y, x) for y, row in enumerate(rows) for x, symbol in enumerate(row) if symbol in symbols]
+
+
+def validate_rows(rows: Any, symbols: str, column: str) -> list[str]:
+    """The rows of a grid in a task's column. Raises DataError unless they consist of these symbols."""
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, str) for row in rows):
+        raise DataError(f"the column {column!r} must be a list of rows of text, not {rows!r:.80}")
+    if not 0 < len(rows) <= MAX_SIZE or not all(len(row) <= MAX_SIZE for row in rows):
+        raise DataError(f"the column {column!r} must have 1 to {MAX_SIZE} rows, none longer than {MAX_SIZE}")
+    if unknown := sorted({symbol for row in rows for symbol in row} - set(symbols)):
+        raise DataError(f"the column {column!r} may contain {symbols!r}; it also has {''.join(unknown)!r:.80}")
+    return list(rows)

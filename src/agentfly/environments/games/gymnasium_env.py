@@ -77,7 +77,17 @@ class GymnasiumEnvironment(TextGame):
         wanted = columns.get("env_id", self.env_id), dict(columns.get("settings", self.settings))
         if self._env is None or self._made_with != wanted:
             self._close_env()
-            self._env, self._made_with = _make_environment(*wanted), wanted
+            with require_extra("GymnasiumEnvironment", "gymnasium"):
+                import gymnasium
+            env_id, settings = wanted
+            try:
+                made = gymnasium.make(env_id, disable_env_checker=True, **settings)
+                if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
+                    made.close()
+                    made = gymnasium.make(env_id, disable_env_checker=True, render_mode="ansi", **settings)
+            except (gymnasium.error.Error, ModuleNotFoundError, TypeError, AttributeError) as error:
+                raise ConfigError(f"Gymnasium cannot make {env_id!r:.80}: {describe(error)}") from error
+            self._env, self._made_with = made, wanted
         known = ACTIONS.get(str(wanted[0]).rpartition("-v")[0].rpartition("/")[2], ())
         self._names = [str(name) for name in columns.get("actions", self.actions or known)]
         try:
@@ -99,20 +109,24 @@ class GymnasiumEnvironment(TextGame):
 
     def describe_actions(self) -> str:
         """The available actions."""
+        from gymnasium.spaces import Discrete
+
         space = self._env.action_space
-        numbers = range(space.start, space.start + space.n) if _is_space("Discrete", space) else ()
+        numbers = range(space.start, space.start + space.n) if isinstance(space, Discrete) else ()
         return f"Actions: {', '.join(self._names or map(str, numbers)) or space}."
 
     def _parse_action(self, action: str) -> Any:
         """The action as an element of the action space; None if it is not one."""
+        from gymnasium.spaces import Discrete, Text
+
         space = self._env.action_space
-        if _is_space("Text", space):
+        if isinstance(space, Text):
             return action if space.contains(action) else None
         if action.lower() in self._names:
             return space.start + self._names.index(action.lower())
         try:
             value = json.loads(action)
-            chosen = value if _is_space("Discrete", space) else space.from_jsonable([value])[0]
+            chosen = value if isinstance(space, Discrete) else space.from_jsonable([value])[0]
             return chosen if not isinstance(chosen, bool) and space.contains(chosen) else None
         except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
             return None
@@ -133,12 +147,6 @@ class GymnasiumEnvironment(TextGame):
         self._close_env()
 
 
-def _is_space(kind: str, space: Any) -> bool:
-    from gymnasium import spaces
-
-    return isinstance(space, getattr(spaces, kind))
-
-
 def write_out_colors(rendering: str) -> str:
     """Replace the color codes of a rendering by text."""
 
@@ -147,17 +155,3 @@ def write_out_colors(rendering: str) -> str:
         return f"{text}({_COLORS[code]})" if code in _COLORS else f"[{text}]"
 
     return _COLORED.sub(replace, rendering)
-
-
-def _make_environment(env_id: Any, settings: dict[str, Any]) -> Any:
-    with require_extra("GymnasiumEnvironment", "gymnasium"):
-        import gymnasium
-
-    try:
-        made = gymnasium.make(env_id, disable_env_checker=True, **settings)
-        if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
-            made.close()
-            made = gymnasium.make(env_id, disable_env_checker=True, render_mode="ansi", **settings)
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError, AttributeError) as error:
-        raise ConfigError(f"Gymnasium cannot make {env_id!r:.80}: {describe(error)}") from error
-    return made

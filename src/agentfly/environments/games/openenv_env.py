@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar
 
 import pydantic
@@ -76,18 +77,36 @@ class OpenEnvEnvironment(TextGame):
             raise ConfigError(
                 f"the column 'reset' must be an object with the arguments of the server's reset, not {given!r:.80}"
             )
-        address = _session_address(task.columns.get("address", self.address))
+        given_address = task.columns.get("address", self.address)
+        scheme, found, rest = str(given_address).partition("://")
+        schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+        if not found or scheme not in schemes:
+            raise ConfigError(
+                f"an OpenEnv server has an address such as http://127.0.0.1:8000, not {given_address!r:.80}"
+            )
+        address = f"{schemes[scheme]}://{rest.rstrip('/')}/ws"
         if self._socket is None or self._at != address:
             await self.close()
-            self._socket, self._at = await _connect(address), address
+            with require_extra("OpenEnvEnvironment", "openenv"):
+                from websockets.asyncio.client import connect
+            try:
+                self._socket = await connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None)
+            except Exception as error:
+                raise EnvironmentFault(f"no OpenEnv server answers at {address}: {describe(error)}") from error
+            self._at = address
         response = await self._request({"type": "reset", "data": dict(given)})
         if response.type == "error":
             raise EnvironmentFault(f"the OpenEnv server at {address} could not reset: {response.error}")
         self.view = self._apply(response)
 
     async def _act(self, action: str) -> str:
-        fields = {self.field: action} if self.field else _parse_object(action)
-        if fields is None:
+        fields: Any = None
+        if self.field:
+            fields = {self.field: action}
+        else:
+            with suppress(ValueError, RecursionError):
+                fields = json.loads(action)
+        if not isinstance(fields, dict):
             return 'Error: an action is a JSON object, such as {"message": "Hello."}.'
         response = await self._request({"type": "step", "data": fields})
         if response.type == "error":
@@ -132,30 +151,3 @@ class OpenEnvEnvironment(TextGame):
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
-
-
-def _session_address(address: Any) -> str:
-    """The WebSocket URL for a server's address."""
-    scheme, found, rest = str(address).partition("://")
-    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    if not found or scheme not in schemes:
-        raise ConfigError(f"an OpenEnv server has an address such as http://127.0.0.1:8000, not {address!r:.80}")
-    return f"{schemes[scheme]}://{rest.rstrip('/')}/ws"
-
-
-async def _connect(address: str) -> Any:
-    with require_extra("OpenEnvEnvironment", "openenv"):
-        from websockets.asyncio.client import connect
-
-    try:
-        return await connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None)
-    except Exception as error:
-        raise EnvironmentFault(f"no OpenEnv server answers at {address}: {describe(error)}") from error
-
-
-def _parse_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -7,12 +7,12 @@ drawn.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.environments.games.safe_expression import is_safe_expression
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
@@ -31,6 +31,17 @@ EVALUATED = frozenset({
     "simple_integration", "spiral_matrix", "string_insertion",
 })  # fmt: skip
 """Generators whose scorers evaluate the answer as Python; only safe expressions are passed to them."""
+_FUNCTIONS = frozenset(
+    {"Abs", "acos", "asin", "atan", "cos", "cosh", "exp", "log", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
+_MAX_SIZE = 100
+"""Maximum exponent, and maximum length of a number or string in characters."""
+_MAX_CALL_DEPTH = 2
+"""Nested calls: exp(exp(exp(9))) cannot be computed."""
+_ALLOWED = (
+    ast.Expression, ast.List, ast.Tuple, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub, ast.BinOp, ast.Add, ast.Sub,
+    ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.Call, ast.Name, ast.Constant,
+)  # fmt: skip
 
 
 class ReasoningGym(Environment):
@@ -50,7 +61,12 @@ class ReasoningGym(Environment):
     ) -> list[dict[str, Any]]:
         """Questions round-robin over `datasets`. settings: for each generator (None: its defaults)."""
         for name in datasets:
-            _require_fair_scorer(name, settings or {})
+            for probe in range(_PROBES):
+                generator, entry = generate_question({"dataset": name, "settings": settings, "seed": probe})
+                if _run_scorer(generator, entry["answer"], entry) >= 1:
+                    break
+            else:
+                raise ConfigError(f"reasoning-gym's scorer of {name!r} gives its own answers less than 1; leave it out")
 
         def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
             row: dict[str, Any] = {"dataset": datasets[number % len(datasets)], "settings": dict(settings or {})}
@@ -97,15 +113,6 @@ def generate_question(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise ConfigError(f"{name} cannot generate a question with {settings!r:.200}: {describe(error)}") from error
 
 
-def _require_fair_scorer(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a generator whose reference answers never get the full score."""
-    for seed in range(_PROBES):
-        generator, entry = generate_question({"dataset": name, "settings": settings, "seed": seed})
-        if _run_scorer(generator, entry["answer"], entry) >= 1:
-            return
-    raise ConfigError(f"reasoning-gym's scorer of {name!r} gives its own answers less than 1; leave it out")
-
-
 def score_answer(row: Mapping[str, Any], answer: str) -> float:
     """Reasoning-gym's score of an answer, 0 to 1."""
     generator, entry = generate_question(row)
@@ -123,3 +130,47 @@ def _run_scorer(generator: Any, answer: str, entry: dict[str, Any]) -> float:
         return float(generator.score_answer(answer, entry))
     except Exception:  # some scorers raise on answers in an unexpected format: wrong
         return 0.0
+
+
+def is_safe_expression(text: str) -> bool:
+    """Whether text can be evaluated as Python safely: a plain expression, or not Python and without special characters.
+
+    Only lists, names and small arithmetic expressions are: no attribute access, no calls but a few functions, no huge
+    results.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError:
+        # Some evaluators accept more than Python: sympy's takes `5!`, for example.
+        return not any(sign in text for sign in "*!(.=:@`\\")
+    except (ValueError, RecursionError, MemoryError):
+        return False
+    return all(isinstance(node, _ALLOWED) and _is_safe_node(node) for node in ast.walk(tree))
+
+
+def _is_safe_node(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name), keywords=[]):
+            return name in _FUNCTIONS and _call_depth(node) <= _MAX_CALL_DEPTH
+        case ast.Call():
+            return False
+        case ast.Name(id=name):
+            return "__" not in name
+        case ast.Constant(value=value):
+            return isinstance(value, int | float | str) and len(str(value)) <= _MAX_SIZE
+        case ast.BinOp(op=ast.Pow(), left=base, right=exponent):
+            parts = list(ast.walk(exponent))
+            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+            is_small = all(isinstance(each, int | float) and abs(each) <= _MAX_SIZE for each in numbers)
+            nested = any(isinstance(each, ast.Pow) for each in (*parts, *ast.walk(base)))
+            return is_small and not nested and not any(isinstance(each, ast.Call) for each in parts)
+        case ast.BinOp(op=ast.Mult(), left=ast.List() | ast.Tuple() | ast.Constant(value=str())):
+            return False
+        case ast.BinOp(op=ast.Mult(), right=ast.List() | ast.Tuple() | ast.Constant(value=str())):
+            return False
+    return True
+
+
+def _call_depth(node: ast.AST) -> int:
+    inner = max((_call_depth(child) for child in ast.iter_child_nodes(node)), default=0)
+    return inner + isinstance(node, ast.Call)

@@ -22,13 +22,13 @@ from agentfly.training import TrainConfig
 
 
 @reward
-def answered(prediction: str, answer: str) -> float:
+def exact_answer(prediction: str, answer: str) -> float:
     """1 if the answer is exactly the requested fact, else 0."""
     return float(prediction.strip() == answer)
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[Lookup], reward=answered)
+    return HFAgent(**model, tools=[Lookup], reward=exact_answer)
 
 
 def draw_tasks(count: int, seed: int, *, held_out: bool = False) -> list[dict[str, Any]]:

@@ -5,16 +5,19 @@ Once it has ended, neither success nor failure can be changed by further actions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from agentfly.environment import Environment, Pool
+from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld import tasks as official
-from agentfly.environments.scienceworld.simulator import Simulator
+from agentfly.errors import EnvironmentFault
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
+T = TypeVar("T")
 MAX_ACTION_LENGTH = 1000
 """Characters; the simulator's own actions have fewer than a hundred."""
 MAX_LISTED_ACTIONS = 100
@@ -31,7 +34,8 @@ class ScienceWorld(Environment):
     deterministic = False  # in some tasks the simulator draws unseeded random numbers: a score of 30, then of 31
     share_process: ClassVar[int] = 16
     """Maximum number of instances per Java process; their actions are serialized."""
-    _simulator: Simulator | None = None
+    _jvm: jvm.JVM | None = None
+    """The Java process in which this instance has a slot."""
 
     @classmethod
     def draw_tasks(
@@ -48,8 +52,8 @@ class ScienceWorld(Environment):
 
     async def start(self) -> None:
         """Create a simulator."""
-        self._simulator = Simulator(self.share_process)  # assigned first, so that `close` releases it after a failure
-        await call(self._simulator.open)
+        self._jvm = jvm.reserve(self.share_process)  # assigned first, so that `close` releases it after a failure
+        self._interface = await call(self._jvm.call, lambda gateway: gateway.create_simulator())
 
     async def reset(self, task: Task) -> None:
         """Load the variation given by the columns `task_name`, `variation_idx` and `simplification`."""
@@ -61,7 +65,7 @@ class ScienceWorld(Environment):
         self.ended = False
         self.invalid_actions = 0
         """Number of actions that the simulator could not parse."""
-        await call(self._running.load, self._variation)
+        await self._call(self._variation.load)
 
     @property
     def steps(self) -> int:
@@ -69,9 +73,15 @@ class ScienceWorld(Environment):
         return len(self._actions)
 
     @property
-    def _running(self) -> Simulator:
-        assert self._simulator is not None
-        return self._simulator
+    def _process(self) -> jvm.JVM:
+        if self._jvm is None:
+            raise EnvironmentFault("this ScienceWorld is closed")
+        return self._jvm
+
+    async def _call(self, function: Callable[[Any], T]) -> T:
+        """Run `function` with the simulator, in a thread, when the process is free."""
+        result: T = await call(self._process.call, lambda _: function(self._interface))
+        return result
 
     @tool
     async def scienceworld_step(self, action: str) -> dict[str, Any]:
@@ -89,10 +99,9 @@ class ScienceWorld(Environment):
         if len(action) > MAX_ACTION_LENGTH:
             observation = NOT_UNDERSTOOD
         else:
-            result = await call(self._running.step, action.encode("utf-8", "replace").decode())
-            observation = result.observation
-            self.score = result.score
-            self.ended = result.completed or self.score < 0
+            text = action.encode("utf-8", "replace").decode()
+            observation, self.score, completed = await self._call(lambda simulator: jvm.take_step(simulator, text))
+            self.ended = completed or self.score < 0
         self.invalid_actions += observation == NOT_UNDERSTOOD
         return {"observation": observation, "score": self.score, "ends_chain": self.ended}
 
@@ -106,9 +115,13 @@ class ScienceWorld(Environment):
         """
         word = about.strip()
         if not word:
-            templates, objects = await call(self._running.list_templates)
+            templates, objects = await self._call(
+                lambda simulator: (list(simulator.getPossibleActions()), list(simulator.getPossibleObjects()))
+            )
             return f"Actions: {'; '.join(templates)}.\nOBJ may be: {', '.join(objects)}."
-        found = [each for each in await call(self._running.list_valid_actions) if word.lower() in each.lower()]
+        listed = await self._call(lambda simulator: str(simulator.getValidActionObjectCombinationsJSON()))
+        valid = sorted({each["action"] for each in json.loads(listed)["validActions"]})  # often a thousand
+        found = [each for each in valid if word.lower() in each.lower()]
         left = len(found) - MAX_LISTED_ACTIONS
         more = [f"… and {left} more. Use a longer word."] if left > 0 else []
         return "\n".join([*found[:MAX_LISTED_ACTIONS], *more]) or f"Nothing can be done with {word!r:.80}."
@@ -121,15 +134,16 @@ class ScienceWorld(Environment):
         if self.ended:
             return "Done."
         if self._gold is None:
-            self._gold = await call(self._running.find_gold_path, self._variation)
+            self._gold = await call(self._process.call_scratch, self._variation.find_gold_path)
         done = 0
         for action in self._actions:
             done += done < len(self._gold) and action == self._gold[done]
         return ToolCall("scienceworld_step", {"action": self._gold[done]}) if done < len(self._gold) else "Done."
 
     async def check(self) -> None:
-        await call(self._running.check)
+        await call(self._process.check)
 
     async def close(self) -> None:
-        if self._simulator is not None:
-            await call(self._simulator.close)
+        process, self._jvm = self._jvm, None
+        if process is not None:
+            await call(jvm.release, process)

@@ -29,12 +29,29 @@ class Gateway:
     """A Java process and the connection to it. Not thread-safe, except for `close`."""
 
     def __init__(self) -> None:
+        home = os.environ.get("JAVA_HOME")
+        java = shutil.which("java", path=f"{home}/bin" if home else None)
+        if java is None:
+            where = f"JAVA_HOME ({home})" if home else "PATH"
+            raise ConfigError(
+                f"ScienceWorld's simulator needs Java, and there is no `java` in {where}: "
+                "apt-get install default-jre-headless, or another Java (tested with 17)"
+            )
+        class_path = os.pathsep.join(map(os.path.abspath, (find_jar_path(), JAR_PATH)))
         # The simulator writes object_type_ids.tsv into its working directory.
         self._folder = tempfile.TemporaryDirectory(prefix="agentfly-scienceworld-", ignore_cleanup_errors=True)
         self._java: JavaGateway | None = None
         self._output: deque[bytes] = deque(maxlen=5)
         try:
-            self._process = _start_java(self._folder.name)
+            # The process exits when its stdin closes, that is, when this process ends for any reason.
+            self._process = subprocess.Popen(
+                [java, *OPTIONS, "-cp", class_path, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
+                cwd=self._folder.name,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C goes to this process only, which then closes the other
+            )
         except BaseException:
             self._folder.cleanup()
             raise
@@ -44,18 +61,14 @@ class Gateway:
         try:
             if not port.isdigit():
                 raise EnvironmentFault(f"Java did not start: {port} {token}")
-            self._java = _SingleSendGateway(
+            self._java = started = _SingleSendGateway(
                 gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=ANSWER_SECONDS)
             )
-            self.call(Gateway._silence_stdout)
+            # The simulator prints pages per step. This must run before its first class is loaded.
+            self.call(lambda _: started.jvm.java.lang.System.setOut(started.jvm.java.io.PrintStream(os.devnull)))
         except BaseException:
             self.close()
             raise
-
-    def _silence_stdout(self) -> None:
-        """The simulator prints pages per step. Must run before its first class is loaded."""
-        assert self._java is not None
-        self._java.jvm.java.lang.System.setOut(self._java.jvm.java.io.PrintStream(os.devnull))
 
     def _read_output(self) -> None:
         """Drain stdout and stderr; the last lines usually explain a crash."""
@@ -118,24 +131,3 @@ class _SingleSendClient(GatewayClient):  # type: ignore[misc]
             raise
         self._give_back_connection(connection)
         return answer
-
-
-def _start_java(folder: str) -> subprocess.Popen[bytes]:
-    """Start the process in `folder`. It exits when its stdin closes, that is, when this process ends for any reason."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin" if home else None)
-    if java is None:
-        where = f"JAVA_HOME ({home})" if home else "PATH"
-        raise ConfigError(
-            f"ScienceWorld's simulator needs Java, and there is no `java` in {where}: "
-            "apt-get install default-jre-headless, or another Java (tested with 17)"
-        )
-    class_path = os.pathsep.join(map(os.path.abspath, (find_jar_path(), JAR_PATH)))
-    return subprocess.Popen(
-        [java, *OPTIONS, "-cp", class_path, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C goes to this process only, which then closes the other
-    )

@@ -1,4 +1,4 @@
-"""Java processes, each shared by several simulators.
+"""The simulators, and the Java processes that several of them share. Calls block until the process has answered.
 
 The simulator is not thread-safe: two concurrent calls interfere even between different simulators, so the calls of one
 process are serialized by a lock. When a process dies or hangs, all its simulators raise EnvironmentFault and the next
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentfly.errors import EnvironmentFault
+from agentfly.errors import DataError, EnvironmentFault
 from agentfly.extras import require_extra
 
 if TYPE_CHECKING:
@@ -116,3 +117,35 @@ def list_pids() -> list[int]:
     """Ids of the running Java processes."""
     with _LOCK:
         return [jvm.pid for jvm in _JVMS if jvm.usable and jvm.pid is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A variation of a task, as the simulator loads it."""
+
+    task: str
+    """One of the thirty task names, such as `boil`."""
+    number: int
+    """Index of the variation."""
+    simplification: str = "easy"
+    """Comma-separated simplifications; empty for none."""
+
+    def load(self, interface: Any, gold: bool = False) -> None:
+        """Load it into a simulator; with `gold`, compute the solution first, which takes up to some seconds."""
+        count = interface.getTaskMaxVariations(self.task)
+        if not 0 <= self.number < count:
+            raise DataError(f"{self.task} has variations 0 to {count - 1}; there is no {self.number}")
+        if wrong := interface.load(self.task, self.number, self.simplification, gold):
+            raise DataError(f"ScienceWorld cannot load {self}: {wrong}")
+
+    def find_gold_path(self, interface: Any) -> list[str]:
+        """Actions that solve it from its start. Changes the state of the simulator."""
+        self.load(interface, gold=True)
+        return list(interface.getGoldActionSequence())
+
+
+def take_step(interface: Any, action: str) -> tuple[str, int, bool]:
+    """Carry out an action: the observation, the score (0 to 100; -100 if the task has failed for good), and whether
+    the task is completed."""
+    observation = str(interface.step(action))
+    return observation, round(100 * interface.getScore()), bool(interface.getCompleted())

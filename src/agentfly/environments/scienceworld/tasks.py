@@ -14,19 +14,14 @@ from typing import Any
 
 from agentfly.environments.data import validate_split
 from agentfly.environments.scienceworld import jvm
-from agentfly.environments.scienceworld.simulator import Variation
+from agentfly.environments.scienceworld.jvm import Variation
 from agentfly.errors import DataError
 from agentfly.extras import require_extra
 from agentfly.types import Task
 
 SIMPLIFICATIONS = (
-    "easy",
-    "teleportAction",
-    "selfWateringFlowerPots",
-    "openContainers",
-    "openDoors",
-    "noElectricalAction",
-)
+    "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction",
+)  # fmt: skip
 """`easy` stands for all others that the task allows."""
 _ELECTRICAL = ("power-component", "conductivity")
 
@@ -77,10 +72,19 @@ def draw_tasks(
     random.Random(f"scienceworld {seed}").shuffle(names)
     with _reserve_jvm() as process:
         queues = [_variations(process, validate_split(split), name, simplification, seed=seed) for name in names]
-        rows = list(itertools.islice(_round_robin(queues), max(count, 0)))
-        if len(rows) < count:
-            raise DataError(f"the split {split} has {len(rows)} variations of {', '.join(names)}, not {count}")
-        return [_make_row(process, each) for each in rows]
+        variations: list[Variation] = []
+        # A queue is started only when its turn comes: the first access loads the task, which is slow.
+        while queues and len(variations) < count:
+            for queue in tuple(queues):
+                if len(variations) == count:
+                    break
+                if (variation := next(queue, None)) is not None:
+                    variations.append(variation)
+                else:
+                    queues.remove(queue)
+        if len(variations) < count:
+            raise DataError(f"the split {split} has {len(variations)} variations of {', '.join(names)}, not {count}")
+        return [_make_row(process, each) for each in variations]
 
 
 def official_tasks(
@@ -109,16 +113,6 @@ def _reserve_jvm() -> Iterator[jvm.JVM]:
         yield process
     finally:
         jvm.release(process)
-
-
-def _round_robin(queues: list[Iterator[Variation]]) -> Iterator[Variation]:
-    """Yield one item of each queue in turn. Lazy: a queue is started only when its turn comes."""
-    while queues:
-        for queue in tuple(queues):
-            try:
-                yield next(queue)
-            except StopIteration:
-                queues.remove(queue)
 
 
 _SPLITS: dict[str, dict[str, tuple[int, ...]]] = {}

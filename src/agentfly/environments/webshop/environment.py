@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from agentfly import threads
 from agentfly.environment import Environment
-from agentfly.environments.webshop import expert, generated, pages
-from agentfly.environments.webshop.goal import ShopGoal
+from agentfly.environments.webshop import generated, pages
+from agentfly.environments.webshop.product import LIMIT, ShopGoal
 from agentfly.environments.webshop.score import extract_nouns
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import find_cached_shop, open_shop
@@ -54,7 +54,7 @@ class WebShop(Environment):
         if not isinstance(name, str):
             raise DataError(f"the column `shop` must name a shop, such as 'official'; it is {name!r:.60}")
         shop = find_cached_shop(name) or await threads.call(open_shop, name)
-        if goal.asin not in shop:
+        if goal.asin not in shop.products:
             raise DataError(f"the goal was made from product {goal.asin!r:.40}, which the shop {name!r} does not have")
         self.session = ShopSession(shop, goal, self.window)
 
@@ -95,7 +95,7 @@ class WebShop(Environment):
 
     def expert(self) -> ToolCall | str:
         """Find the product, choose its options, and buy it."""
-        choose = expert.next_exploring_action if self.expert_explores else expert.next_informed_action
+        choose = next_exploring_action if self.expert_explores else next_informed_action
         action = choose(self.session)
         if action is None:
             return "Done." if self.score else "I cannot find it."
@@ -109,3 +109,47 @@ def _load_packages() -> None:
         for package in ("rapidfuzz", "Stemmer"):
             importlib.import_module(package)
     extract_nouns("loads the lexicon")
+
+
+# Two scripted experts. Both are stateless: the next action depends on the session only. An action is `search` or
+# `click` with its argument; None means that the session is over or nothing is left to try.
+Action = tuple[str, str]
+
+
+def next_informed_action(session: ShopSession) -> Action | None:
+    """Search for the title of the product, then choose the options and buy."""
+    goal = session.goal
+    if session.score is not None:
+        return None
+    if session.product is not None:
+        is_elsewhere = session.about or session.product.asin != goal.asin
+        return "click", pages.PREVIOUS if is_elsewhere else _next_option(session)
+    if session.keywords is None:
+        return "search", goal.name
+    if goal.asin.lower() in session.clickable:
+        return "click", goal.asin
+    if session.number * session.window < len(session.found):
+        return "click", pages.NEXT
+    queries = [each.lower() for each in (goal.name, " ".join([goal.name, *goal.options]), goal.instruction)]
+    tried = queries.index(session.keywords) + 1 if session.keywords in queries else 0
+    return ("search", queries[tried]) if tried < len(queries) else None
+
+
+def next_exploring_action(session: ShopSession) -> Action | None:
+    """Search with the words of the instruction and buy the first product on the page within the price limit."""
+    if session.score is not None:
+        return None
+    if session.product is not None:
+        return "click", pages.PREVIOUS if session.about else _next_option(session)
+    if session.keywords is None:
+        return "search", session.goal.instruction.partition(LIMIT)[0]
+    products = session.listing
+    affordable = (product.asin for product in products if product.price < session.goal.price_upper)
+    return ("click", next(affordable, products[0].asin)) if products else None
+
+
+def _next_option(session: ShopSession) -> str:
+    """The next wanted option that is available and not chosen yet; the buy button if there is none."""
+    chosen = session.options.values()
+    missing = (each for each in session.goal.options if each not in chosen and each.strip() in session.clickable)
+    return next(missing, pages.BUY)

@@ -17,8 +17,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environments.data import validate_count, validate_split
-from agentfly.environments.webshop.goal import ShopGoal, make_option_goal
-from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct, make_option_goal
 from agentfly.errors import DataError
 
 MAX_PRODUCTS = 1_000_000
@@ -102,8 +101,9 @@ def draw_product(position: int, seed: int) -> ShopProduct:
     for name, values in kind.options.items():
         chosen = random.sample(values, random.randint(2, min(5, len(values))))
         options[name] = tuple(value for value in values if value in chosen)
+    number = (position * _STRIDE + int(hashlib.sha256(str(seed).encode()).hexdigest(), 16)) % 36**9
     return ShopProduct(
-        asin=_make_asin(position, seed),
+        asin="G" + "".join(_DIGITS[number // 36**place % 36] for place in range(8, -1, -1)),
         title=f"{brand} {line} {kind.noun}, {', '.join(each.title() for each in attributes[:2])}",
         description=f"The {line} by {brand} is one of our {kind.query}, made with care.",
         features=features,
@@ -116,25 +116,29 @@ def draw_product(position: int, seed: int) -> ShopProduct:
     )
 
 
-def _make_asin(position: int, seed: int) -> str:
-    number = (position * _STRIDE + int(hashlib.sha256(str(seed).encode()).hexdigest(), 16)) % 36**9
-    return "G" + "".join(_DIGITS[number // 36**place % 36] for place in range(8, -1, -1))
-
-
 def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[str, Any]]:
     """`count` different tasks of a split: rows with `question`, `goal`, `shop` and `id`. Prefixes are stable."""
     validate_split(split)
     validate_count(count)
     if not 1 <= products <= MAX_PRODUCTS:
         raise DataError(f"a generated shop has 1 to {MAX_PRODUCTS} products, not {products}")
+    random = Random(f"{split} tasks of {seed}")
+    tenths = SPLIT_TENTHS[split]
     goals: dict[str, ShopGoal] = {}
-    draws = _draw_goals(split, products, seed)
     rejected = 0
     while len(goals) < count and rejected < _MAX_REJECTED:
-        goal, before = next(draws), len(goals)
-        if goal is not None:
-            goals.setdefault(goal.instruction, goal)
-        rejected = rejected + 1 if len(goals) == before else 0
+        rejected += 1
+        position = random.randrange((products + 9) // 10) * 10 + random.choice(tenths)
+        if position >= products:
+            continue
+        product = draw_product(position, seed)
+        wanted = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
+        chosen = {name: random.choice(product.options[name]) for name in sorted(product.options)}
+        goal = make_option_goal(product, f"Find me {', '.join(wanted)} {product.query}", wanted, chosen=chosen)
+        in_split = hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths
+        if in_split and goal.instruction not in goals:
+            goals[goal.instruction] = goal
+            rejected = 0
     if len(goals) < count:
         raise DataError(f"{products} products yield about {len(goals)} {split} tasks, not {count}")
     shop = f"generated/{products}/{seed}"
@@ -142,19 +146,3 @@ def draw_tasks(split: str, count: int, seed: int, products: int) -> list[dict[st
         {"id": f"{shop}/{split}/{number}", "question": question, "shop": shop, "goal": goal.to_json()}
         for number, (question, goal) in enumerate(goals.items())
     ]
-
-
-def _draw_goals(split: str, products: int, seed: int) -> Iterator[ShopGoal | None]:
-    """Endless goals with repetitions; None for a draw that is not in the split."""
-    random = Random(f"{split} tasks of {seed}")
-    tenths = SPLIT_TENTHS[split]
-    while True:
-        position = random.randrange((products + 9) // 10) * 10 + random.choice(tenths)
-        if position >= products:
-            yield None
-            continue
-        product = draw_product(position, seed)
-        wanted = random.sample(product.attributes, random.randint(1, min(3, len(product.attributes))))
-        chosen = {name: random.choice(product.options[name]) for name in sorted(product.options)}
-        goal = make_option_goal(product, f"Find me {', '.join(wanted)} {product.query}", wanted, chosen=chosen)
-        yield goal if hashlib.sha256(goal.instruction.encode()).digest()[0] % 10 in tenths else None

@@ -7,14 +7,16 @@ and prices within a range.
 from __future__ import annotations
 
 import functools
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from agentfly.environments.data import Source, read_json, validate_split
-from agentfly.environments.webshop.goal import ShopGoal, enumerate_goals, make_goal
-from agentfly.environments.webshop.product import ShopProduct, read_product
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct, make_goal, make_option_goal
 from agentfly.errors import DataError
 
 FILES = {
@@ -26,6 +28,9 @@ HUMAN = "items_human_ins.json"
 """Instructions written by people, for all products."""
 SPLITS = {"test": slice(0, 500), "validation": slice(500, 1500), "train": slice(1500, None)}
 _SHUFFLE_SEED = 233
+_TEXTS = ("asin", "name", "full_description", "category", "query", "product_category")
+NO_PRICE = 100.0
+"""Price of a product whose row has none, in dollars."""
 WEBSHOP = Source("WebShop's data", "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it", "webshop")
 
 
@@ -53,7 +58,11 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
         if human:
             goals += entry.human
         elif entry.wish:
-            goals += enumerate_goals(entry.product, entry.wish, entry.wish_attributes)
+            # One goal per combination of the product's options, with option names in alphabetical order.
+            names = sorted(entry.product.options)
+            for values in itertools.product(*(entry.product.options[name] for name in names)):
+                chosen = dict(zip(names, values, strict=True))
+                goals.append(make_option_goal(entry.product, entry.wish, entry.wish_attributes, chosen=chosen))
     Random(_SHUFFLE_SEED).shuffle(goals)
     # A product that lists an option twice yields the same goal twice: keep the first.
     first = {(goal.instruction, goal.asin): number for number, goal in reversed(list(enumerate(goals)))}
@@ -84,28 +93,51 @@ def _read_files(shop: str, folder: Path) -> tuple[CatalogEntry, ...]:
         try:
             asin = row["asin"]
             if asin != "nan" and len(asin) <= 10 and asin not in entries:
-                instructions = human.get(asin) or row.get("instructions") or []
-                entries[asin] = _make_entry(row, known.get(asin, {}), instructions)
+                about = known.get(asin, {})
+                product = read_product(row, about.get("attributes", ["DUMMY_ATTR"]))
+                entries[asin] = CatalogEntry(
+                    product=product,
+                    wish=about.get("instruction") or "",
+                    wish_attributes=tuple(about.get("instruction_attributes") or ()),
+                    human=tuple(
+                        make_goal(
+                            product,
+                            each["instruction"].strip("."),
+                            each["instruction_attributes"],
+                            options=each["instruction_options"],
+                        )
+                        for each in human.get(asin) or row.get("instructions") or []
+                        if each["instruction_attributes"]
+                    ),
+                )
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"row {number} of {FILES[shop][0]} in {folder} cannot be read: {error!r}") from error
     return tuple(entries.values())
 
 
-def _make_entry(row: dict[str, Any], known: dict[str, Any], human: list[dict[str, Any]]) -> CatalogEntry:
-    product = read_product(row, known.get("attributes", ["DUMMY_ATTR"]))
-    human_goals = tuple(
-        make_goal(
-            product,
-            each["instruction"].strip("."),
-            each["instruction_attributes"],
-            options=each["instruction_options"],
+def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> ShopProduct:
+    """Read a row of the official file. Raises DataError."""
+    try:
+        if lacking := [name for name in _TEXTS if not isinstance(row[name], str)]:
+            raise TypeError(f"{', '.join(lacking)} must be text")
+        features, images = row["small_description"], row.get("images") or [""]
+        prices = [float(re.sub(r"[^\d.]", "", price)) for price in (row.get("pricing") or "").split("$")[1:]]
+        return ShopProduct(
+            asin=row["asin"],
+            title=row["name"],
+            description=row["full_description"],
+            features=tuple(features) if isinstance(features, list) else (features,),
+            category=row["category"],
+            query=row["query"].lower().strip(),
+            product_category=row["product_category"],
+            attributes=tuple(attributes),
+            options={
+                name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
+                for name, values in (row["customization_options"] or {}).items()
+                if values is not None
+            },
+            prices=tuple(prices[:2]) or (NO_PRICE,),
+            image=images[0] or "",
         )
-        for each in human
-        if each["instruction_attributes"]
-    )
-    return CatalogEntry(
-        product=product,
-        wish=known.get("instruction") or "",
-        wish_attributes=tuple(known.get("instruction_attributes") or ()),
-        human=human_goals,
-    )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"product {row.get('asin', '(without asin)')} cannot be read: {error!r}") from error

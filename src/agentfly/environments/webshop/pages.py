@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from agentfly.environments.webshop.product import ShopProduct
-
 if TYPE_CHECKING:
     from jinja2 import Template
 
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "Search", "Back to Search", "Next >", "< Prev", "Buy Now"
 DESCRIPTION, FEATURES, REVIEWS = "Description", "Features", "Reviews"
-_WISH = "Instruction:"
+WISH = "Instruction:"
 WINDOW = 10
 """Products per page of results in WebShop."""
 
@@ -54,65 +52,6 @@ def buttons(*labels: str) -> list[PagePart]:
     return [PagePart(PartType.BUTTON, label) for label in labels]
 
 
-def search_page(instruction: str) -> list[PagePart]:
-    """The start page."""
-    return [PagePart(PartType.HEADING, "WebShop"), text(_WISH), text(instruction), *buttons(SEARCH)]
-
-
-def results_page(
-    instruction: str, found: Sequence[ShopProduct], *, number: int, seen: Iterable[str], window: int
-) -> list[PagePart]:
-    """Page `number` (from 1) of the results, with `window` products."""
-    first, last = (number - 1) * window, number * window
-    navigation = buttons(*([PREVIOUS] if number > 1 else []), NEXT)  # NEXT is always there, as in WebShop
-    total = text(f"Page {number} (Total results: {len(found)})")
-    listed: list[PagePart] = []
-    for product in found[first:last]:
-        link = PagePart(PartType.LINK, product.asin, clicked=product.asin in seen)
-        listed += [link, text(product.title), text(product.price_tag)]
-    return [*_head(instruction), total, *navigation, *listed]
-
-
-def item_page(instruction: str, product: ShopProduct, chosen: Iterable[str]) -> list[PagePart]:
-    """A product with its options."""
-    options: list[PagePart] = []
-    for name, values in product.options.items():
-        options.append(PagePart(PartType.HEADING, name))
-        options += [PagePart(PartType.OPTION, value, name, value in chosen) for value in values]
-    about = [PagePart(PartType.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
-    more = buttons(DESCRIPTION, FEATURES, REVIEWS, BUY)
-    return [*_head(instruction), *buttons(PREVIOUS), *options, *about, *more]
-
-
-def sub_page(instruction: str, product: ShopProduct, about: str) -> list[PagePart]:
-    """The description, features or reviews of a product."""
-    lines = {DESCRIPTION: (product.description,), FEATURES: product.features, REVIEWS: ()}[about]
-    return [
-        *_head(instruction),
-        *buttons(PREVIOUS),
-        *map(text, filter(str.strip, lines) if any(lines) else [f"No {about}"]),
-    ]
-
-
-def done_page(reward: float) -> list[PagePart]:
-    """The page after the purchase."""
-    thanks = PagePart(PartType.HEADING, "Thank you for shopping with us!")
-    return [thanks, text("Your score (min 0.0, max 1.0)"), text(str(reward))]
-
-
-def _head(instruction: str) -> list[PagePart]:
-    return [text(_WISH), text(instruction), *buttons(BACK)]
-
-
-_CLICK_ORDER = {PartType.BUTTON: 0, PartType.LINK: 1, PartType.OPTION: 2}
-
-
-def find_clickable(page: Iterable[PagePart]) -> dict[str, PagePart]:
-    """Clickable parts by lowercase label: buttons, then links, then options."""
-    parts = sorted((part for part in page if part.kind in _CLICK_ORDER), key=lambda part: _CLICK_ORDER[part.kind])
-    return {part.text.lower().strip(): part for part in parts}
-
-
 def render_text(page: Iterable[PagePart]) -> str:
     """WebShop's plain text: all parts, separated by `[SEP]`."""
     return " [SEP] ".join(part.text.strip() for part in page)
@@ -122,7 +61,7 @@ def render_brief(page: Sequence[PagePart]) -> str:
     """Plain text without the instruction; once options are chosen, only these."""
     if chosen := _chosen_options(page):
         return f"You have clicked {', '.join(chosen)}."
-    return render_text(page[2 if page[0].text == _WISH else 0 :])
+    return render_text(page[2 if page[0].text == WISH else 0 :])
 
 
 def render_rich(page: Sequence[PagePart]) -> str:

@@ -1,18 +1,23 @@
-"""Products: immutable, and shared by all sessions."""
+"""Products, and the shopping goals made from them: an instruction, and the conditions that the score checks.
+
+Products are immutable and shared by all sessions.
+"""
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import pydantic
 
 from agentfly.errors import DataError
 
-_TEXTS = ("asin", "name", "full_description", "category", "query", "product_category")
-NO_PRICE = 100.0
-"""Price of a product whose row has none, in dollars."""
+NO_LIMIT = 1_000_000.0
+LIMIT = ", and price lower than"
+"""Separates the instruction from its price limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +62,66 @@ class ShopProduct:
         return " ".join([self.title, self.description, *self.features[:1], options]).lower()
 
 
-def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> ShopProduct:
-    """Read a row of the official file. Raises DataError."""
-    try:
-        if lacking := [name for name in _TEXTS if not isinstance(row[name], str)]:
-            raise TypeError(f"{', '.join(lacking)} must be text")
-        features, images = row["small_description"], row.get("images") or [""]
-        prices = [float(re.sub(r"[^\d.]", "", price)) for price in (row.get("pricing") or "").split("$")[1:]]
-        return ShopProduct(
-            asin=row["asin"],
-            title=row["name"],
-            description=row["full_description"],
-            features=tuple(features) if isinstance(features, list) else (features,),
-            category=row["category"],
-            query=row["query"].lower().strip(),
-            product_category=row["product_category"],
-            attributes=tuple(attributes),
-            options={
-                name.lower(): tuple(each["value"].strip().replace("/", " | ").lower() for each in values)
-                for name, values in (row["customization_options"] or {}).items()
-                if values is not None
-            },
-            prices=tuple(prices[:2]) or (NO_PRICE,),
-            image=images[0] or "",
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"product {row.get('asin', '(without asin)')} cannot be read: {error!r}") from error
+@dataclass(frozen=True, slots=True)
+class ShopGoal:
+    """A goal made from one product; other products may satisfy it too."""
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = {"extra": "forbid"}
+
+    asin: str
+    """The product it was made from."""
+    name: str
+    """Title of that product."""
+    query: str
+    product_category: str
+    instruction: str
+    attributes: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
+    """Wanted attributes; at least one."""
+    options: tuple[str, ...]
+    """Wanted option values."""
+    price_upper: Annotated[float, pydantic.Strict()]
+    """Maximum price, in dollars."""
+
+    @classmethod
+    def from_json(cls, row: object) -> ShopGoal:
+        """Read the column `goal` of a task. Raises DataError."""
+        try:
+            return _GOAL.validate_python(row)
+        except pydantic.ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors())
+            fields = ", ".join(field.name for field in dataclasses.fields(cls))
+            raise DataError(f"a goal has {fields}; this one does not fit: {problems:.500}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The column `goal` of a task."""
+        return {**dataclasses.asdict(self), "attributes": list(self.attributes), "options": list(self.options)}
+
+
+_GOAL = pydantic.TypeAdapter(ShopGoal)
+
+
+def make_option_goal(
+    product: ShopProduct, wish: str, attributes: Sequence[str], *, chosen: Mapping[str, str]
+) -> ShopGoal:
+    """A goal for the product with these options; the instruction names them."""
+    options = ", and ".join(f"{name}: {value}" for name, value in chosen.items())
+    return make_goal(product, f"{wish} with {options}" if options else wish, attributes, options=tuple(chosen.values()))
+
+
+def make_goal(product: ShopProduct, wish: str, attributes: Sequence[str], *, options: Sequence[str]) -> ShopGoal:
+    """A goal with a price limit: the higher of two of the next four multiples of ten, drawn per product."""
+    above = [10.0 * step for step in range(1, 100) if 10.0 * step > product.price][:4]
+    price_upper, suffix = NO_LIMIT, ""
+    if len(above) >= 2:
+        price_upper = max(Random(f"limit of {product.asin}").sample(above, 2))
+        suffix = f"{LIMIT} {price_upper:.2f} dollars"
+    return ShopGoal(
+        asin=product.asin,
+        name=product.title,
+        query=product.query,
+        product_category=product.product_category,
+        instruction=wish + suffix,
+        attributes=tuple(attributes),
+        options=tuple(options),
+        price_upper=price_upper,
+    )

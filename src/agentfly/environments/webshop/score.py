@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from agentfly.environments.webshop.goal import ShopGoal
-from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct
 from agentfly.extras import require_extra
 
 _MIN_SIMILARITY = 85
@@ -103,7 +102,8 @@ def _is_similar(phrase: str, others: Iterable[str]) -> bool:
     def normalize(text: str) -> str:
         return default_process(text.translate(_NOT_ASCII))
 
-    return any(round(token_set_ratio(normalize(phrase), normalize(other))) > _MIN_SIMILARITY for other in others)
+    ratios = (token_set_ratio(phrase, other, processor=normalize) for other in others)
+    return any(round(ratio) > _MIN_SIMILARITY for ratio in ratios)
 
 
 @functools.lru_cache(maxsize=65536)

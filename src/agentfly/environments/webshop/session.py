@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 
 from agentfly.environments.webshop import pages
-from agentfly.environments.webshop.goal import ShopGoal
-from agentfly.environments.webshop.pages import PagePart, PartType
-from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.pages import PagePart, PartType, buttons, text
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct
 from agentfly.environments.webshop.score import ShopScore, score_purchase
 from agentfly.environments.webshop.shop import Shop
 
@@ -44,23 +43,49 @@ class ShopSession:
     @property
     def page(self) -> list[PagePart]:
         """The current page."""
-        instruction = self.goal.instruction
+        wish = [text(pages.WISH), text(self.goal.instruction)]
         if self.score is not None:
-            return pages.done_page(self.score.reward)
-        if self.product is not None and self.about:
-            return pages.sub_page(instruction, self.product, self.about)
-        if self.product is not None:
-            return pages.item_page(instruction, self.product, self.options.values())
-        if self.keywords is not None:
-            return pages.results_page(instruction, self.found, number=self.number, seen=self.seen, window=self.window)
-        return pages.search_page(instruction)
+            thanks = PagePart(PartType.HEADING, "Thank you for shopping with us!")
+            return [thanks, text("Your score (min 0.0, max 1.0)"), text(str(self.score.reward))]
+        if self.product is None and self.keywords is None:
+            return [PagePart(PartType.HEADING, "WebShop"), *wish, *buttons(pages.SEARCH)]
+
+        parts = [*wish, *buttons(pages.BACK)]
+        product = self.product
+        if product is None:
+            parts.append(text(f"Page {self.number} (Total results: {len(self.found)})"))
+            # NEXT is always there, as in WebShop.
+            parts += buttons(pages.PREVIOUS, pages.NEXT) if self.number > 1 else buttons(pages.NEXT)
+            for found in self.listing:
+                link = PagePart(PartType.LINK, found.asin, clicked=found.asin in self.seen)
+                parts += [link, text(found.title), text(found.price_tag)]
+            return parts
+
+        parts += buttons(pages.PREVIOUS)
+        if self.about is not None:
+            sub_pages = {pages.DESCRIPTION: (product.description,), pages.FEATURES: product.features, pages.REVIEWS: ()}
+            lines = sub_pages[self.about]
+            shown = filter(str.strip, lines) if any(lines) else [f"No {self.about}"]
+            return parts + [text(line) for line in shown]
+        for name, values in product.options.items():
+            parts.append(PagePart(PartType.HEADING, name))
+            parts += [PagePart(PartType.OPTION, value, name, value in self.options.values()) for value in values]
+        parts += [PagePart(PartType.HEADING, product.title), text(f"Price: {product.price_tag}"), text("Rating: N.A.")]
+        return parts + buttons(pages.DESCRIPTION, pages.FEATURES, pages.REVIEWS, pages.BUY)
+
+    @property
+    def listing(self) -> Sequence[ShopProduct]:
+        """The products on the current page of results."""
+        return self.found[(self.number - 1) * self.window : self.number * self.window]
 
     @property
     def clickable(self) -> dict[str, PagePart]:
-        """Clickable parts by label, without the search button: searching needs keywords."""
-        parts = pages.find_clickable(self.page)
-        parts.pop(pages.SEARCH.lower(), None)
-        return parts
+        """Clickable parts by lowercase label: buttons, links, options; not the search button, which needs keywords."""
+        order = [PartType.BUTTON, PartType.LINK, PartType.OPTION]
+        parts = sorted((part for part in self.page if part.kind in order), key=lambda part: order.index(part.kind))
+        by_label = {part.text.lower().strip(): part for part in parts}
+        by_label.pop(pages.SEARCH.lower(), None)
+        return by_label
 
     def act(self, action: str) -> bool:
         """Carry out `search[keywords]` or `click[label]`. Returns False, without effect, if it is not possible here."""
@@ -89,7 +114,7 @@ class ShopSession:
         if part is None:
             return False
         if part.kind is PartType.LINK:
-            self.product = self.shop[part.text]
+            self.product = self.shop.products[part.text]
             self.seen.add(part.text)
         elif part.kind is PartType.OPTION:
             self.options[part.option] = part.text
