@@ -1,13 +1,18 @@
 """The text of a turn while it is sampled."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agentfly.templates import load_template
 from agentfly.templates.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TEXT = '<think>Hello, 日本 👩\u200d👩\u200d👧é</think>\n\n  x\t😀\'s {"a": 1}.'
 
