@@ -203,7 +203,7 @@ def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
 
 def test_folder_with_a_run_is_rejected_for_a_new_run(tmp_path: Path) -> None:
     create(tmp_path).close()
-    with create(tmp_path) as run:  # nothing is lost by beginning anew what did not get to its first step
+    with create(tmp_path) as run:  # a run without a finished step may start over
         run.append(step(1))
     with pytest.raises(ConfigError, match="has a run already; resume it"):
         create(tmp_path)

@@ -36,7 +36,7 @@ async def test_games_are_made_compiled_and_won(games: Path, monkeypatch: pytest.
     assert chain.reward == 0.0
 
     of_files = []
-    for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled anew
+    for file in (compiled / "game.z8", compiled / "game.json"):  # the second is compiled again
         made = await reset_env(TextWorldGame, {"question": "?", "game": str(file)})
         begun = made.view
         assert "$" not in begun

@@ -76,7 +76,7 @@ def test_pages_of_results_turn_both_ways(session):
     assert "LAMP000001" in shown(session)
 
 
-def test_back_to_search_forgets_everything(session):
+def test_back_to_search_resets_the_page(session):
     for action in ("search[lamp]", "click[lamp000001]", "click[black]", "click[back to search]"):
         assert session.act(action)
     assert (session.keywords, session.product, session.options, session.seen) == (None, None, {}, set())
