@@ -132,10 +132,10 @@ async def test_hanging_expert_fails_only_its_chain() -> None:
             return "done"
 
     agent = byte_agent("unheard", tools=[Stuck])
-    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=0.3)
+    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=1.0)
     await agent.close()
     assert [each.group for each in found.accepted] == [0]
-    assert found.reasons == {"the chain took longer than 0.3 s": 1}
+    assert found.reasons == {"the chain took longer than 1 s": 1}
 
 
 async def test_invalid_expert_action_is_reported() -> None:

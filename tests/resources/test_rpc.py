@@ -281,18 +281,21 @@ class TestStandIn:
     async def test_late_and_lost_answers_lose_no_attribute(self) -> None:
         class Wild(Loopback):
             held: asyncio.Event | None = None
+            answered = 0
 
             async def ask(self, request: bytes) -> bytes:
                 answer = await super().ask(request)
+                self.answered += 1
                 if self.held is not None:
                     await self.held.wait()
                 return answer
 
         wild = Wild()
         env = await make_proxy(Counter, wild)
-        wild.held = asyncio.Event()
+        wild.held, wild.answered = asyncio.Event(), 0
         late, lost = asyncio.create_task(env.press(1)), asyncio.create_task(env.press(1))
-        await asyncio.sleep(0.01)
+        while wild.answered < 2:
+            await asyncio.sleep(0)
         lost.cancel()
         held, wild.held = wild.held, None
         assert env.shown == 0

@@ -30,7 +30,7 @@ TASK = Task.of("Make it show 7.", "seven")
 OTHER_PROCESS = """
 import asyncio, sys, time
 from agentfly import Environment
-from agentfly.resources import ResourceManager
+from agentfly.resources import ResourceManager, status
 from agentfly.types import Task
 
 class Counter(Environment): ...
@@ -38,7 +38,8 @@ class Counter(Environment): ...
 async def main():
     async with ResourceManager().leases(Task.of("?", "theirs"), [Counter], chain="3/1") as leases:
         await leases.get(Counter)
-        await asyncio.sleep(0.05)
+        while not await status.read_statuses():
+            await asyncio.sleep(0.01)
         print("held", flush=True)
         if sys.argv[1] == "blocked":
             time.sleep(600)

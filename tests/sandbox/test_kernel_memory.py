@@ -9,7 +9,7 @@ from agentfly.sandbox import EndReason, Limits
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MB = 1 << 20
 BOTH = pytest.mark.parametrize("mechanism", ["zygote", "namespaces"])
-SMALL = Limits(seconds=20, memory=256 * MB, processes=24, disk=16 * MB, inodes=500, output=4000)
+SMALL = Limits(seconds=60, memory=256 * MB, processes=24, disk=16 * MB, inodes=500, output=4000)
 
 # Each fills buffers on the session's own loopback and keeps them; it stops by itself at about 300 MB.
 TCP = """
@@ -118,7 +118,7 @@ def fill():
                     sent += end.send(bytes(1 << 16))
             except BlockingIOError:
                 pass
-    time.sleep(5)
+    time.sleep(50)
 children = []
 for _ in range(6):
     children.append(os.fork())
@@ -147,7 +147,7 @@ import mmap, time
 space = mmap.mmap(-1, 150 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
 for place in range(0, len(space), 2 << 20):
     space[place]
-time.sleep(5)
+time.sleep(50)
 """
     outcome = await unlimited.run(code)
     assert outcome.end is EndReason.OUT_OF_MEMORY, outcome.text
