@@ -5,27 +5,51 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.quick import (  # noqa: F401
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_ignore_collect,
-)
+from tests import quick
+from tests.quick import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from tests.backends.openai_server import OpenAIServer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
+LONGEST_FILES = (
+    "conformance/test_prebuilt.py",
+    "training/test_loop.py",
+    "resources/runtimes/test_ray.py",
+    "templates/test_tokenizer.py",
+    "conformance/test_check.py",
+    "cli/test_app.py",
+    "templates/test_audit.py",
+    "cli/test_no_stray_files.py",
+    "resources/runtimes/container/test_leftovers.py",
+    "sandbox/test_leftovers.py",
+    "cli/test_env.py",
+    "templates/test_call_syntax.py",
+    "cli/test_train.py",
+    "templates/parsers/test_any_text.py",
+)
+"""Files that take 20 seconds or more, the longest first. They run first, so that both workers end at the same time."""
+
+if find_spec("hypothesis"):  # the environment of `make vllm` is without it
+    from hypothesis import settings
+
+    # The same examples in every run, and no limit on the time of one: a busy machine fails no test.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    quick.pytest_collection_modifyitems(config, items)
+    order = {quick.TESTS / name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_sessionstart() -> None:

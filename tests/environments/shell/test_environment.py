@@ -154,7 +154,7 @@ async def test_gold_command_is_not_visible_in_the_session() -> None:
 
 
 class Tight(Shell):
-    limits = Limits(seconds=1, memory=64 << 20, processes=16, inodes=2000)
+    limits = Limits(seconds=2, memory=64 << 20, processes=16, inodes=2000)
 
 
 async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
@@ -171,7 +171,7 @@ async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
     observations = [message.text for message in chain.messages if message.role == "tool"]
     assert "7: command not found" in observations[0]
     assert "100000 characters" in observations[1]
-    assert "1 second" in observations[2]
+    assert "2 seconds" in observations[2]
     assert len(observations[3]) < Tight.longest + 100
     assert observations[5] == "2"
     assert chain.reward == 1.0
