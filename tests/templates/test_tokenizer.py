@@ -209,7 +209,7 @@ def test_saved_files_load_the_same(tmp_path: Path) -> None:
 # Where it comes from.
 
 
-def test_a_tokenizer_that_is_nowhere_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"no tokenizer for '\./nowhere'"):
         load_tokenizer("./nowhere")
@@ -259,7 +259,7 @@ def run_without_transformers(code: str, *arguments: str) -> subprocess.Completed
 
 @pytest.mark.integration
 @pytest.mark.parametrize("vocabulary", ["tokenizer.model", "vocab.json", "tekken.json"])
-def test_folder_to_convert_says_what_to_install(vocabulary: str, tmp_path: Path) -> None:
+def test_folder_to_convert_error_names_the_extra(vocabulary: str, tmp_path: Path) -> None:
     (tmp_path / vocabulary).write_text("{}")
     run = run_without_transformers(
         "from agentfly.templates.tokenizer import load_tokenizer\nload_tokenizer(sys.argv[1])", str(tmp_path)

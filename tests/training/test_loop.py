@@ -304,7 +304,7 @@ def test_equal_question_with_other_columns_is_another_task(tmp_path: Path) -> No
     assert [task.columns["world"] for task in plan_recipe(Recipe(recipe), {}).eval_tasks] == [4, 5]
 
 
-def test_the_best_step_has_a_checkpoint_whenever_it_was(tmp_path: Path) -> None:
+def test_best_step_always_has_a_checkpoint(tmp_path: Path) -> None:
     directory = run(
         tmp_path / "run",
         "steps=5",

@@ -24,7 +24,7 @@ async def test_expert_solves_sampled_puzzles() -> None:
     assert await demonstrated(ChessPuzzle, rows) == 8
 
 
-def test_a_mate_in_two_holds_against_every_defence_and_begins_in_one_way() -> None:
+def test_mate_in_two_is_forced_and_has_one_first_move() -> None:
     def mates(board: chess.Board, moves: int) -> list[chess.Move]:
         return [move for move in list(board.legal_moves) if _leads_to_mate(board, move, moves)]
 

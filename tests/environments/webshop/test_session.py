@@ -123,7 +123,7 @@ def test_rich_text_marks_buttons_and_what_was_clicked(session):
     assert "\n\n[clicked button] LAMP000001 [clicked button_]\nOrrin Desk Lamp\n" in pages.render_rich(session.page)
 
 
-def test_html_says_the_same_and_escapes_it(session):
+def test_html_has_the_same_text_escaped(session):
     session.act("search[lamp]")
     session.act("click[lamp000001]")
     html = pages.render_html(session.page)

@@ -224,7 +224,7 @@ async def test_resources_in_use_are_waited_for(cluster: Any) -> None:
     await (await second).terminate()
 
 
-async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_ray_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[ray\]'"):
         await RayRuntime().create(Counter)
