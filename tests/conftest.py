@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
-LONGEST_FILES = (
+SHARED_FOLDERS = ("templates", "resources/runtimes/container")
+"""One worker runs all files of such a folder: they share the loaded tokenizers, or the container engine."""
+LONGEST_FIRST = (
     "conformance/test_prebuilt.py",
+    "templates",
     "training/test_loop.py",
+    "resources/runtimes/container",
     "resources/runtimes/test_ray.py",
-    "templates/test_tokenizer.py",
     "conformance/test_check.py",
     "cli/test_app.py",
-    "templates/test_audit.py",
     "cli/test_no_stray_files.py",
-    "resources/runtimes/container/test_leftovers.py",
     "sandbox/test_leftovers.py",
     "cli/test_env.py",
-    "templates/test_call_syntax.py",
     "cli/test_train.py",
-    "templates/parsers/test_any_text.py",
 )
-"""Files that take 20 seconds or more, the longest first. They run first, so that both workers end at the same time."""
+"""Files and folders that take 20 seconds or more. They run first, so that both workers end at the same time."""
 
 if find_spec("hypothesis"):  # the environment of `make vllm` is without it
     from hypothesis import settings
@@ -48,8 +47,25 @@ if find_spec("hypothesis"):  # the environment of `make vllm` is without it
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick.pytest_collection_modifyitems(config, items)
-    order = {quick.TESTS / name: number for number, name in enumerate(LONGEST_FILES)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    first = [quick.TESTS / name for name in LONGEST_FIRST]
+
+    def order(item: pytest.Item) -> int:
+        return next((number for number, path in enumerate(first) if item.path.is_relative_to(path)), len(first))
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, keep the files of a shared folder together too."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FolderScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((folder for folder in SHARED_FOLDERS if file.startswith(f"tests/{folder}/")), file)
+
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_sessionstart() -> None:

@@ -292,6 +292,7 @@ def agent_of(template: Template) -> HFAgent:
     return agent
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", TURNS)
 @pytest.mark.parametrize("case", CALLS, ids=str)
 def test_rendered_turn_is_parsed_by_the_agent(case: Case, kind: str) -> None:
@@ -321,6 +322,7 @@ def test_named_templates_parse_the_calls_they_render(name: str) -> None:
     assert (read.name, read.arguments) == ("switch", {})
 
 
+@pytest.mark.integration
 def test_typed_arguments_round_trip_in_an_untyped_format() -> None:
     @tool
     def resize(width: int, tags: list[str], title: str) -> str:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 TEXT = '<think>Hello, 日本 👩\u200d👩\u200d👧é</think>\n\n  x\t😀\'s {"a": 1}.'
 
 
-@pytest.mark.parametrize("family", ["bytes", "qwen3", "deepseek_v3", "llama3_1"])
+REAL = [pytest.param(name, marks=pytest.mark.integration) for name in ("qwen3", "deepseek_v3", "llama3_1")]
+
+
+@pytest.mark.parametrize("family", ["bytes", *REAL])
 def test_streamed_text_is_the_text_of_the_turn(
     family: str, load_family: Callable[[str], PreTrainedTokenizerFast]
 ) -> None:
