@@ -488,7 +488,7 @@ async def test_unreachable_server_is_retried_only_if_it_was_reachable_before(mon
 
 async def test_server_that_never_answers_times_out(server: OpenAIServer) -> None:
     server.answers("/chat/completions", server.waits_forever())
-    with pytest.raises(BackendFault, match=r"no answer from .* in 1.0 s; timeout="):
+    with pytest.raises(BackendFault, match=r"no answer from .* in 1 s; timeout="):
         await messages(server, timeout=1.0).generate(ask())
     assert await asyncio.to_thread(server.disconnected.wait, 10)
     assert len(server.bodies("/chat/completions")) == 1

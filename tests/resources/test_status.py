@@ -59,8 +59,9 @@ class Broken(Environment):
 
 
 @pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for the sockets of this test; its path must be short."""
+    tmp_path_factory.getbasetemp()  # pytest's own temporary folder is created outside of this one
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)

@@ -10,6 +10,7 @@ import pytest
 
 from agentfly.templates import load_template
 from agentfly.templates.tokenizer import load_tokenizer
+from tests.scaling import grows_at_most
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -43,5 +44,4 @@ def test_streaming_a_turn_takes_linear_time() -> None:
             stream([token])
         return time.process_time() - started
 
-    single, double = (min(cpu_seconds(count) for _ in range(3)) for count in (4000, 8000))
-    assert double < max(0.05, 3 * single)
+    assert grows_at_most(cpu_seconds, 4000, 8000, ratio=3)

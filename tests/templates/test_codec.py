@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from agentfly.errors import ConfigError
 from agentfly.templates.codec import Codec, match_any, unused_character
 from agentfly.templates.tokenizer import ByteTokenizer
+from tests.scaling import grows_at_most
 from tests.templates.families import BY_NAME, CASES, Case, texts
 
 quick = settings(max_examples=30, deadline=None)
@@ -82,8 +83,7 @@ def test_many_control_tokens_that_strip_space_take_linear_time() -> None:
         assert len(list(codec.pieces(text))) == size // 7
         return time.process_time() - started
 
-    single, double = (min(cpu_seconds(size) for _ in range(3)) for size in (200_000, 400_000))
-    assert double < max(0.05, 3 * single)
+    assert grows_at_most(cpu_seconds, 200_000, 400_000, ratio=3)
 
 
 def test_added_tokens_are_control_tokens_except_words_and_whitespace() -> None:
