@@ -490,7 +490,7 @@ async def test_server_that_never_answers_times_out(server: OpenAIServer) -> None
     server.answers("/chat/completions", server.waits_forever())
     with pytest.raises(BackendFault, match=r"no answer from .* in 1 s; timeout="):
         await messages(server, timeout=1.0).generate(ask())
-    assert await asyncio.to_thread(server.disconnected.wait, 10)
+    assert await asyncio.to_thread(server.disconnected.wait, 60)
     assert len(server.bodies("/chat/completions")) == 1
 
 
@@ -498,12 +498,12 @@ async def test_cancellation_closes_the_connection(server: OpenAIServer) -> None:
     server.answers("/chat/completions", server.waits_forever())
     backend = messages(server)
     task = asyncio.create_task(backend.generate(ask()))
-    assert await asyncio.to_thread(server.arrived.wait, 10)
+    assert await asyncio.to_thread(server.arrived.wait, 60)
     assert not server.disconnected.is_set()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(server.disconnected.wait, 10)
+    assert await asyncio.to_thread(server.disconnected.wait, 60)
 
 
 async def test_requests_per_minute_is_enforced(server: OpenAIServer) -> None:
@@ -551,10 +551,10 @@ async def test_close_closes_connections_of_another_thread(server: OpenAIServer) 
     async def elsewhere() -> None:
         await backend.generate(ask())
         asked.set()
-        assert await asyncio.to_thread(closed.wait, 10)
+        assert await asyncio.to_thread(closed.wait, 60)
 
     thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
-    assert await asyncio.to_thread(asked.wait, 10)
+    assert await asyncio.to_thread(asked.wait, 60)
     await backend.close()
     assert await asyncio.to_thread(server.left_alone)
     closed.set()

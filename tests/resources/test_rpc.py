@@ -743,7 +743,7 @@ async def test_blocking_calls_end_with_their_loop() -> None:
         return env
 
     env = await asyncio.to_thread(asyncio.run, main())
-    await asyncio.to_thread(threads[0].join, 10)
+    await asyncio.to_thread(threads[0].join, 60)
     assert len(faults) == 1
     with pytest.raises(EnvironmentFault, match="does not run any more"):
         await asyncio.to_thread(env.give, 1)

@@ -509,7 +509,7 @@ async def test_awaiting_a_cancelled_task_fails_only_its_chain(where: str) -> Non
         return "\n".join([call("lost")] * (1 + (where == "tools"))) if where.startswith("tool") else "done"
 
     agent = byte_agent(speak, tools=[lost], reward=unjudged if where == "reward" else None)
-    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 10)
+    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 60)
     kinds = {"backend": FailureKind.AGENT, "reward": FailureKind.REWARD}
     assert trajectory.failures[0].kind is kinds.get(where, FailureKind.TOOL)
     assert len(asyncio.all_tasks()) == 1

@@ -1,5 +1,6 @@
 """Memory that the kernel holds for a session outside its processes: network and socket buffers, pipes, page tables."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def network_buffers() -> int:
     return pages * 4096
 
 
+async def grown_buffers(before: int, limit: int) -> int:
+    """Growth of the network buffers, measured for up to ten seconds until it is below the limit.
+
+    Buffers of other processes come and go; those of the session stay.
+    """
+    for _ in range(100):
+        if (grown := network_buffers() - before) < limit:
+            break
+        await asyncio.sleep(0.1)
+    return grown
+
+
 @BOTH
 @pytest.mark.parametrize("attack", [TCP, UDP], ids=["tcp", "udp"])
 async def test_network_buffers_are_limited_by_the_control_group(open_session, sandboxes, mechanism, attack) -> None:
@@ -60,9 +73,8 @@ async def test_network_buffers_are_limited_by_the_control_group(open_session, sa
     session = await open_session(mechanism, SMALL)
     before = network_buffers()
     outcome = await session.run(attack)
-    held = network_buffers() - before
     assert outcome.ok, outcome.text
-    assert held < 100 * MB
+    assert await grown_buffers(before, 100 * MB) < 100 * MB
     assert (await session.run("1 + 1")).value == "2"
 
 
@@ -94,7 +106,7 @@ async def unlimited(request, open_session, sandboxes, monkeypatch):
 async def test_no_network_buffers_without_a_control_group(unlimited, attack: str) -> None:
     before = network_buffers()
     outcome = await unlimited.run(attack)
-    assert network_buffers() - before < 10 * MB
+    assert await grown_buffers(before, 10 * MB) < 10 * MB
     assert "Address family not supported" in outcome.error
     assert (await unlimited.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
 

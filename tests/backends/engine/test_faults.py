@@ -262,7 +262,7 @@ async def test_garbage_collected_backend_ends_its_thread() -> None:
     del backend
     gc.collect()
     assert gone() is None
-    await asyncio.to_thread(thread.join, 20)
+    await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
 
 

@@ -162,7 +162,7 @@ async def test_instances_are_spread_over_the_nodes(cluster: Any) -> None:
 async def test_cancellation_is_forwarded(counter: ActorHandle) -> None:
     world: Any = counter.environment
     sleeping = asyncio.create_task(world.sleep(600))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not world.asleep:
             await world.press(1)
         sleeping.cancel()
