@@ -198,7 +198,7 @@ async def test_figures_come_back_as_images(session) -> None:
     if real != "True":
         await session.put("matplotlib/__init__.py", b"")
         await session.put("matplotlib/pyplot.py", FAKE_PYPLOT)
-    outcome = await session.run("import matplotlib.pyplot as plt\nplt.figure(); plt.figure()", timeout=10)
+    outcome = await session.run("import matplotlib.pyplot as plt\nplt.figure(); plt.figure()")
     assert len(outcome.figures) == 2
     assert all(figure.startswith(b"\x89PNG") for figure in outcome.figures)
     assert (await session.run("1")).figures == ()
