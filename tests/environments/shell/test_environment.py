@@ -44,9 +44,11 @@ def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shel
     )
 
 
-async def evaluate(gold: str | None, *commands: str, answer: str = "Done.", **more: Any) -> dict[str, Any]:
+async def evaluate(
+    gold: str | None, *commands: str, answer: str = "Done.", kind: type[Shell] = Shell, **more: Any
+) -> dict[str, Any]:
     """Scores after running these commands."""
-    made = Shell()
+    made = kind()
     await made.start()
     try:
         await made.reset(Task.of(row(gold, **more)))
@@ -192,4 +194,4 @@ async def test_invalid_rows_are_rejected() -> None:
     with pytest.raises(DataError, match="column 'gold'"):
         await evaluate(None)
     with pytest.raises(DataError, match="'gold' fails"):
-        await evaluate("kill -9 1; kill -9 -1; sleep 30", "true", setup="true")
+        await evaluate("kill -9 1; kill -9 -1; sleep 30", "true", kind=Tight, setup="true")
