@@ -149,12 +149,12 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> N
     folder = tmp_path / "killed"
     draw, kills = random.Random(len(changes)), 0
     longest_pause = 0.5  # seconds between a step and the kill
-    begin: tuple[Any, ...] = (train_recipe, Recipe(RECIPE), ["loggers=[]", *changes], folder)
     while not (folder / "report.html").exists():
         if (folder / "config.json").exists() and list((folder / "checkpoints").glob("step-*")):
-            begin = (resume_run, folder, None)
-        elif folder.exists():
-            shutil.rmtree(folder)
+            begin: tuple[Any, ...] = (resume_run, folder, None)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            begin = (train_recipe, Recipe(RECIPE), ["loggers=[]", *changes], folder)
         process = APART.Process(target=_alone, args=(os.environ["VOWELS_MODEL"], *begin))
         process.start()
         if kills < 2 and _in_training(process, folder):
