@@ -31,18 +31,25 @@ test: $(DEV)  ## run all checks: lint, formatting, types, import layers and test
 	@$(BIN)/python tests/algorithms/fetch.py
 	@echo "» ruff check";          $(BIN)/ruff check --quiet --output-format=concise .
 	@echo "» ruff format --check"; $(BIN)/ruff format --check --quiet .
+	@$(MAKE) --no-print-directory --jobs 2 types-and-layers pytest
+
+# Two targets that `make test` runs at the same time.
+.PHONY: types-and-layers pytest
+types-and-layers: $(DEV)
 	@echo "» mypy";                $(BIN)/mypy --no-error-summary
 	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
-	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow_smoke"
+
+pytest: $(DEV)
+	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
 
 quick: $(DEV)  ## run the tests that start no process and no model
 	@$(BIN)/python -m pytest --quick -n 2 --dist loadfile
 
-matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13, each with the core only
-	@$(PYTHON) tests/matrix.py
+matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or VERSIONS=3.12), each with the core only
+	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site
-	@$(BIN)/python -m pytest -m slow_smoke
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow_smoke $$(grep -rl --include='test_*.py' slow_smoke tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict

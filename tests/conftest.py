@@ -5,27 +5,67 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.quick import (  # noqa: F401
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_ignore_collect,
-)
+from tests import quick
+from tests.quick import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from tests.backends.openai_server import OpenAIServer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
+SHARED_FOLDERS = ("templates", "resources/runtimes/container")
+"""One worker runs all files of such a folder: they share the loaded tokenizers, or the container engine."""
+LONGEST_FIRST = (
+    "conformance/test_prebuilt.py",
+    "templates",
+    "training/test_loop.py",
+    "resources/runtimes/container",
+    "resources/runtimes/test_ray.py",
+    "conformance/test_check.py",
+    "cli/test_app.py",
+    "cli/test_no_stray_files.py",
+    "sandbox/test_leftovers.py",
+    "cli/test_env.py",
+    "cli/test_train.py",
+)
+"""Files and folders that take 20 seconds or more. They run first, so that both workers end at the same time."""
+
+if find_spec("hypothesis"):  # the environment of `make vllm` is without it
+    from hypothesis import settings
+
+    # The same examples in every run, and no limit on the time of one: a busy machine fails no test.
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    quick.pytest_collection_modifyitems(config, items)
+    first = [quick.TESTS / name for name in LONGEST_FIRST]
+
+    def order(item: pytest.Item) -> int:
+        return next((number for number, path in enumerate(first) if item.path.is_relative_to(path)), len(first))
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, keep the files of a shared folder together too."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FolderScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((folder for folder in SHARED_FOLDERS if file.startswith(f"tests/{folder}/")), file)
+
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_sessionstart() -> None:

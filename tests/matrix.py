@@ -1,8 +1,9 @@
-"""Run the quick tests on every supported Python that is installed: `make matrix`.
+"""Run the quick tests on every supported Python that is installed: `make matrix`, or `make matrix VERSIONS=3.12`.
 
 Each version has a virtual environment of its own, `.venv-3.x`, with the core and pytest only.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -37,13 +38,16 @@ def run_tests(python: str, version: str, arguments: list[str]) -> int:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"such as 3.12; default: {' '.join(VERSIONS)}")
+    given, pytest_arguments = parser.parse_known_args()
     failed = []
-    for version in VERSIONS:
+    for version in given.versions or VERSIONS:
         if (python := find_python(version)) is None:
             print(f"» Python {version}: skipped, not installed (or without ensurepip)", flush=True)
             continue
         print(f"» Python {version}: {python}", flush=True)
-        if run_tests(python, version, sys.argv[1:] or ["-n", "2", "--dist", "loadfile"]):
+        if run_tests(python, version, pytest_arguments or ["-n", "2", "--dist", "loadfile"]):
             failed.append(version)
     if failed:
         print(f"the quick tests fail on Python {', '.join(failed)}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """`pytest --quick`: the tests that start no process and no model and need only the core.
 
 A test is quick unless it is marked `integration`. Folders and files that are integration tests as a whole are listed
-here; single tests are marked where they are defined. With `--quick`, torch cannot be imported and a test that starts a
-process fails, so a missing mark is found by the first run.
+here; single tests are marked where they are defined, such as those that load a real tokenizer. With `--quick`, torch
+and transformers cannot be imported and a test that starts a process fails: a missing mark is found by the first run.
 """
 
 import os
@@ -60,9 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick"):
-        if "torch" in sys.modules:
-            raise pytest.UsageError("--quick: torch was imported before the tests were collected")
-        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed, also for find_spec
+        for name in ("torch", "transformers"):
+            if name in sys.modules:
+                raise pytest.UsageError(f"--quick: {name} was imported before the tests were collected")
+            sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed, also for find_spec
         sys.addaudithook(_refuse_process)
 
 

@@ -236,7 +236,7 @@ async def test_events_form_a_complete_sequence_for_every_chain_and_the_stream_en
     agent = byte_agent(
         ScriptedBackend(script, latency=lambda r: 0.001 * int(r.chain[0]), chunk=40), tools=[add], reward=one
     )
-    events = await asyncio.wait_for(collect(agent, ["a", "b", "c"], num_chains=2), 20)
+    events = await asyncio.wait_for(collect(agent, ["a", "b", "c"], num_chains=2), 60)
     by_chain: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_chain[event.chain_id].append(event)

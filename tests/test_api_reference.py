@@ -93,6 +93,7 @@ LOADED = re.compile(r'<(?:script|img|iframe|link rel="(?:stylesheet|preconnect)"
 
 
 @pytest.mark.slow_smoke
+@pytest.mark.timeout(600)
 def test_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]

@@ -9,6 +9,7 @@ import lzma
 import subprocess
 import sys
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,12 @@ GOOD = '{"question": "Q"}\n'
         ("t.csv", '"question"x,a\nQ,1\n', ["line 1: it is not CSV"]),
         ("t.csv", "messages\nHi\n", ["line 2: 'messages' is not JSON"]),
         ("t.csv", b"question\ncaf\xe9\n", ["t.csv is not UTF-8"]),
-        ("t.parquet", b"nonsense", ["t.parquet is not a readable parquet file"]),
+        pytest.param(
+            "t.parquet",
+            b"nonsense",
+            ["t.parquet is not a readable parquet file"],
+            marks=pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow"),
+        ),
         ("t.jsonl.gz", b"nonsense", ["t.jsonl.gz cannot be read"]),
         ("t.jsonl.gz", gzip.compress(GOOD.encode() * 9, mtime=0)[:-9], ["t.jsonl.gz cannot be read"]),
         ("t.jsonl.xz", b"nonsense", ["t.jsonl.xz cannot be read"]),

@@ -132,10 +132,10 @@ async def test_hanging_expert_fails_only_its_chain() -> None:
             return "done"
 
     agent = byte_agent("unheard", tools=[Stuck])
-    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=0.3)
+    found = await demonstrate(agent, ["bright", "stuck"], chain_seconds=1.0)
     await agent.close()
     assert [each.group for each in found.accepted] == [0]
-    assert found.reasons == {"the chain took longer than 0.3 s": 1}
+    assert found.reasons == {"the chain took longer than 1 s": 1}
 
 
 async def test_invalid_expert_action_is_reported() -> None:
@@ -292,6 +292,7 @@ def agent_of(template: Template) -> HFAgent:
     return agent
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", TURNS)
 @pytest.mark.parametrize("case", CALLS, ids=str)
 def test_rendered_turn_is_parsed_by_the_agent(case: Case, kind: str) -> None:
@@ -321,6 +322,7 @@ def test_named_templates_parse_the_calls_they_render(name: str) -> None:
     assert (read.name, read.arguments) == ("switch", {})
 
 
+@pytest.mark.integration
 def test_typed_arguments_round_trip_in_an_untyped_format() -> None:
     @tool
     def resize(width: int, tags: list[str], title: str) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import random
 import re
@@ -203,8 +204,12 @@ def check_linear(parse: Callable[[str], object], name: str, file: str, size: int
         double = cpu_seconds(parse, text(2 * size))
         if double <= floor:
             continue
-        double = min(double, *(cpu_seconds(parse, text(2 * size)) for _ in range(2)))
-        single = min(cpu_seconds(parse, text(size)) for _ in range(3))
+        single = math.inf
+        for number in range(10):  # a busy machine only adds to a time: the least of three rounds, or of ten
+            single = min(single, cpu_seconds(parse, text(size)))
+            double = min(double, cpu_seconds(parse, text(2 * size)))
+            if number >= 2 and double <= max(floor, RATIO * single):
+                break
         measured = f"{single:.3f} s for {size} characters, {double:.3f} s for {2 * size}"
         assert double <= max(floor, RATIO * single), f"{name}, {what}: {measured}"
 

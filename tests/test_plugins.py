@@ -13,6 +13,7 @@ import pytest
 import agentfly.rewards
 import agentfly.tools
 from agentfly import environments, plugins
+from agentfly.cli.env_new import write_files
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.scoring import REWARDS
@@ -161,6 +162,19 @@ def test_environment_of_another_package_is_listed_played_and_checked(installed: 
     checked = command(installed, "env", "check", "TreasureHunt", "-n", "2")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "expert" in checked.stdout
+
+
+def test_scaffolded_environment_is_listed_after_an_editable_install(tmp_path: Path) -> None:
+    write_files("number_vault", tmp_path / "vault")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--prefix", str(tmp_path / "prefix")]
+    pip = [sys.executable, "-m", "pip", "install", *options, "--editable", str(tmp_path / "vault")]
+    done = subprocess.run(pip, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (metadata,) = (tmp_path / "prefix").rglob("number_vault-*.dist-info")
+    code = f"import site; site.addsitedir({str(metadata.parent)!r})\nfrom agentfly.cli.app import main; main()"
+    listed = run_python(code, "env", "list")
+    assert "NumberVault" in listed.stdout, listed.stderr
+    assert "cannot be loaded" not in listed.stdout
 
 
 def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_path: Path) -> None:

@@ -773,7 +773,7 @@ async def test_cancelling_the_caller_cancels_the_tool() -> None:
 
 
 async def test_plain_tools_do_not_block_each_other_or_the_loop() -> None:
-    together, turns = threading.Barrier(6, timeout=10), 0
+    together, turns = threading.Barrier(6, timeout=60), 0
 
     @tool
     def meet() -> str:

@@ -107,7 +107,7 @@ trajectories = st.builds(
 
 @settings(deadline=None)
 @given(builds)
-def test_the_mask_is_true_exactly_on_what_was_sampled(parts: list[Shown | Completion]) -> None:
+def test_mask_is_true_exactly_on_sampled_tokens(parts: list[Shown | Completion]) -> None:
     tokens: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []

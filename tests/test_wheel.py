@@ -34,8 +34,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "venv")  # without pip: the pip of this interpreter installs into it
     python = folder / "venv" / "bin" / "python"
     requirement = f"agentfly-rl[train] @ {wheel.as_uri()}"
-    constraints = str(ROOT / "constraints.txt")
-    run([*pip, "--python", str(python), "install", "--constraint", constraints, requirement], folder)
+    # Python compiles the modules that the commands below import; pip would compile all of them.
+    options = ["--no-compile", "--constraint", str(ROOT / "constraints.txt")]
+    run([*pip, "--python", str(python), "install", *options, requirement], folder)
     return python.parent
 
 

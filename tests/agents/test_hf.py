@@ -15,6 +15,7 @@ async def add(a: int, b: int) -> str:
     return str(a + b)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", None)])
 async def test_several_calls_per_turn_with_malformed_ones_between(family: str, template: str | None) -> None:
     load_family(family)

@@ -14,6 +14,7 @@ from agentfly.cli.live_view import ChainView, LiveView
 from agentfly.rollout.events import ChainStarted, TokensSampled
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
+from tests.scaling import grows_at_most
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -230,8 +231,7 @@ def test_panel_wraps_only_the_end_of_a_long_reply(text: str) -> None:
         assert "the end" in str(panel.renderable)
         return seconds
 
-    short, long = (min(cpu_seconds(size) for _ in range(3)) for size in (10_000, 200_000))
-    assert long < max(0.05, 3 * short)
+    assert grows_at_most(cpu_seconds, 10_000, 200_000, ratio=3)
 
 
 def test_version() -> None:

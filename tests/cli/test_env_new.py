@@ -43,6 +43,7 @@ def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) 
     said = invoke("env", "new", "GuessingGameOfNumbers")
     folder = Path(MODULE)
     assert f"wrote {folder / MODULE}.py" in said
+    assert f"wrote {folder / 'pyproject.toml'}" in said
     assert f"agentfly env check {folder / MODULE}.py" in said
     for width in (88, 120):
         run(sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length",

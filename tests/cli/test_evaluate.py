@@ -17,7 +17,7 @@ from agentfly.errors import AgentFlyError, ConfigError
 from tests.backends.openai_server import OpenAIServer, chat, says
 
 RECIPE = """
-import asyncio
+import asyncio, os
 from agentfly import reward
 from agentfly.agents import HFAgent
 
@@ -26,7 +26,7 @@ def right(prediction: str, answer: str) -> float:
     return float(prediction == answer)
 
 async def script(turn):
-    await asyncio.sleep(PAUSE)
+    await asyncio.sleep(float(os.environ.get("PAUSE", 0)))
     return "4" if turn.random.random() < 0.5 else "5"
 
 def agent(**model):
@@ -42,7 +42,7 @@ options = {"max_turns": 2}
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.py"
-    path.write_text(RECIPE.replace("PAUSE", "0"))
+    path.write_text(RECIPE)
     return path
 
 
@@ -74,9 +74,7 @@ def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
     assert figures["tasks"] == 3
 
 
-NOWHERE = RECIPE.replace("PAUSE", "0").replace(
-    '"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, ', ""
-)
+NOWHERE = RECIPE.replace('"template": "chatml", "backend": "scripted", "backend_config": {"script": script}, ', "")
 """The same recipe, with a model that only the command line names."""
 
 
@@ -130,7 +128,7 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
 
 def test_killed_evaluation_resumes(tmp_path: Path) -> None:
     path, out = tmp_path / "slow.py", tmp_path / "out"
-    path.write_text(RECIPE.replace("PAUSE", "0.02"))
+    path.write_text(RECIPE)
     command = [
         sys.executable,
         "-c",
@@ -144,7 +142,10 @@ def test_killed_evaluation_resumes(tmp_path: Path) -> None:
     command += ["--max-concurrent", "2"]
     chains = out / "chains.jsonl"
     with subprocess.Popen(
-        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PAUSE": "0.1"},  # it takes 6.4 s
     ) as killed:
         while not chains.exists() or chains.read_bytes().count(b"\n") < 20:
             assert killed.poll() is None
@@ -169,7 +170,7 @@ def test_killed_evaluation_resumes(tmp_path: Path) -> None:
 )
 def test_bad_flag_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, flags: list[Any], said: str) -> None:
     path, drawn = tmp_path / "recipe.py", tmp_path / "drawn"
-    path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE.replace("PAUSE", "0"))
+    path.write_text(f"open({str(drawn)!r}, 'w').close()\n" + RECIPE)
     with pytest.raises(ConfigError, match=said):
         invoke(path, *flags)
     assert not drawn.exists()

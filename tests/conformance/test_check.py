@@ -84,9 +84,14 @@ def test_dependence_on_hashes_is_found_in_another_process() -> None:
 def test_broken_property_is_the_only_failure(
     env_class: type[Environment], name: str, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentfly.conformance.class_properties.CONSTRUCTOR_SECONDS", 0.05)
-    monkeypatch.setattr("agentfly.conformance.chain_properties.CANCEL_TIMEOUT", 1.0)
-    monkeypatch.setattr("agentfly.conformance.outcome_properties.RELEASE_TIMEOUT", 0.5)
+    # Each limit is lowered only for the environments that exceed it: the others pass on any busy machine.
+    if env_class is environments.Slow:
+        monkeypatch.setattr("agentfly.conformance.class_properties.CONSTRUCTOR_SECONDS", 0.05)
+        monkeypatch.setattr(clock, "WALL", 1e9)
+    if name == "cancellation":
+        monkeypatch.setattr("agentfly.conformance.chain_properties.CANCEL_TIMEOUT", 0.4)
+    if name == "close releases":
+        monkeypatch.setattr("agentfly.conformance.outcome_properties.RELEASE_TIMEOUT", 0.5)
     report = check_environment(env_class)
     assert list(report.failures) == [name], report
     assert detail in report.failures[name]
@@ -97,8 +102,8 @@ def test_broken_property_is_the_only_failure(
 def test_blocked_event_loop_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(check, "GRACE", 0.5)
-    report = check_environment(environments.Blocking, seconds=0.5)
+    monkeypatch.setattr(check, "GRACE", 0.2)
+    report = check_environment(environments.Blocking, seconds=0.3)
     assert "it blocks the event loop" in report.failures["starts"]
 
 

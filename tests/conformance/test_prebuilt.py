@@ -10,6 +10,7 @@ from agentfly import environments
 from agentfly.conformance import check_environment
 from agentfly.environment import Environment
 from agentfly.environments import ModelServer, OpenEnvEnvironment, ScienceWorld
+from agentfly.environments.scienceworld import jvm
 from agentfly.errors import ConfigError
 from tests.backends.openai_server import OpenAIServer, says
 
@@ -35,13 +36,17 @@ class Findable(ScienceWorld):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", environments.__all__)
-def test_prebuilt_environment_keeps_the_contract(name: str, openai_server: OpenAIServer) -> None:
+def test_prebuilt_environment_keeps_the_contract(
+    name: str, openai_server: OpenAIServer, request: pytest.FixtureRequest
+) -> None:
     env_class: type[Environment] = getattr(environments, name)
     openai_server.answers("/models", says({"data": [{"id": "tiny"}]}))
     if issubclass(env_class, ModelServer):
         env_class = type(name, (env_class,), {"base_url": openai_server.url})
     if issubclass(env_class, ScienceWorld):
         env_class = Findable
+        held = jvm.reserve()  # one Java process for all properties: it ends with its last slot
+        request.addfinalizer(lambda: jvm.release(held))
     if issubclass(env_class, OpenEnvEnvironment):
         pytest.skip("OpenEnvEnvironment is a client: its own tests run it against a server")
     try:

@@ -266,7 +266,7 @@ def say(raw):
 
 
 def raw(value: str) -> str:
-    """A solution that answers with this JSON, whatever it is asked."""
+    """A solution that answers with this JSON, for any input."""
     said = f'{{"value": {value}, "raised": false, "after": []}}'
     return CHANNEL + f"def add(a, b):\n    say({said!r}.encode())\n    os._exit(0)"
 

@@ -63,13 +63,16 @@ async def test_all_leases_share_one_instance(judge: ModelServer, server: OpenAIS
 
 
 async def test_concurrent_requests_are_limited(judge: ModelServer, server: OpenAIServer) -> None:
-    under_way, most = 0, 0
+    under_way, most, together = 0, 0, asyncio.Event()
 
     async def slow(request: Request) -> Response:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        await asyncio.sleep(0.02)
+        if under_way == 3:
+            together.set()
+        await together.wait()
+        await asyncio.sleep(0.02)  # a fourth request would come now
         under_way -= 1
         return JSONResponse(chat({"content": "7"}))
 
@@ -144,13 +147,13 @@ async def test_check_notices_a_missing_server_or_model(judge: ModelServer, serve
 
 
 async def test_unreachable_server_error_names_its_address() -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody answers, and nobody else takes the port
+    with socket.socket() as taken:  # bound and not listening: connections are refused, and the port stays taken
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        nobody = type("Nobody", (ModelServer,), {"base_url": url})()
+        unreachable = type("Unreachable", (ModelServer,), {"base_url": url})()
         with pytest.raises(EnvironmentFault, match=url):
-            await nobody.start()
-        await nobody.close()
+            await unreachable.start()
+        await unreachable.close()
 
 
 @pytest.mark.parametrize(

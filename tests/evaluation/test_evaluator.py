@@ -321,7 +321,7 @@ def drawn(prediction: str) -> float:
     return float(prediction)
 
 async def script(turn):
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(float(sys.argv[2]))
     return f"{turn.random.random():.3f}"
 
 agent = HFAgent(template="chatml", reward=drawn, backend="scripted", backend_config={"script": script})
@@ -333,19 +333,19 @@ print(found.reward.mean)
 
 @pytest.mark.integration
 def test_killed_evaluation_resumes_to_the_same_result(tmp_path: Path) -> None:
-    def begun(log: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", SLOW, str(log)]
+    def start(log: Path, pause: float = 0.0) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SLOW, str(log), str(pause)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     log = tmp_path / "killed.jsonl"
-    with begun(log) as killed:
+    with start(log, pause=0.1) as killed:  # four seconds in all
         while not log.exists() or log.read_bytes().count(b"\n") < 15:
             assert killed.poll() is None
             time.sleep(0.01)
         os.kill(killed.pid, signal.SIGKILL)
     before = log.read_bytes().count(b"\n")
     assert before < 81
-    with begun(log) as again, begun(tmp_path / "whole.jsonl") as whole:
+    with start(log) as again, start(tmp_path / "whole.jsonl") as whole:
         said = [each.communicate(timeout=60)[0] for each in (again, whole)]
     assert said[0] == said[1] != ""
     assert log.read_bytes().count(b"\n") == 81

@@ -1,4 +1,4 @@
-"""A prepared model is complete or absent, whatever happens to the process that builds it."""
+"""A prepared model is complete or absent, however the process that builds it ends."""
 
 import json
 import os

@@ -131,7 +131,7 @@ async def test_trained_model_writes_valid_calls() -> None:
     }
     agent = HFAgent(folder, tools=[Lookup.lookup], **settings)
     drawn = random.Random(11)
-    rows = [draw(drawn, held_out=True) for _ in range(60)]
+    rows = [draw(drawn, held_out=True) for _ in range(40)]
     result = await agent.run(rows, max_turns=4, sampling={"temperature": 1.0, "max_tokens": 40}, seed=0)
     await agent.close()
     turns = [m for chain in result.trajectories for m in chain.messages if m.role == "assistant"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -83,7 +84,7 @@ def only(manager: ResourceManager) -> PoolMetrics:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -222,7 +223,7 @@ async def test_repeated_start_failures_fail_the_chains_with_the_reason(
     starts = World.log.count("start")
     with pytest.raises(EnvironmentFault, match=reason):
         await chain()
-    assert World.log.count("start") == starts  # nobody tried again
+    assert World.log.count("start") == starts  # no further start was tried
     assert "no World can be started" in only(manager).broken
 
 
@@ -440,7 +441,7 @@ async def test_queue_timeout_names_queue_length_and_holders() -> None:
             told = await asyncio.gather(one.get(World), two.get(World), return_exceptions=True)
     assert [type(each) for each in told] == [QueueTimeout, QueueTimeout]
     assert "no World was free within 0.02 s: 2 chains were waiting" in str(told[0])
-    assert "1 of at most 1 are leased: to chain 3/1 (t7) for 0.0 s" in str(told[0])
+    assert re.search(r"1 of at most 1 are leased: to chain 3/1 \(t7\) for \d+\.\d s", str(told[0]))
     assert only(manager).timeouts == 2
     await manager.close()
 
@@ -533,7 +534,7 @@ def test_no_deadlock_for_any_plan(
             await asyncio.sleep(0)
         for task in draw.sample(chains, len(chains) // 5):
             task.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             came = await asyncio.gather(*chains, return_exceptions=True)
         assert {type(each) for each in came} <= {str, EnvironmentFault, asyncio.CancelledError}
         assert [(each.leased, each.waiting) for each in manager.pool_metrics() if each.leased or each.waiting] == []
@@ -591,7 +592,7 @@ async def test_one_environment_cannot_starve_another() -> None:
 
 
 async def test_large_environment_is_not_starved() -> None:
-    """Room for ten small ones or a single large one: the large one need not wait until nobody asks for small ones."""
+    """Room for ten small ones or a single large one: the large one does not wait until no small one is requested."""
     pools = {World: Pool(memory=100, min_warm=1), Second: Pool(memory=950)}
     manager, ended = ResourceManager(pools, memory=1000), []
 
@@ -767,7 +768,7 @@ async def test_chains_of_a_group_acquire_their_own_instances_concurrently() -> N
             await leases.get(Own)
 
     await chain("")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*map(chain, "abc"))
     group.close()
     await manager.close()
@@ -779,7 +780,7 @@ async def test_waiting_for_the_group_has_a_timeout() -> None:
     World.hangs.add("reset")
     first = asyncio.create_task(manager.leases(TASK, [Board], group=group).get(Board))
     await until(lambda: "reset" in World.log)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(QueueTimeout, match="another chain of its group still waits for it"):
             await manager.leases(TASK, [Board], group=group).get(Board)
     first.cancel()
@@ -1047,7 +1048,7 @@ async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pyte
     manager = pooled(World, runtime=hostel, reset_timeout=0.05, idle_seconds=60.0)
     first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
-    async with manager.leases(TASK, [World]) as leases, asyncio.timeout(20):
+    async with manager.leases(TASK, [World]) as leases, asyncio.timeout(60):
         assert await leases.get(World) is not first
     assert only(manager).evicted == 1
     await manager.close()

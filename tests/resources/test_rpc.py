@@ -281,18 +281,21 @@ class TestStandIn:
     async def test_late_and_lost_answers_lose_no_attribute(self) -> None:
         class Wild(Loopback):
             held: asyncio.Event | None = None
+            answered = 0
 
             async def ask(self, request: bytes) -> bytes:
                 answer = await super().ask(request)
+                self.answered += 1
                 if self.held is not None:
                     await self.held.wait()
                 return answer
 
         wild = Wild()
         env = await make_proxy(Counter, wild)
-        wild.held = asyncio.Event()
+        wild.held, wild.answered = asyncio.Event(), 0
         late, lost = asyncio.create_task(env.press(1)), asyncio.create_task(env.press(1))
-        await asyncio.sleep(0.01)
+        while wild.answered < 2:
+            await asyncio.sleep(0)
         lost.cancel()
         held, wild.held = wild.held, None
         assert env.shown == 0
@@ -740,7 +743,7 @@ async def test_blocking_calls_end_with_their_loop() -> None:
         return env
 
     env = await asyncio.to_thread(asyncio.run, main())
-    await asyncio.to_thread(threads[0].join, 10)
+    await asyncio.to_thread(threads[0].join, 60)
     assert len(faults) == 1
     with pytest.raises(EnvironmentFault, match="does not run any more"):
         await asyncio.to_thread(env.give, 1)

@@ -30,7 +30,7 @@ TASK = Task.of("Make it show 7.", "seven")
 OTHER_PROCESS = """
 import asyncio, sys, time
 from agentfly import Environment
-from agentfly.resources import ResourceManager
+from agentfly.resources import ResourceManager, status
 from agentfly.types import Task
 
 class Counter(Environment): ...
@@ -38,7 +38,8 @@ class Counter(Environment): ...
 async def main():
     async with ResourceManager().leases(Task.of("?", "theirs"), [Counter], chain="3/1") as leases:
         await leases.get(Counter)
-        await asyncio.sleep(0.05)
+        while not await status.read_statuses():
+            await asyncio.sleep(0.01)
         print("held", flush=True)
         if sys.argv[1] == "blocked":
             time.sleep(600)
@@ -58,8 +59,9 @@ class Broken(Environment):
 
 
 @pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for the sockets of this test; its path must be short."""
+    tmp_path_factory.getbasetemp()  # pytest's own temporary folder is created outside of this one
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -86,7 +88,7 @@ def _other(how: str) -> Iterator[subprocess.Popen[str]]:
 
 async def told(count: int) -> list[status.ManagerStatus]:
     """The reports, once so many managers listen."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found := await status.read_statuses()) != count:
             await asyncio.sleep(0.01)
     return found
@@ -163,7 +165,7 @@ async def test_status_server_does_not_keep_the_manager_alive() -> None:
     await told(1)
     gone = weakref.ref(manager._allocator)
     del manager
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while gone() is not None:
             gc.collect()
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Nothing is left of a process with workers and its supervisor, whatever happens to them."""
+"""A process with workers and its supervisor leave nothing behind, however they end."""
 
 import asyncio
 import contextlib
@@ -113,7 +113,7 @@ def test_starting_supervisor_is_not_swept() -> None:
     stray = subprocess.Popen([sys.executable, "-c", wait], env=marked)
     try:
         supervisor_process.sweep("")
-        assert stray.wait(10) == -signal.SIGKILL
+        assert stray.wait(60) == -signal.SIGKILL
         assert starting.poll() is None
     finally:
         for each in (starting, stray):
@@ -211,7 +211,7 @@ async def test_worker_dies_with_killed_guardian() -> None:
     os.kill(guardian, signal.SIGKILL)
     with pytest.raises(EnvironmentFault, match="its process was killed"):
         await handle.environment.sleep(600)  # type: ignore[attr-defined]
-    assert await none_left(lambda: of_owner("nobody's mark", mark)) == []
+    assert await none_left(lambda: of_owner("no owner", mark)) == []
     assert await other.environment.step() == "step 1"  # type: ignore[attr-defined]
     await asyncio.gather(handle.terminate(), other.terminate())
 
@@ -302,7 +302,7 @@ def test_program_exit_leaves_nothing_and_prints_nothing() -> None:
     with start_host(mark, "end") as host:
         _, said = host.communicate()
     assert (host.returncode, said) == (0, "")
-    assert of_owner("nobody's mark", mark) == []
+    assert of_owner("no owner", mark) == []
 
 
 class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

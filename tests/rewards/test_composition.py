@@ -10,7 +10,7 @@ from agentfly.errors import ConfigError
 from agentfly.rewards import gate, product, qa_em
 from agentfly.scoring import RewardSpec
 
-asked: list[str] = []
+predictions: list[str] = []
 
 
 class Lamp(Environment):
@@ -31,7 +31,7 @@ def shining(env: Lamp) -> float:
 
 @reward
 def half(prediction: str) -> dict[str, object]:
-    asked.append(prediction)
+    predictions.append(prediction)
     return {"reward": 0.5, "length": len(prediction)}
 
 
@@ -49,30 +49,30 @@ ROW = {"question": "Light it.", "answer": "done", "level": 0.5}
 
 
 @pytest.fixture(autouse=True)
-def unasked() -> None:
-    asked.clear()
+def clear_predictions() -> None:
+    predictions.clear()
 
 
-def test_a_product_is_what_its_parts_give_multiplied() -> None:
+def test_product_multiplies_its_parts() -> None:
     chain = agent_of(product(shining, half, column), [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 0.25
     assert chain.score.metrics == {"shining": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
 
 
-def test_after_a_zero_nothing_is_asked() -> None:
+def test_parts_after_a_zero_are_not_evaluated() -> None:
     chain = agent_of(product(shining, half), ["done"]).run_sync(ROW)[0]
     assert chain.reward == 0.0
-    assert asked == []
+    assert predictions == []
 
 
 @pytest.mark.parametrize(("least", "earned"), [(1.0, 0.0), (0.5, 1.0), (0.4, 1.0), (0.6, 0.0)])
-def test_a_gate_is_open_or_shut(least: float, earned: float) -> None:
+def test_gate_passes_rewards_from_its_threshold_on(least: float, earned: float) -> None:
     chain = agent_of(gate(column, qa_em, threshold=least), ["done"]).run_sync(ROW)[0]
     assert chain.reward == earned
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
 
-def test_they_are_rewards_like_others() -> None:
+def test_products_and_gates_combine_with_other_rewards() -> None:
     both = gate("shining", product("half", qa_em, name="right"), name="gated")
     chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 2 * 0.5 + 0.5
@@ -80,12 +80,12 @@ def test_they_are_rewards_like_others() -> None:
     assert chain.score.metrics["gated/right/half"] == 0.5
 
 
-def test_what_a_part_asks_for_in_vain_is_refused_before_anything_is_sampled() -> None:
+def test_missing_column_of_a_part_is_rejected_before_sampling() -> None:
     with pytest.raises(ConfigError, match="reward 'column' asks for 'level'"):
         agent_of(product(shining, column), ["done"]).run_sync({"question": "Light it."})
 
 
-def test_what_is_no_product_is_refused() -> None:
+def test_invalid_products_are_rejected() -> None:
     with pytest.raises(ConfigError, match="at least two rewards"):
         product(shining)
     with pytest.raises(ConfigError, match="no reward is named 'lti'"):

@@ -35,7 +35,7 @@ def said(reward: Reward, *script: str) -> Trajectory:
         ("4", 0.0),
     ],
 )
-def test_one_marked_answer_at_the_end(text: str, kept: float) -> None:
+def test_answer_format_needs_one_answer_at_the_end(text: str, kept: float) -> None:
     assert answer_format(text) == kept
 
 
@@ -52,7 +52,7 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2 + 2"}}</
         (["4"], 0.0),
     ],
 )
-def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: float) -> None:
+def test_think_format_is_the_fraction_of_turns_with_a_thought(script: list[str], part: float) -> None:
     assert said(think_format, *script).reward == part
 
 
@@ -66,11 +66,11 @@ def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: floa
         ("<think>" * 100_000, False),
     ],
 )
-def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
+def test_thought_in_the_text_of_a_message(text: str, kept: bool) -> None:
     assert has_thinking(Message("assistant", text)) is kept
 
 
-def test_a_form_of_ones_own() -> None:
+def test_custom_format() -> None:
     verdict = format_reward(r"Verdict: (yes|no)\..*", name="verdict")
     assert [verdict(text) for text in ("Verdict: yes.\nBecause.", " Verdict: no. ", "I say yes.")] == [1.0, 1.0, 0.0]
     assert verdict.name == "verdict"
@@ -86,7 +86,7 @@ def test_pattern_that_backtracks_without_end_is_a_reward_fault(monkeypatch: pyte
         nested("a" * 200)
 
 
-def test_the_length_reward_falls_evenly() -> None:
+def test_length_reward_decreases_linearly() -> None:
     brief = length_reward(100, free=20)
     chains = {length: said(brief, "x" * length) for length in (5, 60, 200)}
     tokens = {length: chain.sampled_tokens for length, chain in chains.items()}

@@ -113,6 +113,7 @@ def test_sampled_bytes_are_recorded_and_trained_exactly(seed: int, turns: int) -
     _hold(*BYTES, seed, turns)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", "qwen3")])
 def test_sampled_tokens_of_a_real_vocabulary_are_kept_exactly(family: str, template: str) -> None:
     load_family(family)
@@ -508,7 +509,7 @@ async def test_awaiting_a_cancelled_task_fails_only_its_chain(where: str) -> Non
         return "\n".join([call("lost")] * (1 + (where == "tools"))) if where.startswith("tool") else "done"
 
     agent = byte_agent(speak, tools=[lost], reward=unjudged if where == "reward" else None)
-    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 10)
+    (trajectory,) = await asyncio.wait_for(agent.run("Go."), 60)
     kinds = {"backend": FailureKind.AGENT, "reward": FailureKind.REWARD}
     assert trajectory.failures[0].kind is kinds.get(where, FailureKind.TOOL)
     assert len(asyncio.all_tasks()) == 1
@@ -570,6 +571,7 @@ async def test_environment_that_dies_before_the_reward_is_retried() -> None:
     assert [failure.kind for failure in trajectory.failures] == [FailureKind.ENVIRONMENT]
 
 
+@pytest.mark.integration
 async def test_format_with_one_result_per_turn_runs_only_the_first_call() -> None:
     load_family("llama3_2")
     calls = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'

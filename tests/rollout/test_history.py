@@ -184,6 +184,7 @@ def test_only_the_last_images_are_kept() -> None:
     assert not any(m.images for m in none)
 
 
+@pytest.mark.integration
 async def test_the_model_is_shown_only_the_last_screenshot() -> None:
     load_family("qwen2_5")
 

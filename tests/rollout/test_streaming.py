@@ -1,18 +1,27 @@
 """The text of a turn while it is sampled."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agentfly.templates import load_template
 from agentfly.templates.tokenizer import load_tokenizer
+from tests.scaling import grows_at_most
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TEXT = '<think>Hello, 日本 👩\u200d👩\u200d👧é</think>\n\n  x\t😀\'s {"a": 1}.'
 
 
-@pytest.mark.parametrize("family", ["bytes", "qwen3", "deepseek_v3", "llama3_1"])
+REAL = [pytest.param(name, marks=pytest.mark.integration) for name in ("qwen3", "deepseek_v3", "llama3_1")]
+
+
+@pytest.mark.parametrize("family", ["bytes", *REAL])
 def test_streamed_text_is_the_text_of_the_turn(
     family: str, load_family: Callable[[str], PreTrainedTokenizerFast]
 ) -> None:
@@ -35,5 +44,4 @@ def test_streaming_a_turn_takes_linear_time() -> None:
             stream([token])
         return time.process_time() - started
 
-    single, double = (min(cpu_seconds(count) for _ in range(3)) for count in (4000, 8000))
-    assert double < max(0.05, 3 * single)
+    assert grows_at_most(cpu_seconds, 4000, 8000, ratio=3)

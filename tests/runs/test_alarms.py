@@ -148,7 +148,7 @@ def test_long_run_is_compared_with_its_first_steps() -> None:
     assert [(alarm.kind, alarm.step) for alarm in look(long)] == [("entropy_collapse", 1009)]
 
 
-# ── whatever comes ──
+# ── any input ──
 
 figure = st.sampled_from([*HEALTHY, "reward_share/a", "reward_share/b", "score/a", "score/b"])
 number = st.floats() | st.sampled_from([0.0, -1.0, math.nan, math.inf, 1e-300, 1e300])

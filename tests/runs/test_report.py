@@ -17,7 +17,7 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\x00\udc80 
 
 
 class Page(HTMLParser):
-    """The tags and the ids of a page, and whatever could run or fetch something."""
+    """The tags and the ids of a page, and everything that could run or fetch something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from agentfly.sandbox import Limits, LocalSandbox, SandboxUnavailable, Session, 
 from agentfly.sandbox.mounts import find_python, is_closed_to_others
 
 Opener = Callable[..., Awaitable[Session]]
-SMALL = Limits(seconds=10, memory=256 << 20, processes=24, disk=16 << 20, inodes=500, output=4000)
+SMALL = Limits(seconds=60, memory=256 << 20, processes=24, disk=16 << 20, inodes=500, output=4000)
 
 
 class Sandboxes:

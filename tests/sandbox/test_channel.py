@@ -91,7 +91,7 @@ async def play(host: FakeHost, answer: Callable[[int], bytes], use: Callable[[Se
 
     far = asyncio.create_task(far_end())
     try:
-        return await asyncio.wait_for(use(session), 5)
+        return await asyncio.wait_for(use(session), 60)
     finally:
         far.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -175,7 +175,7 @@ async def test_floods_of_messages_end_the_session(host, case: str) -> None:
             await asyncio.sleep(0)
 
     flooding = asyncio.create_task(flood())
-    outcome = await asyncio.wait_for(session.run("x"), 20)
+    outcome = await asyncio.wait_for(session.run("x"), 60)
     flooding.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await flooding

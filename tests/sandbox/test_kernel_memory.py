@@ -1,5 +1,6 @@
 """Memory that the kernel holds for a session outside its processes: network and socket buffers, pipes, page tables."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from agentfly.sandbox import EndReason, Limits
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MB = 1 << 20
 BOTH = pytest.mark.parametrize("mechanism", ["zygote", "namespaces"])
-SMALL = Limits(seconds=20, memory=256 * MB, processes=24, disk=16 * MB, inodes=500, output=4000)
+SMALL = Limits(seconds=60, memory=256 * MB, processes=24, disk=16 * MB, inodes=500, output=4000)
 
 # Each fills buffers on the session's own loopback and keeps them; it stops by itself at about 300 MB.
 TCP = """
@@ -52,6 +53,18 @@ def network_buffers() -> int:
     return pages * 4096
 
 
+async def grown_buffers(before: int, limit: int) -> int:
+    """Growth of the network buffers, measured for up to ten seconds until it is below the limit.
+
+    Buffers of other processes come and go; those of the session stay.
+    """
+    for _ in range(100):
+        if (grown := network_buffers() - before) < limit:
+            break
+        await asyncio.sleep(0.1)
+    return grown
+
+
 @BOTH
 @pytest.mark.parametrize("attack", [TCP, UDP], ids=["tcp", "udp"])
 async def test_network_buffers_are_limited_by_the_control_group(open_session, sandboxes, mechanism, attack) -> None:
@@ -60,9 +73,8 @@ async def test_network_buffers_are_limited_by_the_control_group(open_session, sa
     session = await open_session(mechanism, SMALL)
     before = network_buffers()
     outcome = await session.run(attack)
-    held = network_buffers() - before
     assert outcome.ok, outcome.text
-    assert held < 100 * MB
+    assert await grown_buffers(before, 100 * MB) < 100 * MB
     assert (await session.run("1 + 1")).value == "2"
 
 
@@ -94,7 +106,7 @@ async def unlimited(request, open_session, sandboxes, monkeypatch):
 async def test_no_network_buffers_without_a_control_group(unlimited, attack: str) -> None:
     before = network_buffers()
     outcome = await unlimited.run(attack)
-    assert network_buffers() - before < 10 * MB
+    assert await grown_buffers(before, 10 * MB) < 10 * MB
     assert "Address family not supported" in outcome.error
     assert (await unlimited.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
 
@@ -118,7 +130,7 @@ def fill():
                     sent += end.send(bytes(1 << 16))
             except BlockingIOError:
                 pass
-    time.sleep(5)
+    time.sleep(50)
 children = []
 for _ in range(6):
     children.append(os.fork())
@@ -147,7 +159,7 @@ import mmap, time
 space = mmap.mmap(-1, 150 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
 for place in range(0, len(space), 2 << 20):
     space[place]
-time.sleep(5)
+time.sleep(50)
 """
     outcome = await unlimited.run(code)
     assert outcome.end is EndReason.OUT_OF_MEMORY, outcome.text

@@ -32,7 +32,7 @@ def test_example_of_the_docstring_runs() -> None:
     assert done.stdout == "376 True\n2 0\nb'one two'\n", done.stderr
 
 
-def test_importing_it_loads_nothing_else_of_agentfly() -> None:
+def test_importing_the_sandbox_loads_no_other_module_of_agentfly() -> None:
     code = "import sys, agentfly.sandbox; print(*(name for name in sys.modules if name.startswith('agentfly.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     loaded = {name.split(".")[1] for name in done.stdout.split()}

@@ -85,7 +85,7 @@ async def test_an_error_in_one_line(session) -> None:
 
 
 @pytest.mark.parametrize("code", ["a b", "def f(:\n  pass", "x = 'unclosed", "x\0y", "return 3", "(" * 500])
-async def test_what_does_not_compile_is_an_error(session, code: str) -> None:
+async def test_syntax_error_is_an_error(session, code: str) -> None:
     outcome = await session.run(code)
     assert outcome.end is EndReason.ERROR
     assert "Error" in outcome.error
@@ -111,18 +111,19 @@ async def test_state_survives_exit_and_interrupt(session, code: str, end: EndRea
     assert (await session.run("kept")).value == "1"
 
 
-async def test_timeout_keeps_the_state(session) -> None:
+async def test_timeout_keeps_the_state(session, monkeypatch) -> None:
+    monkeypatch.setattr("agentfly.sandbox.session.GRACE", 60.0)  # a busy machine may interrupt the code late
     outcome = await session.run(
-        "done = []\nwhile True:\n    done.append(1)\n    import time; time.sleep(0.01)", timeout=0.3
+        "done = []\nwhile True:\n    done.append(1)\n    import time; time.sleep(0.01)", timeout=0.5
     )
     assert outcome.end is EndReason.TIMEOUT
     assert outcome.state_kept
-    assert "0.3 seconds" in outcome.message
-    assert (await session.run("len(done) > 2")).value == "True"
+    assert "0.5 seconds" in outcome.message
+    assert (await session.run("len(done) > 0")).value == "True"
 
 
 async def test_output_before_a_timeout_is_kept(session) -> None:
-    outcome = await session.run("print('started')\nimport time; time.sleep(9)", timeout=0.2)
+    outcome = await session.run("print('started')\nimport time; time.sleep(600)", timeout=1)
     assert outcome.output == "started\n"
 
 
@@ -197,7 +198,7 @@ async def test_figures_come_back_as_images(session) -> None:
     if real != "True":
         await session.put("matplotlib/__init__.py", b"")
         await session.put("matplotlib/pyplot.py", FAKE_PYPLOT)
-    outcome = await session.run("import matplotlib.pyplot as plt\nplt.figure(); plt.figure()", timeout=10)
+    outcome = await session.run("import matplotlib.pyplot as plt\nplt.figure(); plt.figure()")
     assert len(outcome.figures) == 2
     assert all(figure.startswith(b"\x89PNG") for figure in outcome.figures)
     assert (await session.run("1")).figures == ()
@@ -205,6 +206,6 @@ async def test_figures_come_back_as_images(session) -> None:
 
 async def test_timeout_of_a_call_only_lowers_the_limit(open_session) -> None:
     session = await open_session(limits=Limits(seconds=0.2))
-    outcome = await session.run("import time; time.sleep(5)", timeout=60)
+    outcome = await session.run("import time; time.sleep(600)", timeout=60)
     assert outcome.end is EndReason.TIMEOUT
-    assert outcome.seconds < 2
+    assert "0.2 seconds" in outcome.message

@@ -79,23 +79,26 @@ sent
 """
 FROM_MANY_PROCESSES = """
 import os, socket, time
+start, done = os.pipe(), os.pipe()
 def send():
+    os.close(start[1])
     one, other = socket.socketpair()
     one.setblocking(False)
-    while time.monotonic() < start:
-        pass
+    os.read(start[0], 1)
     for _ in range(20):
         try:
             socket.send_fds(one, [b"x"], [0] * 253)
         except OSError:
             pass
+    os.close(done[1])
     time.sleep(60)
-start = time.monotonic() + 0.5
 for _ in range(16):
     if os.fork() == 0:
         send()
         os._exit(0)
-time.sleep(1.5)
+os.close(start[1])  # all begin together
+os.close(done[1])
+os.read(done[0], 1)  # returns when every child has sent its descriptors
 """
 INOTIFY = """
 import ctypes, os
@@ -106,6 +109,7 @@ sum(file >= 0 for file in files)
 """
 PIPES = """
 import fcntl, os, time
+done = os.pipe()
 for _ in range(40):
     if os.fork() == 0:
         pipes = []
@@ -120,9 +124,11 @@ for _ in range(40):
                 pipes.append(os.pipe())
         except OSError:
             pass
+        os.close(done[1])
         time.sleep(60)
         os._exit(0)
-time.sleep(2)
+os.close(done[1])
+os.read(done[0], 1)  # returns when every child has its pipes
 """
 USED = {"descriptors": True, "inotify": True, "pipe": True, "epoll": True}
 
@@ -151,7 +157,7 @@ async def test_pipes_do_not_stop_others(as_ordinary_user, mechanism: str) -> Non
 
 
 @ALL
-async def test_limits_of_what_all_sessions_share(open_session, mechanism: str) -> None:
+async def test_kernel_limits_shared_by_all_sessions(open_session, mechanism: str) -> None:
     session = await open_session(mechanism)
     code = """
 import resource

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from agentfly.templates import load_template
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 from tests.conftest import load_family, load_trl_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TODAY = datetime.date.today()
 TOOL: dict[str, Any] = {

@@ -31,6 +31,7 @@ def ours(name: str, case: Case) -> Template:
 _LOADED: dict[tuple[str, str], Template] = {}
 
 
+@pytest.mark.integration
 @same
 @quick
 @given(said=st.lists(texts, min_size=5, max_size=5), system=st.none() | texts, turns=st.sampled_from([1, 3, 5]))
@@ -44,6 +45,7 @@ def test_start_equals_the_tokenizers_own_template(
     assert ours(name, case).start(messages) == case.encode(case.render(messages))
 
 
+@pytest.mark.integration
 @same
 @quick
 @given(said=st.lists(texts, min_size=3, max_size=3))
@@ -53,6 +55,7 @@ def test_extend_equals_the_tokenizers_own_template(name: str, case: Case, said: 
         assert ours(name, case).extend(delta) == case.template.extend(delta)
 
 
+@pytest.mark.integration
 @quick
 @given(
     said=st.lists(texts, min_size=6, max_size=6), arguments=st.dictionaries(texts, texts | st.integers(), max_size=2)
@@ -75,6 +78,7 @@ def test_qwen_with_tools_equals_the_tokenizers_own(said: list[str], arguments: d
         assert template.extend(delta) == case.template.extend(delta)
 
 
+@pytest.mark.integration
 def test_image_position_in_gemma_equals_its_own_template() -> None:
     case = BY_NAME["gemma3"]
     messages = [Message("system", " s "), Message("user", (" look ", Image("data:,"), " here"))]
@@ -101,6 +105,7 @@ def test_chatml_on_bytes_renders_and_parses_calls() -> None:
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "case"), [("gemma", "gemma3"), ("llama-3", "llama3_2"), ("smollm2", "smollm2")])
 def test_families_without_tools_get_them_by_name(name: str, case: str) -> None:
     template = load_template(name, BY_NAME[case].hf, tools=[TOOL])

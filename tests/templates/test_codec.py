@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from agentfly.errors import ConfigError
 from agentfly.templates.codec import Codec, match_any, unused_character
 from agentfly.templates.tokenizer import ByteTokenizer
+from tests.scaling import grows_at_most
 from tests.templates.families import BY_NAME, CASES, Case, texts
 
 quick = settings(max_examples=30, deadline=None)
@@ -20,6 +21,7 @@ ONE_EACH = list({case.tokenizer: case for case in CASES}.values())
 every_tokenizer = pytest.mark.parametrize("case", ONE_EACH, ids=lambda case: case.tokenizer)
 
 
+@pytest.mark.integration
 @every_tokenizer
 @quick
 @given(text=texts)
@@ -27,6 +29,7 @@ def test_ordinary_text_has_the_ids_of_the_tokenizer(case: Case, text: str) -> No
     assert case.template.codec.encode(text) == case.encode(text)
 
 
+@pytest.mark.integration
 @every_tokenizer
 def test_control_text_is_a_token_in_rendered_text_and_text_in_plain(case: Case) -> None:
     codec = case.template.codec
@@ -40,6 +43,7 @@ def test_control_text_is_a_token_in_rendered_text_and_text_in_plain(case: Case) 
             assert codec.decode(ids).lstrip() == f"a{token}b", token
 
 
+@pytest.mark.integration
 def test_merges_that_rebuild_a_control_token_are_cut_apart() -> None:
     codec = BY_NAME["internlm2"].template.codec
     assert codec._plain.encode("<s>", add_special_tokens=False).ids == [codec.control["<s>"]], "the case this guards"
@@ -48,6 +52,7 @@ def test_merges_that_rebuild_a_control_token_are_cut_apart() -> None:
     assert codec.decode(ids) == "see <s> and </s>\ue000."
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("tokenizer", ["qwen2_5", "command_r_plus"])
 def test_normalized_text_equals_the_tokenizers(tokenizer: str) -> None:
     case = BY_NAME[tokenizer]
@@ -78,8 +83,7 @@ def test_many_control_tokens_that_strip_space_take_linear_time() -> None:
         assert len(list(codec.pieces(text))) == size // 7
         return time.process_time() - started
 
-    single, double = (min(cpu_seconds(size) for _ in range(3)) for size in (200_000, 400_000))
-    assert double < max(0.05, 3 * single)
+    assert grows_at_most(cpu_seconds, 200_000, 400_000, ratio=3)
 
 
 def test_added_tokens_are_control_tokens_except_words_and_whitespace() -> None:
@@ -93,6 +97,7 @@ def test_added_tokens_are_control_tokens_except_words_and_whitespace() -> None:
     assert len(codec.plain("<tool_call>")) == len("<tool_call>")
 
 
+@pytest.mark.integration
 @every_tokenizer
 def test_added_tokens_that_are_plain_text_keep_their_ids(case: Case) -> None:
     codec = case.template.codec

@@ -59,7 +59,7 @@ def test_start_raises_if_the_template_raises() -> None:
 
 
 def as_rendered(template: Template, delta: Sequence[Message]) -> bool:
-    """Whether `extend`, by whatever way it goes, says what rendering says."""
+    """Whether `extend` gives the same text as rendering, in every code path."""
     extended = template.extend(delta)
     return (extended.close, extended.ids) == template._render_and_encode(delta, template._render_suffix)
 
@@ -135,7 +135,7 @@ def test_template_that_compares_contents_with_literals_is_rendered() -> None:
     assert template._encode_by_form([user("fine")], template._render_suffix, template.codec.plain) is not None
 
 
-# ── the buffer: what was sampled stays, whatever it is ──
+# ── the buffer: sampled tokens are never changed ──
 
 
 @every_case

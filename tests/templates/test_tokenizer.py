@@ -9,16 +9,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import CLASS_TOKENS, ByteTokenizer, FastTokenizer, load_tokenizer
-from tests.backends.openai_server import OpenAIServer, completion, says
 from tests.conftest import TOKENIZERS, require_fetched
 from tests.tokenizers.fetch import NPM_FAMILIES
+
+if TYPE_CHECKING:
+    from tests.backends.openai_server import OpenAIServer
 
 FAMILIES = (*NPM_FAMILIES, "smollm2")
 TEXTS = (
@@ -70,12 +72,14 @@ def assert_equal_to_transformers(folder: Path, *texts: str) -> None:
                 )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pinned_tokenizer_equals_auto_tokenizer(family: str) -> None:
     require_fetched(family)
     assert_equal_to_transformers(TOKENIZERS / family)
 
 
+@pytest.mark.integration
 def test_class_tokens_are_those_of_transformers() -> None:
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
@@ -104,6 +108,7 @@ def write_tokenizer(folder: Path, config: dict[str, Any], sentencepiece: bool = 
     return folder
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", None])
 @pytest.mark.parametrize("settings", [{}, {"legacy": True}, {"legacy": False}, {"add_prefix_space": False}])
 def test_llama_tokenizer_class_sets_the_handling_of_spaces(
@@ -115,6 +120,7 @@ def test_llama_tokenizer_class_sets_the_handling_of_spaces(
     assert_equal_to_transformers(tmp_path, "he he", "<s>he</s> he<|end|>w", " he", "<call> he")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "config",
     [
@@ -135,6 +141,7 @@ def test_tokenizer_config_equals_auto_tokenizer(config: dict[str, Any], tmp_path
     assert_equal_to_transformers(write_tokenizer(tmp_path, config), "x <|end|> y", "<call>", " <a> <image>")
 
 
+@pytest.mark.integration
 def test_older_files_equal_auto_tokenizer(tmp_path: Path) -> None:
     """special_tokens_map.json and added_tokens.json, which newer versions write into the other two."""
     write_tokenizer(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
@@ -144,6 +151,7 @@ def test_older_files_equal_auto_tokenizer(tmp_path: Path) -> None:
     assert_equal_to_transformers(tmp_path, "x <|end|> y", "a<|pad|> <tool> b")
 
 
+@pytest.mark.integration
 def test_template_files_take_precedence(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, {"chat_template": "config", "tokenizer_class": "PreTrainedTokenizerFast"})
     assert_equal_to_transformers(tmp_path)
@@ -161,6 +169,7 @@ def test_template_of_a_processor_is_the_last_resort(tmp_path: Path) -> None:
     assert FastTokenizer(tmp_path).chat_template == "vision"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("model_config", "flag", "warns"),
     [
@@ -184,6 +193,7 @@ def test_split_pattern_of_mistral_is_corrected_on_request(
     assert ("fix_mistral_regex" in caplog.text) == warns
 
 
+@pytest.mark.integration
 def test_saved_files_load_the_same(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "additional_chat_templates").mkdir(parents=True)
@@ -199,7 +209,7 @@ def test_saved_files_load_the_same(tmp_path: Path) -> None:
 # Where it comes from.
 
 
-def test_a_tokenizer_that_is_nowhere_says_where_it_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"no tokenizer for '\./nowhere'"):
         load_tokenizer("./nowhere")
@@ -249,7 +259,7 @@ def run_without_transformers(code: str, *arguments: str) -> subprocess.Completed
 
 @pytest.mark.integration
 @pytest.mark.parametrize("vocabulary", ["tokenizer.model", "vocab.json", "tekken.json"])
-def test_folder_to_convert_says_what_to_install(vocabulary: str, tmp_path: Path) -> None:
+def test_folder_to_convert_error_names_the_extra(vocabulary: str, tmp_path: Path) -> None:
     (tmp_path / vocabulary).write_text("{}")
     run = run_without_transformers(
         "from agentfly.templates.tokenizer import load_tokenizer\nload_tokenizer(sys.argv[1])", str(tmp_path)
@@ -258,6 +268,7 @@ def test_folder_to_convert_says_what_to_install(vocabulary: str, tmp_path: Path)
         assert part in run.stderr
 
 
+@pytest.mark.integration
 def test_folder_to_convert_uses_transformers(tmp_path: Path) -> None:
     """A GPT-2 vocabulary and its merges, as old repositories have them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -287,6 +298,8 @@ assert [chain.stop.value for chain in (*scripted, *client)] == ["answer", "answe
 def test_agents_run_without_transformers(openai_server: OpenAIServer, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, {"eos_token": "<|im_end|>"})
     end = ByteTokenizer().backend_tokenizer.token_to_id("<|im_end|>")
+    from tests.backends.openai_server import completion, says
+
     openai_server.answers("/completions", says(completion([65, end], [-0.5, -0.25])))
     run = run_without_transformers(AGENT, str(tmp_path), openai_server.url)
     assert run.returncode == 0, run.stderr
@@ -298,6 +311,8 @@ def test_agents_import_no_transformers(openai_server: OpenAIServer, tmp_path: Pa
     """Also where it is installed."""
     write_tokenizer(tmp_path, {"eos_token": "<|im_end|>"})
     end = ByteTokenizer().backend_tokenizer.token_to_id("<|im_end|>")
+    from tests.backends.openai_server import completion, says
+
     openai_server.answers("/completions", says(completion([65, end], [-0.5, -0.25])))
     code = f"import sys{AGENT}\nassert not {{'transformers', 'torch'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code, str(tmp_path), openai_server.url], check=True)

@@ -105,7 +105,7 @@ def test_gradient_checkpointing_gives_the_same_gradient_and_recomputes() -> None
     torch.testing.assert_close(gradient(model_of(), given, gradient_checkpointing=True), plain, rtol=1e-5, atol=1e-8)
 
 
-def test_dropout_is_off_whatever_mode_the_model_is_in() -> None:
+def test_dropout_is_off_in_every_mode_of_the_model() -> None:
     given, results = samples(*LENGTHS), []
     for dropout, recompute in ((0.0, False), (0.5, False), (0.5, True)):
         model = built("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": dropout}).train()

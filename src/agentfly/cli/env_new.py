@@ -13,7 +13,12 @@ from rich.console import Console
 from agentfly.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "starter"
-FILES = {"{module}.py": "environment.py.jinja", "test_{module}.py": "test.py.jinja", "recipe.py": "recipe.py.jinja"}
+FILES = {
+    "{module}.py": "environment.py.jinja",
+    "test_{module}.py": "test.py.jinja",
+    "recipe.py": "recipe.py.jinja",
+    "pyproject.toml": "pyproject.toml.jinja",
+}
 RESERVED = {"agent", "any", "config", "earned", "environment", "h_f_agent", "recipe", "row", "task", "tasks", "tool"}
 """Module names that would clash with names in the written files."""
 MAX_LENGTH = 24
@@ -23,10 +28,11 @@ def create_environment(name: str, out: Path | None) -> None:
     """Write the files of a new environment, and print the commands to use it."""
     module = module_name(name)
     folder = out if out is not None else Path(module)
-    environment, test, recipe = write_files(module, folder)
-    lines = [f"wrote {path}" for path in (environment, test, recipe)]
+    paths = write_files(module, folder)
+    environment, _, recipe, _ = paths
+    lines = [f"wrote {path}" for path in paths]
     lines += ["", f"agentfly env play {environment}", f"agentfly env check {environment}"]
-    lines += [f"pytest {folder}", f"agentfly train {recipe}"]
+    lines += [f"pytest {folder}", f"agentfly train {recipe}", f"pip install --editable {folder}"]
     Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
 

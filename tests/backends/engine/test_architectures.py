@@ -1,4 +1,4 @@
-"""Models of many architectures: greedy output is that of `generate`, whichever way they are run."""
+"""Models of many architectures: greedy output is that of `generate`, in every runner."""
 
 import asyncio
 import random
@@ -77,7 +77,7 @@ def built(family: str, rest: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("family", [*PACKED, *PLAIN])
-async def test_greedy_output_is_that_of_generate(family: str) -> None:
+async def test_greedy_output_equals_generate(family: str) -> None:
     model = built(family, {**PACKED, **PLAIN}[family])
     backend = backend_of(model, max_rows=3, max_batch_tokens=7)
     assert isinstance(backend._runner, SequentialRunner) == (family in PLAIN)
@@ -91,14 +91,14 @@ async def test_greedy_output_is_that_of_generate(family: str) -> None:
     await backend.close()
 
 
-async def test_a_plain_model_computes_everything_anew_when_its_weights_change() -> None:
+async def test_sequential_runner_recomputes_the_cache_after_a_weight_update() -> None:
     model, other = built("gpt_neo", PLAIN["gpt_neo"]), built("gpt_neo", PLAIN["gpt_neo"])
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.3)
     backend = backend_of(model, max_batch_tokens=7)  # less than the turn has when the weights change
     halfway = asyncio.Event()
-    request = asked(prompts([12])[0], 60, seed=1, on_tokens=lambda _: halfway.set())
+    request = asked(prompts([12])[0], 110, seed=1, on_tokens=lambda _: halfway.set())
     turn = asyncio.create_task(backend.generate(request))
     await halfway.wait()
     await backend.update_weights(other.named_parameters(), 1)

@@ -1,4 +1,4 @@
-"""What the engine does for a CPU's sake, beside the plain way: attention by pieces, products as one, memory kept."""
+"""CPU code of the engine against plain implementations: attention, packed linear layers, retained memory."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ SHARED, HEADS, WIDTH = 2, 4, 8
 
 
 def plain(rows: torch.Tensor, piece: QuerySpan, past: LayerCache) -> torch.Tensor:
-    """Token by token, head by head."""
+    """Reference attention: token by token, head by head."""
     gathered = torch.empty(piece.count, HEADS, WIDTH)
     for at in range(piece.count):
         last = piece.past + at + 1
@@ -45,8 +45,10 @@ PROMPT = st.tuples(st.integers(1, BLOCK + 40), st.integers(0, 30), st.integers(0
     st.lists(SINGLE, max_size=5), st.lists(PROMPT, max_size=2), st.sampled_from([None, 3, 20]),
     st.sampled_from([None, 1.5]), st.randoms(use_true_random=False), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap, random, shuffled, scattered) -> None:
-    """Tokens, past and a gap before each; in any order, up to the arena's last place, beside what must not count."""
+def test_attention_equals_the_plain_implementation(
+    singles, prompts, window, softcap, random, shuffled, scattered
+) -> None:
+    """Spans with a past and a gap before each, in any order, up to the last slot; unused slots hold random values."""
     drawn = [*singles, *prompts]
     if not drawn:
         return
@@ -60,17 +62,17 @@ def test_every_token_gathers_from_its_own_past(singles, prompts, window, softcap
     if shuffled:
         random.shuffle(pieces)
     torch.manual_seed(start)
-    arena = KVCache(start, torch.randn(1, 2, start, SHARED, WIDTH) * 3)
-    past = LayerCache(arena.data[0, 0], arena.data[0, 1], 0.3, window, softcap)
+    cache = KVCache(start, torch.randn(1, 2, start, SHARED, WIDTH) * 3)
+    past = LayerCache(cache.data[0, 0], cache.data[0, 1], 0.3, window, softcap)
     rows = torch.randn(sum(piece.count for piece in pieces), HEADS, WIDTH)
-    got = DenseAttention(arena, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
+    got = DenseAttention(cache, torch.empty(0), pieces).attend(rows.transpose(0, 1), past)
     own = rows.split([piece.count for piece in pieces])
     right = torch.cat([plain(mine, piece, past) for mine, piece in zip(own, pieces, strict=True)])
     torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_layers_that_share_an_input_are_one_product_and_others_are_not_disturbed(bias: bool) -> None:
+def test_layers_with_the_same_input_are_packed_into_one_product(bias: bool) -> None:
     parent = torch.nn.Module()
     for name, size in (("q_proj", 12), ("k_proj", 4), ("v_proj", 4), ("o_proj", 8)):
         setattr(parent, name, torch.nn.Linear(8, size, bias=bias))
@@ -86,7 +88,7 @@ def test_layers_that_share_an_input_are_one_product_and_others_are_not_disturbed
             torch.testing.assert_close(layers[layer](inputs[number]), expected[number][layer])
 
 
-def test_layers_of_which_some_have_a_bias_are_products_of_their_own() -> None:
+def test_layers_with_and_without_bias_are_not_packed_together() -> None:
     parent = torch.nn.Module()
     parent.gate_proj, parent.up_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)
     packed_linear.pack(parent)
@@ -95,28 +97,28 @@ def test_layers_of_which_some_have_a_bias_are_products_of_their_own() -> None:
 
 # Huge pages are off in the process: with them a page fault may stand for 4 KiB or for 2 MiB.
 FAULTS = """
-import ctypes, resource, sys, torch
+import ctypes, resource, torch
 from agentfly.backends.engine.memory import retain_freed_memory
 PR_SET_THP_DISABLE = 41
 assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
 torch.set_num_threads(1)
-if sys.argv[1] == "keep":
-    retain_freed_memory()
 def work():
     sizes = [torch.ones(1 << 20) + 1 for _ in range(8)]
-for _ in range(3): work()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10): work()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def count_page_faults():
+    for _ in range(3): work()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10): work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+returned = count_page_faults()
+retain_freed_memory()
+print(returned, count_page_faults())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux")
 def test_freed_memory_is_retained() -> None:
-    returned, retained = (
-        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
-        for how in ("plain", "keep")
-    )
+    printed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
+    returned, retained = map(int, printed.split())
     assert retained < returned / 5
 
 
@@ -133,6 +135,6 @@ def test_zeros_take_no_memory_until_they_are_written() -> None:
     assert zeros((0,), torch.empty(0)).shape == (0,)
 
 
-def test_a_gpus_kernels_are_for_half_precision() -> None:
+def test_cuda_graphs_need_half_precision() -> None:
     model = model_of()
     assert (graphs(model), graphs(model.bfloat16())) == (False, True)

@@ -1,4 +1,4 @@
-"""The embedded engine against plain transformers: the same tokens, the same log-probabilities, whatever is batched."""
+"""The embedded engine against plain transformers: equal tokens and log-probabilities in any batch."""
 
 import asyncio
 import copy
@@ -42,7 +42,7 @@ async def backend(model: Any) -> AsyncIterator[TransformersBackend]:
     await backend.close()
 
 
-async def test_transformers_own_continuous_batching_says_the_same(model: Any, backend: TransformersBackend) -> None:
+async def test_output_equals_continuous_batching_of_transformers(model: Any, backend: TransformersBackend) -> None:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     rows = prompts([4, 33, 17, 60, 9], seed=2)
@@ -60,7 +60,7 @@ async def test_transformers_own_continuous_batching_says_the_same(model: Any, ba
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+async def test_logprobs_are_of_the_sampled_distribution(
     model: Any, backend: TransformersBackend, temperature: float
 ) -> None:
     requests = [asked(row, temperature=temperature, seed=at) for at, row in enumerate(prompts([4, 30, 17]))]
@@ -69,7 +69,7 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled(
         torch.testing.assert_close(torch.tensor(got.logprobs), expected, atol=1e-4, rtol=0)
 
 
-async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backend: TransformersBackend) -> None:
+async def test_seeded_tokens_do_not_depend_on_the_batch(backend: TransformersBackend) -> None:
     rows = prompts([9, 25, 40, 6, 13, 28], seed=3)
     alone = [await backend.generate(asked(row, 20, seed=7)) for row in rows]
     together = await asyncio.gather(*(backend.generate(asked(row, 20, seed=7)) for row in reversed(rows)))
@@ -78,7 +78,7 @@ async def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(backen
     assert other.token_ids != alone[0].token_ids
 
 
-async def test_tokens_are_drawn_as_often_as_they_are_likely(model: Any, backend: TransformersBackend) -> None:
+async def test_token_frequencies_match_their_probabilities(model: Any, backend: TransformersBackend) -> None:
     row = prompts([8])[0]
     draws = await asyncio.gather(*(backend.generate(asked(row, 1, seed=at, temperature=0.3)) for at in range(2000)))
     counts = torch.bincount(torch.tensor([each.token_ids[0] for each in draws]), minlength=VOCABULARY) / 2000
@@ -88,7 +88,7 @@ async def test_tokens_are_drawn_as_often_as_they_are_likely(model: Any, backend:
 
 
 @pytest.mark.parametrize("rest", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 20, "top_p": 0.9}])
-async def test_what_a_filter_leaves_out_is_never_drawn_and_the_rest_is_as_likely_as_transformers_says(
+async def test_sampling_filters_equal_those_of_transformers(
     model: Any, backend: TransformersBackend, rest: dict[str, Any]
 ) -> None:
     row = prompts([8])[0]
@@ -100,7 +100,7 @@ async def test_what_a_filter_leaves_out_is_never_drawn_and_the_rest_is_as_likely
         assert each.logprobs[0] == pytest.approx(wanted[each.token_ids[0]].item(), abs=1e-4)
 
 
-async def test_a_repetition_penalty_is_that_of_transformers(model: Any, backend: TransformersBackend) -> None:
+async def test_repetition_penalty_equals_that_of_transformers(model: Any, backend: TransformersBackend) -> None:
     row = prompts([10])[0]
     got = await backend.generate(asked(row, 12, temperature=0, repetition_penalty=1.5))
     with torch.inference_mode():
@@ -112,10 +112,10 @@ async def test_a_repetition_penalty_is_that_of_transformers(model: Any, backend:
     assert list(got.token_ids) == wanted[0, 10:].tolist()
 
 
-# ── ends ──
+# ── stop conditions ──
 
 
-async def test_a_stop_token_ends_the_turn_and_is_kept(model: Any, backend: TransformersBackend) -> None:
+async def test_stop_token_ends_the_turn_and_is_kept(model: Any, backend: TransformersBackend) -> None:
     row = prompts([12])[0]
     free = greedy(model, row, 12)
     stop = free[5]
@@ -125,21 +125,23 @@ async def test_a_stop_token_ends_the_turn_and_is_kept(model: Any, backend: Trans
     assert (await backend.generate(asked(row, 3, temperature=0))).finish is FinishReason.LENGTH
 
 
-async def test_a_prompt_without_room_is_refused_before_it_costs_anything(backend: TransformersBackend) -> None:
+async def test_prompt_that_fills_the_context_is_rejected(backend: TransformersBackend) -> None:
     with pytest.raises(BackendFault, match="the prompt has 512 tokens, the context 512: no room left"):
         await backend.generate(asked([5] * 512))
     with pytest.raises(BackendFault, match="empty prompt"):
         await backend.generate(asked([]))
 
 
-async def test_without_a_limit_a_turn_fills_the_context(backend: TransformersBackend) -> None:
+async def test_turn_without_limit_fills_the_context(backend: TransformersBackend) -> None:
     got = await backend.generate(asked([5] * 500, None, seed=1))  # type: ignore[arg-type]
     assert (len(got.token_ids), got.finish) == (12, FinishReason.LENGTH)
 
 
-async def test_a_cancelled_request_leaves_the_batch(backend: TransformersBackend) -> None:
-    long = asyncio.create_task(backend.generate(asked([7] * 20, 400, seed=1)))
-    await asyncio.sleep(0.05)
+async def test_cancelled_request_leaves_the_batch(backend: TransformersBackend) -> None:
+    begun = asyncio.Event()
+    request = asked([7] * 20, 400, seed=1, on_tokens=lambda _: begun.set())
+    long = asyncio.create_task(backend.generate(request))
+    await begun.wait()
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
@@ -147,7 +149,7 @@ async def test_a_cancelled_request_leaves_the_batch(backend: TransformersBackend
     assert not backend._engine._scheduler.running
 
 
-async def test_tokens_are_handed_out_as_they_are_sampled(backend: TransformersBackend) -> None:
+async def test_tokens_are_streamed(backend: TransformersBackend) -> None:
     seen: list[int] = []
     got = await backend.generate(asked([7] * 20, 10, seed=1, on_tokens=seen.extend))
     assert seen == list(got.token_ids)
@@ -156,8 +158,8 @@ async def test_tokens_are_handed_out_as_they_are_sampled(backend: TransformersBa
 # ── the cache ──
 
 
-async def test_the_next_turn_of_a_chain_computes_only_what_is_new(model: Any) -> None:
-    backend, seen = counted(backend_of(model))
+async def test_next_turn_computes_only_new_tokens(model: Any) -> None:
+    backend, seen = count_tokens(backend_of(model))
     first = asked(prompts([60])[0], 10, seed=1, chain="0/0")
     said = await backend.generate(first)
     before = sum(seen)
@@ -168,8 +170,8 @@ async def test_the_next_turn_of_a_chain_computes_only_what_is_new(model: Any) ->
     await backend.close()
 
 
-async def test_the_chains_of_a_group_compute_their_prompt_once(model: Any) -> None:
-    backend, seen = counted(backend_of(model))
+async def test_chains_of_a_group_compute_their_prompt_once(model: Any) -> None:
+    backend, seen = count_tokens(backend_of(model))
     row = prompts([100])[0]
     requests = [asked(row, 5, seed=at, chain=f"0/{at}") for at in range(8)]
     got = await asyncio.gather(*map(backend.generate, requests))
@@ -179,8 +181,8 @@ async def test_the_chains_of_a_group_compute_their_prompt_once(model: Any) -> No
     await backend.close()
 
 
-def counted(backend: TransformersBackend) -> tuple[TransformersBackend, list[int]]:
-    """How many tokens go through the model in each step."""
+def count_tokens(backend: TransformersBackend) -> tuple[TransformersBackend, list[int]]:
+    """Record the number of tokens that the model computes in each step."""
     seen: list[int] = []
     launch = backend._runner.launch
 
@@ -192,7 +194,7 @@ def counted(backend: TransformersBackend) -> tuple[TransformersBackend, list[int
     return backend, seen
 
 
-async def test_a_cache_that_is_too_small_for_all_costs_time_and_nothing_else(model: Any) -> None:
+async def test_small_cache_gives_the_same_output(model: Any) -> None:
     token = 2 * 3 * 2 * 16 * 4
     backend = backend_of(model, kv_memory=130 * token)
     requests = [asked(row, 30, seed=at) for at, row in enumerate(prompts([40, 50, 35, 60, 44]))]
@@ -207,14 +209,14 @@ async def test_a_cache_that_is_too_small_for_all_costs_time_and_nothing_else(mod
 # ── weights ──
 
 
-async def test_weights_are_shared_with_the_model_that_was_given(model: Any, backend: TransformersBackend) -> None:
+async def test_weights_are_shared_with_the_given_model(model: Any, backend: TransformersBackend) -> None:
     theirs = {each.data_ptr() for each in backend._runner.model.parameters()}
     assert theirs == {each.data_ptr() for each in model.parameters()}
     assert model.config._attn_implementation != backend._runner.model.config._attn_implementation
 
 
 @pytest.mark.parametrize("copied", [False, True])
-async def test_no_token_is_ever_computed_on_a_past_of_other_weights(copied: bool) -> None:
+async def test_weight_update_discards_the_cache(copied: bool) -> None:
     model, other = model_of(), model_of(seed=9)
     backend = backend_of(model)
     first = asked(prompts([40])[0], 10, seed=1, chain="0/0")
@@ -230,7 +232,7 @@ async def test_no_token_is_ever_computed_on_a_past_of_other_weights(copied: bool
     await backend.close()
 
 
-async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change() -> None:
+async def test_weights_are_packed_on_first_use_and_again_after_an_update() -> None:
     backend = backend_of(model_of())
     head = backend._runner.model.lm_head.product
     turns = [asked(prompt, 10) for prompt in prompts([30, 20, 9, 15, 12])]
@@ -247,14 +249,14 @@ async def test_weights_are_packed_at_the_first_product_and_anew_when_they_change
     await backend.close()
 
 
-async def test_weights_are_not_packed_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_are_not_packed_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "free_memory", lambda: 1000)
     backend = backend_of(model_of())
     assert type(backend._runner.model.lm_head) is torch.nn.Linear
     await backend.close()
 
 
-async def test_weights_that_do_not_fit_are_refused(backend: TransformersBackend) -> None:
+async def test_weights_of_wrong_name_or_shape_are_rejected(backend: TransformersBackend) -> None:
     with pytest.raises(ConfigError, match="the model has no weight 'nonsense'"):
         await backend.update_weights([("nonsense", torch.zeros(1))], 1)
     with pytest.raises(ConfigError, match="has the shape"):
@@ -263,7 +265,7 @@ async def test_weights_that_do_not_fit_are_refused(backend: TransformersBackend)
 
 
 @pytest.mark.parametrize("then", ["continue", "finish", "abort"])
-async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str) -> None:
+async def test_running_turns_follow_on_update_when_weights_change(then: str) -> None:
     model, other = model_of(), model_of(seed=9)
     backend = backend_of(model, on_update=then)
     halfway = asyncio.Event()
@@ -297,7 +299,7 @@ async def test_turns_under_way_do_as_declared_when_the_weights_change(then: str)
 # ── faults ──
 
 
-async def test_a_step_that_fails_costs_the_turns_under_way_and_the_engine_goes_on(model: Any) -> None:
+async def test_failed_step_fails_its_turns_and_the_engine_continues(model: Any) -> None:
     backend = backend_of(model)
     launch, failing = backend._runner.launch, True
 
@@ -320,17 +322,18 @@ async def test_a_step_that_fails_costs_the_turns_under_way_and_the_engine_goes_o
     await backend.close()
 
 
-async def test_a_closed_engine_says_so(model: Any) -> None:
+async def test_closed_engine_raises(model: Any) -> None:
     backend = backend_of(model)
-    running = asyncio.create_task(backend.generate(asked([5] * 10, 400)))
-    await asyncio.sleep(0.02)
+    begun = asyncio.Event()
+    running = asyncio.create_task(backend.generate(asked([5] * 10, 400, on_tokens=lambda _: begun.set())))
+    await begun.wait()
     await backend.close()
     with pytest.raises(BackendFault, match="the engine is closed"):
         await running
     await backend.close()
 
 
-# ── what other models need ──
+# ── other models ──
 
 
 async def test_lora_adapters_are_applied_without_merging() -> None:
@@ -349,7 +352,7 @@ async def test_lora_adapters_are_applied_without_merging() -> None:
     await backend.close()
 
 
-async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
+async def test_nan_raises_and_names_the_layer() -> None:
     model = model_of()
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
@@ -364,7 +367,7 @@ async def test_numbers_that_are_none_stop_the_run_and_name_the_layer() -> None:
     await backend.close()
 
 
-async def test_stop_strings_end_a_turn_and_nothing_sampled_is_cut(backend: TransformersBackend) -> None:
+async def test_stop_strings_end_a_turn_and_keep_all_sampled_tokens(backend: TransformersBackend) -> None:
     row = prompts([12])[0]
     free = list((await backend.generate(asked(row, 12, seed=3))).token_ids)
     backend._decode = lambda ids: "".join(f"<{each}>" for each in ids)  # type: ignore[method-assign,assignment]
@@ -372,7 +375,7 @@ async def test_stop_strings_end_a_turn_and_nothing_sampled_is_cut(backend: Trans
     assert (list(got.token_ids), got.finish) == (free[:5], FinishReason.STOP)
 
 
-async def test_an_agent_runs_on_a_model_from_a_folder(tmp_path: Any) -> None:
+async def test_agent_runs_with_a_model_folder(tmp_path: Any) -> None:
     from agentfly.agents import HFAgent
     from agentfly.templates.tokenizer import load_tokenizer
 

@@ -1,4 +1,4 @@
-"""The prefix cache: shared prefixes without copies, exact books, lookups that do not depend on what is cached."""
+"""The prefix cache: shared prefixes without copies, no lost slots, lookups independent of the size of the cache."""
 
 from typing import Any
 from unittest.mock import patch
@@ -47,7 +47,7 @@ def test_continuations_of_a_prefix_share_its_slots() -> None:
     assert pool.free == 100 - 6 - 3
 
 
-def test_a_forked_prefix_is_not_evicted_until_it_is_unlocked() -> None:
+def test_forked_prefix_is_not_evicted_until_it_is_unlocked() -> None:
     pool, cache = cache_of(10)
     slots = insert(pool, cache, list(range(8)))
     node, prefix = cache.fork(np.arange(5, dtype=np.int32))
@@ -59,7 +59,7 @@ def test_a_forked_prefix_is_not_evicted_until_it_is_unlocked() -> None:
     assert (pool.free, list(cache.nodes())) == (10, [])
 
 
-def test_the_least_recently_used_prefix_is_evicted_first() -> None:
+def test_least_recently_used_prefix_is_evicted_first() -> None:
     pool, cache = cache_of(30)
     for first in (1, 2, 3):
         insert(pool, cache, [first, *range(10, 19)])
@@ -102,12 +102,12 @@ def test_slots_are_never_lost_or_shared_by_different_tokens(cls: type[KVCache], 
         assert sorted(owned.tolist()) == list(range(60))
         assert cache.evictable == sum(len(node.tokens) for node in nodes if not node.locks)
         assert all(child.parent is node for node in nodes for child in node.children.values())
-        for _, known, slots in held:  # what is locked stays where it is
+        for _, known, slots in held:  # a locked prefix keeps its slots
             _, found, done = cache.match(np.array(known, np.int32))
             assert (done, np.concatenate([[], *found]).tolist()) == (len(known), slots)
 
 
-def test_a_lookup_does_not_depend_on_how_much_is_cached() -> None:
+def test_lookup_does_not_depend_on_the_size_of_the_cache() -> None:
     compared = []
     original = prefix_cache._common_length
     for count in (2, 2000):
@@ -135,7 +135,7 @@ def test_requests_of_one_step_share_a_prompt_that_the_step_computes() -> None:
     assert (slots == slots[0]).all()
 
 
-def test_adjacent_slots_are_preferred_and_pieces_are_used_when_there_are_none() -> None:
+def test_adjacent_slots_are_preferred_to_scattered_ones() -> None:
     pool = ContiguousKVCache(20, torch.empty(0))
     first, second, third = (pool.allocate(5) for _ in range(3))
     assert first is not None

@@ -1,4 +1,4 @@
-"""Any schedule of arrivals, aborts and updates, in any cache: the tokens of a fresh forward pass, and exact books."""
+"""Any schedule of requests, cancellations and updates: tokens equal a fresh forward pass, and no cache slot is lost."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,16 +29,16 @@ BASE = np.random.default_rng(0).integers(3, VOCABULARY, 2 * CONTEXT).tolist()
 
 
 class Stepped(Engine):
-    """An engine whose steps are taken by hand, so that what comes between two of them is known."""
+    """An engine that the test advances step by step, to fix what happens between two steps."""
 
     def _work(self) -> None:
-        """Nothing happens by itself."""
+        """Do nothing: the test calls `advance`."""
 
     def _submit(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
 
     async def advance(self) -> bool:
-        """One step; False where there was nothing to do."""
+        """Run one step; return False if there was nothing to do."""
         for _ in range(3):
             await asyncio.sleep(0)
         self._drain_commands()
@@ -51,7 +51,7 @@ class Stepped(Engine):
         return not done
 
     ahead = 0
-    """Steps whose results are taken in late, as on a GPU."""
+    """Steps whose results are collected late, as on a GPU."""
 
     def check(self) -> None:
         """Every slot is free, in the prefix cache or held by one request; locks and counts follow from the requests."""
@@ -102,8 +102,8 @@ class PagedRunner(ModelRunner):
         return launched
 
 
-class World:
-    """An engine, what was asked of it, and what became of that."""
+class ScheduledEngine:
+    """A stepped engine with its requests, their results and the weight updates."""
 
     def __init__(
         self, capacity: int, rows: int, tokens: int, then: OnUpdate, ahead: int = 0, paged: bool = False
@@ -125,7 +125,7 @@ class World:
         self.asked.append((request, asyncio.create_task(self.engine.sample(waiting))))
 
     def again(self, which: int, edit: int | None, more: int, sampling: Sampling) -> None:
-        """The next turn of a chain whose last one ended, maybe with something in its history changed."""
+        """Request the next turn of a finished chain, optionally with one token of its history changed."""
         ended = [(request, task) for request, task in self.asked if task.done() and not task.cancelled()]
         if ended:
             request, task = ended[which % len(ended)]
@@ -152,7 +152,7 @@ class World:
         idle = 0
         while idle < 3:
             idle = 0 if await self.engine.advance() else idle + 1
-        assert all(task.done() for task in self.updates), "an update was never made"
+        assert all(task.done() for task in self.updates), "an update was never applied"
         assert all(task.done() for _, task in self.asked), "a turn was never ended"
         assert self.engine._scheduler.idle
         assert not self.engine._pending
@@ -163,7 +163,7 @@ class World:
 
 @torch.inference_mode()
 def verify(request: Request, got: Completion) -> None:
-    """Every token is the one that its seed draws from a fresh forward pass with the weights of its version."""
+    """Assert that every token is drawn by its seed from a fresh forward pass with the weights of its version."""
     count, tokens = len(got.token_ids), [*request.prompt, *got.token_ids]
     seed = request.sampling.seed
     assert seed is not None
@@ -227,24 +227,24 @@ ONE_BEHIND_AN_UPDATE = [
 )
 @example(200, 2, 20, OnUpdate.FINISH, 5, None, ONE_BEHIND_AN_UPDATE)
 @example(200, 2, 20, OnUpdate.FINISH, 5, 1, ONE_BEHIND_AN_UPDATE)
-def test_whatever_comes_in_between_every_token_is_that_of_a_fresh_forward_pass(
+def test_tokens_equal_a_fresh_forward_pass_in_any_schedule(
     capacity: int, rows: int, tokens: int, then: OnUpdate, reserve: int, ahead: int | None, plan: list[tuple[int, Any]]
 ) -> None:
-    """`ahead`: steps whose results are taken in late, over a paged cache; None: over a cache of adjacent slots."""
+    """`ahead`: steps whose results are collected late, with a paged cache; None: with a contiguous cache."""
 
-    async def run() -> World:
-        world = World(capacity, rows, tokens, then, ahead or 0, ahead is not None)
+    async def run() -> ScheduledEngine:
+        scheduled = ScheduledEngine(capacity, rows, tokens, then, ahead or 0, ahead is not None)
         for wait, (what, *details) in plan:
             for _ in range(wait):
-                await world.engine.advance()
-            getattr(world, what)(*details)
-        await world.finish()
-        return world
+                await scheduled.engine.advance()
+            getattr(scheduled, what)(*details)
+        await scheduled.finish()
+        return scheduled
 
     with patch.object(scheduler, "RESERVE", reserve), patch.object(scheduler, "MIN_PREFIX", 4):
-        world = asyncio.run(run())
-    for request, task in world.asked:
+        scheduled = asyncio.run(run())
+    for request, task in scheduled.asked:
         if not task.cancelled():
             verify(request, task.result())
-    failed = [task.exception() for task in world.updates]
+    failed = [task.exception() for task in scheduled.updates]
     assert all(error is None or isinstance(error, LookupError) for error in failed)

@@ -52,7 +52,7 @@ async def test_64_concurrent_experts_earn_full_reward() -> None:
     assert chain.score.metrics["invalid_actions"] == 0
 
 
-async def test_the_chain_ends_when_the_game_is_won_and_nothing_undoes_it() -> None:
+async def test_won_game_ends_the_chain_for_good() -> None:
     (row,) = ALFWorld.draw_tasks("train", 1)
     *before, last = await winning(row)
     undoing = step_calls(last, "take bread 1 from sidetable 1", "look")

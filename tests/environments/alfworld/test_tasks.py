@@ -27,7 +27,7 @@ def games(count: int, **settings: object) -> list[ALFWorldGame]:
 
 @pytest.mark.parametrize("explores", [False, True])
 @pytest.mark.parametrize("kind", TaskType)
-def test_the_expert_wins_every_kind(kind: TaskType, explores: bool) -> None:
+def test_expert_wins_every_kind_of_task(kind: TaskType, explores: bool) -> None:
     for game in games(25, kinds=[kind.value], seed=5):
         house, steps = Household(game), 0
         while (command := next_command(house, explores=explores)) is not None:
@@ -38,7 +38,7 @@ def test_the_expert_wins_every_kind(kind: TaskType, explores: bool) -> None:
         assert 2 <= steps <= 80
 
 
-def test_an_expert_that_explores_acts_only_on_what_it_has_read() -> None:
+def test_exploring_expert_uses_only_observed_information() -> None:
     for game in games(30, seed=6):
         house = Household(game)
         read = house.introduction()

@@ -25,7 +25,7 @@ class Taxi(GymnasiumEnvironment):
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", Taxi.env_id, "CliffWalking-v1", "Blackjack-v1"])
-async def test_the_same_moves_earn_what_gymnasium_gives(env_id: str) -> None:
+async def test_rewards_equal_those_of_gymnasium(env_id: str) -> None:
     if env_id not in gymnasium.registry:
         pytest.skip(f"this version of Gymnasium has no {env_id}")
     made = await reset_env(GymnasiumEnvironment, {"question": "?", "env_id": env_id, "seed": 3})

@@ -49,7 +49,7 @@ async def test_strange_actions_are_answered_and_earn_nothing() -> None:
     assert chain.reward == 0.0
 
 
-async def test_tasks_begin_as_they_say_and_drawing_leaves_random_numbers_alone() -> None:
+async def test_first_observation_matches_the_task_and_drawing_keeps_the_random_state() -> None:
     before = random.getstate()
     games = ["FrozenLake-v0-random", "Mastermind-v0"]
     rows = {split: TextArenaGame.draw_tasks(split, 10, games=games) for split in ("train", "validation", "test")}

@@ -96,7 +96,7 @@ def test_cache_file_keeps_judgments_by_everything_they_depend_on(
     server.answers("/models", says({"data": [{"id": "other"}]}))
     run()
     assert len(server.bodies("/chat/completions")) == 5
-    (tmp_path / "text").write_text("no database, whatever it is called")
+    (tmp_path / "text").write_text("not a database")
     monkeypatch.setenv("AGENTFLY_JUDGE_CACHE", str(tmp_path / "text"))
     assert "cannot keep judgments" in run()[0].failures[-1].message
 

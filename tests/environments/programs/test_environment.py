@@ -57,7 +57,7 @@ def test_rows_are_deterministic_and_larger_counts_extend_smaller() -> None:
 def test_no_function_is_in_two_splits() -> None:
     def functions(split: str) -> set[str]:
         rows = [row for seed in (0, 1) for row in ProgramSynthesis.draw_tasks(split, 210, seed=seed)]
-        return {row["solution"].partition("\n")[2] for row in rows}  # whatever it is called
+        return {row["solution"].partition("\n")[2] for row in rows}  # without its name
 
     train, validation, test = map(functions, ("train", "validation", "test"))
     assert not train & validation

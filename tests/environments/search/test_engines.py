@@ -94,7 +94,7 @@ def test_permanent_failure_is_reported(server: Engines, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_refused_access_without_a_key_says_so(server: Engines, opened: Open, status: int) -> None:
+def test_denied_access_without_a_key_is_reported(server: Engines, opened: Open, status: int) -> None:
     server.failures[:] = [(status, {})]
     with pytest.raises(SearchFailed, match="refuses access, and is asked without a key") as caught:
         found(opened("wikipedia"), "x")

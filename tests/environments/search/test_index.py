@@ -241,7 +241,7 @@ async def test_retriever_with_too_few_results_is_an_error() -> None:
             return []
 
     with pytest.raises(ValueError, match="zip"):
-        await asyncio.wait_for(QueryBatcher(Short(), Cache()).search("x", 1), 10)
+        await asyncio.wait_for(QueryBatcher(Short(), Cache()).search("x", 1), 60)
 
 
 async def test_cancelled_and_failed_queries_do_not_affect_others() -> None:

@@ -44,9 +44,11 @@ def agent_of(script: object = "-", kind: type[Shell] = Shell, reward: Any = shel
     )
 
 
-async def evaluate(gold: str | None, *commands: str, answer: str = "Done.", **more: Any) -> dict[str, Any]:
+async def evaluate(
+    gold: str | None, *commands: str, answer: str = "Done.", kind: type[Shell] = Shell, **more: Any
+) -> dict[str, Any]:
     """Scores after running these commands."""
-    made = Shell()
+    made = kind()
     await made.start()
     try:
         await made.reset(Task.of(row(gold, **more)))
@@ -154,7 +156,7 @@ async def test_gold_command_is_not_visible_in_the_session() -> None:
 
 
 class Tight(Shell):
-    limits = Limits(seconds=1, memory=64 << 20, processes=16, inodes=2000)
+    limits = Limits(seconds=2, memory=64 << 20, processes=16, inodes=2000)
 
 
 async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
@@ -171,7 +173,7 @@ async def test_failed_commands_are_reported_and_the_chain_continues() -> None:
     observations = [message.text for message in chain.messages if message.role == "tool"]
     assert "7: command not found" in observations[0]
     assert "100000 characters" in observations[1]
-    assert "1 second" in observations[2]
+    assert "2 seconds" in observations[2]
     assert len(observations[3]) < Tight.longest + 100
     assert observations[5] == "2"
     assert chain.reward == 1.0
@@ -192,4 +194,4 @@ async def test_invalid_rows_are_rejected() -> None:
     with pytest.raises(DataError, match="column 'gold'"):
         await evaluate(None)
     with pytest.raises(DataError, match="'gold' fails"):
-        await evaluate("kill -9 1; kill -9 -1; sleep 30", "true", setup="true")
+        await evaluate("kill -9 1; kill -9 -1; sleep 30", "true", kind=Tight, setup="true")

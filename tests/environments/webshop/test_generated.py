@@ -41,7 +41,7 @@ def test_draws_have_stable_prefixes():
 
 
 @pytest.mark.parametrize("split", SPLIT_TENTHS)
-def test_the_expert_buys_what_is_wished_for(split):
+def test_expert_buys_the_requested_product(split):
     shop = open_shop("generated/300/2")
     for row in WebShop.draw_tasks(split, 40, products=300, seed=2):
         session = ShopSession(shop, ShopGoal.from_json(row["goal"]))

@@ -79,7 +79,7 @@ def test_scores_are_those_of_webshop(rows):
     assert ours == pytest.approx([theirs for *_, theirs in SCORES])
 
 
-def test_the_expert_buys_what_is_wished_for(rows):
+def test_expert_buys_the_requested_product(rows):
     """A sample; docs/lab/webshop.md has all."""
     shop, ones = open_shop("official"), 0
     sample = rows["test"][::5] + rows["train"][::50]

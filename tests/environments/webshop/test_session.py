@@ -76,7 +76,7 @@ def test_pages_of_results_turn_both_ways(session):
     assert "LAMP000001" in page_parts(session)
 
 
-def test_back_to_search_forgets_everything(session):
+def test_back_to_search_resets_the_page(session):
     for action in ("search[lamp]", "click[lamp000001]", "click[black]", "click[back to search]"):
         assert session.act(action)
     assert (session.keywords, session.product, session.options, session.seen) == (None, None, {}, set())
@@ -123,7 +123,7 @@ def test_rich_text_marks_buttons_and_what_was_clicked(session):
     assert "\n\n[clicked button] LAMP000001 [clicked button_]\nOrrin Desk Lamp\n" in pages.render_rich(session.page)
 
 
-def test_html_says_the_same_and_escapes_it(session):
+def test_html_has_the_same_text_escaped(session):
     session.act("search[lamp]")
     session.act("click[lamp000001]")
     html = pages.render_html(session.page)

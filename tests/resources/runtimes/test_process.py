@@ -20,8 +20,10 @@ from agentfly import Environment, Task, tool
 from agentfly.environment import InstanceHandle
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.runtimes.process import ProcessRuntime
+from agentfly.resources.supervisor import get_supervisor
 from agentfly.threads import call
 from agentfly.tooling import Context
+from tests.descriptors import leaked_descriptors, open_descriptors
 
 TASK = Task.of("Make it show 7.")
 TREE = """
@@ -126,7 +128,7 @@ def is_there(pid: int) -> list[int]:
 
 async def none_left(look: Callable[[], list[Any]]) -> list[Any]:
     """What is left after some time; nothing, as soon as nothing is."""
-    for _ in range(400):
+    for _ in range(2400):  # a minute
         if not (left := look()):
             return []
         await asyncio.sleep(0.025)
@@ -188,12 +190,14 @@ async def test_requests_overlap(create: Any) -> None:
 async def test_cancelling_a_call_cancels_it_in_the_worker(create: Any) -> None:
     env = (await create()).environment
     task = asyncio.create_task(env.sleep(600))
-    await asyncio.sleep(0.05)
+    while not hasattr(env, "cancelled"):  # `sleep` has begun in the worker
+        await env.step()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await env.step()
-    assert env.cancelled
+    async with asyncio.timeout(60):
+        while not env.cancelled:
+            await env.step()
 
 
 async def test_big_answers_and_requests(create: Any) -> None:
@@ -207,8 +211,6 @@ async def test_big_answers_and_requests(create: Any) -> None:
 
 
 async def test_worker_output_goes_to_stderr(create: Any, capfd: Any) -> None:
-    from agentfly.resources.supervisor import get_supervisor
-
     get_supervisor().close()  # the next one has the stderr of this test
     env = (await create()).environment
     await call(env.write, "hello from the worker")
@@ -294,7 +296,7 @@ async def test_cancelled_end_still_kills(create: Any) -> None:
     assert await none_left(lambda: is_there(pid)) == []
 
 
-async def test_failed_or_cancelled_create_leaves_nothing() -> None:
+async def test_failed_or_cancelled_create_leaves_nothing(tmp_path: Path) -> None:
     class Bad(Environment):
         def __init__(self) -> None:
             raise ValueError("no world")
@@ -303,8 +305,8 @@ async def test_failed_or_cancelled_create_leaves_nothing() -> None:
         def __init__(self) -> None:
             time.sleep(600)
 
-    await asyncio.sleep(0.05)
-    files = set(os.listdir("/proc/self/fd"))
+    get_supervisor().register("folder", str(tmp_path))  # its control socket is open before and after
+    before = open_descriptors()
     with pytest.raises(ValueError, match="no world"):
         await ProcessRuntime().create(Bad)
     for seconds in (0.0, 0.001, 0.01, 0.1):
@@ -315,10 +317,7 @@ async def test_failed_or_cancelled_create_leaves_nothing() -> None:
             await housing
     with pytest.raises(ConfigError, match="cannot be sent to a worker"):
         await ProcessRuntime().create(_locked())
-    await asyncio.sleep(0.05)
-    assert len(set(os.listdir("/proc/self/fd")) - files) <= 1  # the keeper's control socket, if it was not there
-    from agentfly.resources.supervisor import get_supervisor
-
+    assert await leaked_descriptors(before) == set()
     below = Path(f"/proc/{get_supervisor().pid}/task/{get_supervisor().pid}/children")
     assert await none_left(lambda: below.read_text().split()) == []
 

@@ -9,9 +9,9 @@ from agentfly.resources.runtimes.container import Container, ContainerSandbox
 from agentfly.sandbox import Limits, Session, open_sandbox
 from tests.resources.engine import IMAGE, Podman
 
-# The docker package leaves a socket that it could not connect to whoever collects the exception: `gc.collect()`.
+# The docker package does not close a socket that it could not connect; collecting the exception closes it.
 UNCONNECTED = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-SMALL = Limits(seconds=10, memory=256 << 20, processes=24, disk=16 << 20, output=4000)
+SMALL = Limits(seconds=60, memory=256 << 20, processes=24, disk=16 << 20, output=4000)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""No container is left, whatever happens."""
+"""No container is left, however a session, its process or the engine ends."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,7 @@ from agentfly.errors import EnvironmentFault
 from agentfly.resources.runtimes.container import Container, ContainerSandbox
 from agentfly.sandbox import EndReason, Session, SessionClosed, open_sandbox
 from agentfly.sandbox.owner import process_name
+from tests.descriptors import leaked_descriptors, open_descriptors
 from tests.resources.engine import IMAGE, Podman
 from tests.resources.runtimes.container.conftest import SMALL, UNCONNECTED
 
@@ -58,7 +59,7 @@ async def test_opening_may_be_cancelled(sandbox: ContainerSandbox, engine: Podma
 
 
 async def test_closing_leaves_nothing(engine: Podman) -> None:
-    files, before = len(os.listdir("/proc/self/fd")), mine(engine)
+    descriptors, before = open_descriptors(), mine(engine)
     async with await open_sandbox(Container(image=IMAGE)) as sandbox:
         sessions = await asyncio.gather(*(sandbox.open_session(SMALL) for _ in range(3)))
         hanging = asyncio.create_task(sessions[0].run("import time; time.sleep(60)"))
@@ -70,7 +71,7 @@ async def test_closing_leaves_nothing(engine: Podman) -> None:
     assert mine(engine) == before
     with pytest.raises(EnvironmentFault, match="closed"):
         await sandbox.open_session()
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert await leaked_descriptors(descriptors) == set()
 
 
 HOST = """

@@ -68,7 +68,7 @@ async def test_sandbox_capabilities(sandbox: ContainerSandbox) -> None:
     assert "cgroup" in sandbox.capabilities.memory
 
 
-async def test_reset_forgets_everything(session: Session, engine: Podman) -> None:
+async def test_reset_removes_state_and_files(session: Session, engine: Podman) -> None:
     await session.run("x = 1; open('f', 'w').close()")
     before = engine.containers()
     await session.reset()
@@ -183,7 +183,9 @@ for folder in FOLDERS:
         ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass", False),
     ],
 )
-async def test_hanging_call_is_ended(session: Session, code: str, kept: bool) -> None:
+async def test_hanging_call_is_ended(session: Session, monkeypatch: pytest.MonkeyPatch, code: str, kept: bool) -> None:
+    # A busy machine may interrupt the code late; code that ignores the interrupt is killed after it.
+    monkeypatch.setattr("agentfly.sandbox.session.GRACE", 60.0 if kept else 0.2)
     await session.run("x = 1")
     outcome = await session.run(code, timeout=0.3)
     assert (outcome.end, outcome.state_kept) == (EndReason.TIMEOUT, kept), outcome.text
@@ -196,7 +198,7 @@ NOT_HERE = ("users of the host", "raise a limit", "other's terminals")
 
 
 @pytest.mark.parametrize("name", [name for name in ESCAPES if name not in NOT_HERE])
-async def test_no_way_out(probed: Session, host: dict[str, object], name: str) -> None:  # noqa: F811
+async def test_escapes_are_blocked(probed: Session, host: dict[str, object], name: str) -> None:  # noqa: F811
     outcome = await probed.run(TRIAL.format(host=host, body=ESCAPES[name]))
     assert outcome.value == "'blocked'", outcome.text
     assert (await probed.run("1 + 1")).value == "2"
