@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from agentfly import environments, threads
@@ -69,9 +70,15 @@ async def measure_rate(
     return done / (time.perf_counter() - begun)
 
 
+@cache
+def build_toolbox(env_class: type[Environment]) -> Toolbox:
+    """The tools of an environment, built once, as an agent does it."""
+    return Toolbox([env_class])
+
+
 async def chain(manager: ResourceManager, env_class: type[Environment], task: Task, steps: int) -> int:
     """Follow the expert for at most `steps` steps; return their number."""
-    toolbox = Toolbox([env_class])
+    toolbox = build_toolbox(env_class)
     group = manager.group()
     try:
         async with manager.leases(task, [env_class], group=group) as leases:

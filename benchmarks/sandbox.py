@@ -1,31 +1,43 @@
-"""Sandbox sessions compared with a new Python process per call, with ipykernel if it is installed, and in containers
-with a container exec per call if there is a container engine.
+"""Sandbox sessions compared with a new Python process per call, with a forked process without isolation, with ipykernel
+if it is installed, and in containers with a container exec per call if there is a container engine; and the resets of
+the environments that reset by a new session.
 
 python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH] [--image IMAGE]
 """
 
 import argparse
+import ast
 import asyncio
 import contextlib
 import importlib.util
+import itertools
+import json
 import os
 import random
+import select
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentfly import environments
+from agentfly.resources import ResourceManager
 from agentfly.resources.runtimes.container import Container
 from agentfly.sandbox import LocalSandbox, Sandbox, SandboxUnavailable, Session, open_sandbox
 from agentfly.threads import call
+from agentfly.types import Task
+from benchmarks.environments import measure_rate
 from benchmarks.table import print_table
 
 CODE = "x = 1\nx + 1"
 LOADED = "import numpy\n" + CODE
 CONCURRENCY = (1, 16, 64)
+RESET_BY_SESSION = ("MathWithPython", "ProgramSynthesis", "Shell", "Repair")
 
 
 def milliseconds(times: list[float]) -> str:
@@ -77,6 +89,88 @@ async def run_new_python(code: str) -> None:
     await process.communicate()
 
 
+async def measure_start(mechanism: str | None, python: str | None, opens: int) -> list[list[str]]:
+    """Time until a session can be called: opened when it is needed, and forked ahead of need."""
+    rows = []
+    for ready in (0, 4):
+        async with await open_sandbox(mechanism, reduced=True, python=python, ready_sessions=ready) as sandbox:
+            times = []
+            for _ in range(opens):
+                started = time.perf_counter()
+                session = await sandbox.open_session()
+                times.append(time.perf_counter() - started)
+                await session.run(CODE)
+                await session.close()
+            ordered = sorted(1000 * each for each in times)
+            p95 = ordered[int(len(ordered) * 0.95)]
+            rows.append([f"{ready} forked ahead", f"{statistics.median(ordered):.2f}", f"{p95:.2f}"])
+    return rows
+
+
+def answer_cells(channel: socket.socket) -> None:
+    """Run cells as JSON lines in this process, without limits and isolation."""
+    namespace: dict[str, Any] = {}
+    for line in channel.makefile("rb"):
+        tree = ast.parse(json.loads(line)["code"])
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+        exec(compile(tree, "<cell>", "exec"), namespace)
+        value = repr(eval(compile(last, "<cell>", "eval"), namespace))
+        channel.sendall(json.dumps({"value": value}).encode() + b"\n")
+
+
+def measure_floor(many: int, calls: int) -> float:
+    """Calls per second of plain forked processes that answer over a socket pair, driven by one epoll loop."""
+    channels, pids = {}, []
+    for _ in range(many):
+        ours, theirs = socket.socketpair()
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            for inherited in (ours, *channels.values()):
+                inherited.close()
+            answer_cells(theirs)
+            os._exit(0)
+        theirs.close()
+        channels[ours.fileno()] = ours
+    poller = select.epoll()
+    for fd in channels:
+        poller.register(fd, select.EPOLLIN)
+    started, sent, done = time.perf_counter(), 0, 0
+    waiting = list(channels)
+    while done < calls:
+        for fd in waiting:
+            if sent < calls:
+                sent += 1
+                channels[fd].sendall(json.dumps({"code": CODE}).encode() + b"\n")
+        waiting = [fd for fd, _ in poller.poll()]
+        for fd in waiting:
+            assert json.loads(channels[fd].recv(65536))["value"] == "2"
+            done += 1
+    rate = calls / (time.perf_counter() - started)
+    for each in channels.values():
+        each.close()
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return rate
+
+
+async def measure_resets(seconds: float) -> list[list[str]]:
+    """Resets per second of the environments that reset by a new session, without warm instances."""
+    rows = []
+    for name in RESET_BY_SESSION:
+        env_class = getattr(environments, name)
+        row = [name]
+        for instances in (1, 16):
+            pool = replace(env_class.pool, max_instances=instances, min_warm=0)
+            manager = ResourceManager({env_class: pool})
+            tasks = itertools.cycle([Task.of(row) for row in env_class.draw_tasks("train", 32)])
+            await measure_rate(manager, env_class, tasks, instances, seconds=seconds / 4, steps=0)
+            rate = await measure_rate(manager, env_class, tasks, instances, seconds=seconds, steps=0)
+            row.append(f"{rate:.0f}")
+            await manager.close()
+        rows.append(row)
+    return rows
+
+
 async def open_and_close(sandbox: Sandbox, calls: int) -> list[list[str]]:
     async def open_and_run() -> None:
         session = await sandbox.open_session()
@@ -106,7 +200,9 @@ async def measure_calls(sandbox: LocalSandbox) -> list[list[str]]:
         rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1500 if many == 1 else 4000)
         new_rate, new_times = await closed_loop([lambda: run_new_python(CODE)] * many, max(30, 2 * many))
         await asyncio.gather(*(session.close() for session in sessions))
-        rows.append([str(many), f"{rate:.0f}", milliseconds(times), f"{new_rate:.0f}", milliseconds(new_times)])
+        floor = measure_floor(many, 4000)
+        cells = [f"{rate:.0f}", milliseconds(times), f"{floor:.0f}", f"{rate / floor:.2f}"]
+        rows.append([str(many), *cells, f"{new_rate:.0f}", milliseconds(new_times)])
     return rows
 
 
@@ -214,8 +310,11 @@ async def main(arguments: argparse.Namespace) -> None:
         print(f"mechanism {sandbox.mechanism}, preloaded {loaded}, load {os.getloadavg()[0]:.1f}")
         opening = await measure_opening(sandbox)
         print_table("New interpreter, one call, close", ["what", "per second", "ms, median / 99 %"], opening)
+        start = await measure_start(arguments.mechanism, arguments.python, 20 if arguments.held < 100 else 150)
+        print_table("Session start, one after another", ["sessions", "ms, median", "95 %"], start)
         calls = await measure_calls(sandbox)
-        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "new process: calls/s", "ms, median / 99 %"]
+        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "forked process: calls/s", "ratio"]
+        header += ["new process: calls/s", "ms, median / 99 %"]
         print_table("Calls", header, calls)
         if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):
             header = ["at once", "ipykernel: calls/s", "ms, median / 99 %", "and"]
@@ -229,6 +328,8 @@ async def main(arguments: argparse.Namespace) -> None:
             "s to close",
         ]
         print_table("Idle sessions open at once", header, await measure_holding(sandbox, arguments.held))
+    resets = await measure_resets(0.5 if arguments.held < 100 else 4.0)
+    print_table("Resets per second", ["environment", "1 instance", "16 instances"], resets)
     try:
         await measure_containers(arguments.image)
     except (SandboxUnavailable, ModuleNotFoundError) as error:

@@ -30,7 +30,7 @@ class Sandboxes:
         if mechanism not in self._open:
             try:
                 preload = ("numpy", "sympy") if mechanism == "zygote" else ()
-                self._open[mechanism] = await open_sandbox(mechanism, reduced=True, preload=preload)
+                self._open[mechanism] = await open_sandbox(mechanism, reduced=True, preload=preload, ready_sessions=0)
             except SandboxUnavailable as error:
                 self._open[mechanism] = str(error)
         found = self._open[mechanism]

@@ -16,7 +16,7 @@ from agentfly.sandbox import session as session_module
 from agentfly.sandbox.session import Session
 
 LIMITS = Limits(seconds=0.5, output=1000)
-OK = {"status": "ok", "value": "1", "error": None, "traceback": None, "figures": [], "dropped": 0}
+OK = {"status": "ok", "value": "1"}
 
 
 def frame(kind: bytes, payload: object) -> bytes:
@@ -29,6 +29,7 @@ class FakeHost:
 
     folder = "/session"
     limits = LIMITS
+    direct = None
 
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()
@@ -132,7 +133,7 @@ INVALID_MESSAGES = {
     "a shell's answer": lambda n: frame(b"A", {"id": n, "dropped": 0, "status": 0}),
     "an unknown end": lambda n: frame(b"A", {"id": n, "dropped": 0, "ended": "happily", "status": 0}),
     "another key": lambda n: answered(n, OK, extra=1),
-    "a missing key": lambda n: answered(n, {k: v for k, v in OK.items() if k != "value"}),
+    "a missing key": lambda n: answered(n, {"value": "1"}),
     "a key too many": lambda n: answered(n, {**OK, "more": 1}),
     "a negative count": lambda n: answered(n, {**OK, "dropped": -1}),
     "a fractional count": lambda n: answered(n, {**OK, "dropped": 0.5}),

@@ -78,6 +78,9 @@ ESCAPES = {
     "host name": "return socket.gethostname() == HOST['name']",
     "other's terminals": "return [n for n in os.listdir('/dev/pts') if n != 'ptmx']",
     "trusted modules": "import inside; return inside",
+    "handle of the host": "return [s.getsockopt(1, 77) for s in SOCKETS()]",
+    "handle of the sender": "return [s.setsockopt(1, 76, 1) or s for s in SOCKETS()]",
+    "pid of the host": "return any(int.from_bytes(s.getsockopt(1, 17, 4), 'little') > 1 for s in SOCKETS())",
 }
 if os.uname().machine != "x86_64":
     for by_number in ("read another's memory", "io_uring", "bpf", "keyring", "perf events", "userfaultfd"):
@@ -93,6 +96,11 @@ def DULL(number):
     except OSError:
         return True
     return place == '/dev/null' or place.startswith(('pipe:', 'socket:', '/proc/'))
+def SOCKETS():
+    names = [n for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n)]
+    found = [socket.socket(fileno=os.dup(int(n))) for n in names if 'socket:' in os.readlink('/proc/self/fd/' + n)]
+    assert found, 'the channel of the interpreter'
+    return found
 def DATAGRAMS():
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     other.close()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ class Cgroups:
                 parents = {name: parents["memory"] for name in _CONTROLLERS if name in enabled}
             found = cls(version, parents)
             found._remove_leftovers()
-            for folder in set(found._make_folders().folders.values()):
+            for folder in set(found._make_folders(parents).folders.values()):
                 folder.rmdir()
         except OSError as error:
             return f"no control group can be made below {parents.get('memory', '?')}: {error.strerror}"
@@ -114,17 +115,17 @@ class Cgroups:
             v2 = self.version == 2
             settings["cpu"] = {"cpu.max": f"{quota} {_CPU_PERIOD}"} if v2 else {"cpu.cfs_quota_us": str(quota)}
 
-        group = self._make_folders()
+        group = self._make_folders(settings)
         for controller, folder in group.folders.items():
-            for name, value in settings.get(controller, {}).items():
+            for name, value in settings[controller].items():
                 if (folder / name).exists():
                     (folder / name).write_text(value)
         return group
 
-    def _make_folders(self) -> Cgroup:
+    def _make_folders(self, controllers: Iterable[str]) -> Cgroup:
         self._created += 1
         name = f"{process_name(os.getpid())}-{self._created}"  # not cached: a fork is another process
-        folders = {controller: parent / name for controller, parent in self.parents.items()}
+        folders = {each: self.parents[each] / name for each in controllers if each in self.parents}
         for folder in set(folders.values()):
             folder.mkdir()
         return Cgroup(folders)

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfly.sandbox.inside import frames
-from agentfly.sandbox.inside.frames import ANSWER, DATA, OUTPUT, QUESTION, REPLY
+from agentfly.sandbox.inside.frames import ANSWER, DATA, NOTICE, OUTPUT, QUESTION, REPLY
 
-__all__ = ["ANSWER", "DATA", "OUTPUT", "QUESTION", "REPLY"]
-_MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20}
+__all__ = ["ANSWER", "DATA", "NOTICE", "OUTPUT", "QUESTION", "REPLY"]
+_MAX_LENGTH = {ANSWER: 8 << 20, OUTPUT: 4 << 20, REPLY: 24 << 20, DATA: 1 << 20, NOTICE: 1 << 10}
+_CHUNK = 1 << 16  # bytes read at once; the memory for more would be mapped and unmapped for every message
 _FRAME_COST = 64  # bytes charged per frame, so that empty frames use up the budget too
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CREDENTIALS = struct.Struct("3i")
@@ -36,6 +37,11 @@ class ChannelError(Exception):
 
 class ChannelClosed(ChannelError):
     """The peer closed the channel."""
+
+    def __init__(self, message: str, *, unread: bool = False) -> None:
+        super().__init__(message)
+        self.unread = unread
+        """Whether the peer has not read all that was sent to it."""
 
 
 class ProtocolViolation(ChannelError):
@@ -64,6 +70,10 @@ class SessionChannel:
         self._budget = 0
         self._num_received = 0
         self._waiting: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that watches the socket; None while it is not watched."""
+        self._closed: ChannelClosed | None = None
+        """How the channel ended; raised after the frames that were received before."""
         self._expired = False
 
     def hung_up(self) -> bool:
@@ -80,6 +90,7 @@ class SessionChannel:
     def close(self) -> None:
         """Close the socket and wake the waiting task."""
         self.expire()
+        self._stop_reading()
         self._socket.close()
 
     def expire(self) -> None:
@@ -94,15 +105,16 @@ class SessionChannel:
 
     async def send(self, kind: bytes, payload: bytes) -> None:
         """Send a frame."""
-        view = memoryview(frames.pack(kind, payload))
-        while view:
+        data = frames.pack(kind, payload)
+        sent = 0
+        while sent < len(data):
             try:
-                view = view[self._socket.send(view) :]
+                sent += self._socket.send(memoryview(data)[sent:] if sent else data)
             except BlockingIOError:
                 await self._wait(writing=True)
             except OSError as error:
                 self.gone = True
-                raise ChannelClosed(str(error)) from error
+                raise ChannelClosed(str(error), unread=True) from error
 
     def send_now(self, kind: bytes, payload: bytes) -> None:
         """Send a short frame without waiting. If the buffer is full the peer does not read; the deadline handles it."""
@@ -111,11 +123,21 @@ class SessionChannel:
 
     async def receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
         """Return kind and payload of the next frame, which must be of one of these kinds."""
-        if self._expired:
-            raise ChannelTimeout
         try:
-            while (frame := self._buffer.next(kinds, self._budget)) is None:
-                await self._read()
+            while self._expired or (frame := self._buffer.next(kinds, self._budget)) is None:
+                if self._expired:
+                    raise ChannelTimeout
+                if self._closed:
+                    self.gone = True
+                    raise self._closed
+                if self._loop is None:
+                    self._loop = asyncio.get_running_loop()
+                    self._loop.add_reader(self._socket.fileno(), self._read)
+                self._waiting = self._loop.create_future()
+                try:
+                    await self._waiting
+                finally:
+                    self._waiting = None
         except frames.FrameTooLong as error:
             raise ChannelFlooded(str(error)) from error
         except frames.BrokenFrame as error:
@@ -141,26 +163,31 @@ class SessionChannel:
                 return int(_CREDENTIALS.unpack(content)[0])
         return None
 
-    async def _read(self) -> None:
-        """Wait for bytes and append them to the buffer."""
-        while not self._expired:
-            try:
-                data = self._socket.recv(1 << 18)
-            except BlockingIOError:
-                await self._wait()
-                continue
-            except OSError as error:
-                self.gone = True
-                raise ChannelClosed(str(error)) from error
-            if not data:
-                self.gone = True
-                raise ChannelClosed("the other end is gone")
-            self._buffer.feed(self._unwrap(data))
+    def _read(self) -> None:
+        """Append what has arrived to the buffer and wake the waiting task. The event loop calls this."""
+        if self._waiting is None or self._waiting.done():
+            # Nothing is expected: do not watch until it is, so that a peer cannot fill the memory of this process.
+            self._stop_reading()
             return
-        raise ChannelTimeout
+        try:
+            data = self._socket.recv(_CHUNK)
+            self._buffer.feed(self._unwrap(data))
+            if not data:
+                self._closed = ChannelClosed("the other end is gone")
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._closed = ChannelClosed(str(error), unread=isinstance(error, ConnectionResetError))
+        self._waiting.set_result(None)
+
+    def _stop_reading(self) -> None:
+        """Stop watching the socket."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop = None
 
     async def _wait(self, writing: bool = False) -> None:
-        """Wait until the socket is ready. Reads nothing itself, so a cancellation loses no data."""
+        """Wait until the socket is ready, without reading."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting = loop.create_future()
         add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
@@ -187,7 +214,7 @@ def parse(payload: bytes, form: Form, optional: frozenset[str] = frozenset()) ->
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise ProtocolViolation(f"invalid JSON: {type(error).__name__}") from error
-    if not isinstance(value, dict) or not set(form) - optional <= set(value) <= set(form):
+    if not isinstance(value, dict) or not value.keys() <= form.keys() or not form.keys() - optional <= value.keys():
         raise ProtocolViolation("JSON with unexpected keys")
     for key, found in value.items():
         if not form[key](found):
@@ -200,13 +227,14 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
+def is_flag(value: Any) -> bool:
+    """Whether it is True or False."""
+    return type(value) is bool
+
+
 def is_text(value: Any) -> bool:
     """Whether it is a string."""
     return isinstance(value, str)
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
 
 
 def replace_surrogates(text: str) -> str:
@@ -214,42 +242,46 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class InterpreterReply:
     """An interpreter's reply to one call. Its form is checked; its content is under the control of user code."""
 
     status: str
-    value: str | None
-    error: str | None
-    traceback: str | None
-    figures: tuple[bytes, ...]
-    dropped: int
+    value: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    figures: tuple[bytes, ...] = ()
+    dropped: int = 0
+    output: bool = False
+    """Whether the session init may have output of the call."""
 
 
 _REPLY_FORM: Form = {
     "id": is_count,
     "status": ("ok", "error", "exit", "interrupted", "memory").__contains__,
-    "value": _is_text_or_none,
-    "error": _is_text_or_none,
-    "traceback": _is_text_or_none,
+    "value": is_text,
+    "error": is_text,
+    "traceback": is_text,
     "figures": lambda value: isinstance(value, list) and len(value) <= 8 and all(map(is_text, value)),
     "dropped": is_count,
+    "output": is_flag,
 }
+_REPLY_OPTIONAL = frozenset(_REPLY_FORM) - {"id", "status"}
 
 
 def parse_reply(payload: bytes, number: int, max_characters: int) -> InterpreterReply:
     """Parse an interpreter's reply to call `number`, each text of at most about `max_characters`."""
-    reply = parse(payload, _REPLY_FORM)
+    reply = parse(payload, _REPLY_FORM, _REPLY_OPTIONAL)
     if reply.pop("id") != number:
         raise ProtocolViolation("a reply to another call")
     for key in ("value", "error", "traceback"):
-        text = reply[key]
-        if text is not None:
+        if key in reply:
+            text = reply[key]
             if len(text) > max(max_characters, 2000) + 64:
                 raise ChannelFlooded(f"{key} of {len(text)} characters")
             reply[key] = replace_surrogates(text)
     figures = []
-    for text in reply.pop("figures"):
+    for text in reply.pop("figures", ()):
         try:
             figures.append(base64.b64decode(text, validate=True))
         except (ValueError, binascii.Error) as error:

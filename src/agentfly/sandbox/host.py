@@ -15,6 +15,9 @@ class SessionHost(ABC):
     """Owns the processes, files and channel of one session, and releases all of them on close."""
 
     channel: channels.SessionChannel
+    """To the session init."""
+    direct: channels.SessionChannel | None = None
+    """To the first interpreter, while it lives. None: calls are relayed by the session init."""
     folder: str
     """Working folder, as the session sees it."""
 

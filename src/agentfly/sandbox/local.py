@@ -1,17 +1,20 @@
-"""LocalSandbox: sessions on this machine, cloned from one zygote."""
+"""LocalSandbox: sessions on this machine, cloned from one zygote, some of them ahead of need."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import tempfile
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentfly.errors import EnvironmentFault
+from agentfly import threads
+from agentfly.errors import AgentFlyError, EnvironmentFault
 from agentfly.sandbox import channel
 from agentfly.sandbox.base import Capabilities, Limits
 from agentfly.sandbox.cgroups import Cgroup, Cgroups
@@ -21,12 +24,36 @@ from agentfly.sandbox.owner import is_leftover, process_name, remove_folder
 from agentfly.sandbox.session import Sandbox
 from agentfly.sandbox.zygote import LaunchPlan, ZygoteHandle
 
+_MAX_STOCKS = 4
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class _Stock:
+    """Sessions with the same limits that are forked ahead."""
+
+    hosts: deque[SessionHost] = field(default_factory=deque)
+    """Ready for calls, and never used."""
+    num_forking: int = 0
+    num_opened: int = 0
+    """Number of sessions that callers have opened with these limits."""
+
 
 class LocalSandbox(Sandbox):
-    """Sessions of one mechanism, cloned from one zygote, which is restarted if it dies."""
+    """Sessions of one mechanism, cloned from one zygote, which is restarted if it dies.
+
+    From the second session with the same limits on, the next ones are forked ahead in the background: one fewer than
+    were opened so far, at most `ready_sessions`, for the four `Limits` that were used last.
+    """
 
     def __init__(
-        self, plan: LaunchPlan, capabilities: Capabilities, cgroups: Cgroups | None, preload: tuple[str, ...]
+        self,
+        plan: LaunchPlan,
+        capabilities: Capabilities,
+        cgroups: Cgroups | None,
+        *,
+        preload: tuple[str, ...],
+        ready_sessions: int,
     ) -> None:
         super().__init__()
         self._plan = plan
@@ -35,6 +62,10 @@ class LocalSandbox(Sandbox):
         self._preload = preload
         self._zygote: ZygoteHandle | None = None
         self._start_lock = asyncio.Lock()
+        self._ready_sessions = ready_sessions
+        self._stocks: OrderedDict[Limits, _Stock] = OrderedDict()
+        """The least recently used limits come first."""
+        self._forking: set[asyncio.Task[None]] = set()
 
     @property
     def mechanism(self) -> str:
@@ -63,13 +94,54 @@ class LocalSandbox(Sandbox):
                 self._zygote = await ZygoteHandle.start(self._plan, self._preload)
             return self._zygote
 
+    async def open_host(self, limits: Limits) -> SessionHost:
+        """Take a session that was forked ahead, or open one; then fork others ahead in the background."""
+        stock = self._stocks.setdefault(limits, _Stock())
+        self._stocks.move_to_end(limits)
+        while len(self._stocks) > _MAX_STOCKS:
+            for unused in self._stocks.popitem(last=False)[1].hosts:
+                unused.start_closing()
+        host = None
+        while stock.hosts and host is None and not self._closed:
+            host = stock.hosts.popleft()
+            if host.channel.hung_up():  # it died with its zygote
+                host.start_closing()
+                host = None
+        if host is None:
+            host = await super().open_host(limits)
+        stock.num_opened += 1
+        while len(stock.hosts) + stock.num_forking < min(stock.num_opened - 1, self._ready_sessions):
+            stock.num_forking += 1
+            forking = asyncio.create_task(self._fork_ahead(limits, stock))
+            self._forking.add(forking)
+            forking.add_done_callback(self._forking.discard)
+        return host
+
+    async def _fork_ahead(self, limits: Limits, stock: _Stock) -> None:
+        """Open a session and keep it for the next caller. A failure is logged; that caller opens its own."""
+        try:
+            host = await super().open_host(limits)
+        except AgentFlyError as error:
+            if not self._closed:
+                _LOG.warning("a session could not be forked ahead: %s", error)
+            return
+        finally:
+            stock.num_forking -= 1
+        if self._stocks.get(limits) is stock:
+            stock.hosts.append(host)
+        else:
+            host.start_closing()
+
     async def _make_host(self, limits: Limits) -> LocalHost:
         zygote = await self.start()
         return LocalHost(self._plan, self._cgroups, zygote, limits=limits, on_closed=self._hosts.discard)
 
     async def close(self) -> None:
         """Close all sessions and the zygote."""
+        for forking in self._forking:
+            forking.cancel()
         await super().close()
+        await asyncio.gather(*self._forking, return_exceptions=True)
         async with self._start_lock:
             if self._zygote:
                 await self._zygote.close()
@@ -91,6 +163,7 @@ class LocalHost(SessionHost):
         self._cgroups = cgroups
         self._zygote = zygote
         self._cgroup: Cgroup | None = None
+        self._attaching: asyncio.Future[None] | None = None
         self._number: int | None = None
         self._temporary_folder: Path | None = None
         self.folder = WORK
@@ -109,14 +182,19 @@ class LocalHost(SessionHost):
             self.folder = config["work"] = str(self._temporary_folder)
         if self._cgroups:
             self._cgroup = self._cgroups.create(self.limits)
-        self._number, self.channel = self._zygote.open(config, credentials=self._cgroup is not None)
+        # Only where the end of the session init closes all connections, and where no watchdog must know of calls.
+        direct = own_mounts and self._cgroup is not None
+        opened = self._zygote.open(config, credentials=self._cgroup is not None, direct=direct)
+        self._number, self.channel, self.direct = opened
         pid = await self.channel.receive_credentials()
         self.channel.allow(1 << 16)
         await self._expect("hello")
         if self._cgroup:
             if pid is None:
                 raise channel.ProtocolViolation("the kernel does not report the sender's pid")
-            self._cgroup.add(pid)
+            # In a thread: the kernel waits for all processors, some milliseconds.
+            self._attaching = asyncio.ensure_future(threads.call(self._cgroup.add, pid))
+            await asyncio.shield(self._attaching)
         await self._wait_until_ready()
 
     def memory_kills(self) -> int:
@@ -132,9 +210,13 @@ class LocalHost(SessionHost):
 
     async def _release(self) -> int | None:
         status = None
+        if self._attaching:  # as long as the pid is that of the session
+            await asyncio.wait([self._attaching])
         if self._number is not None:
             status = await self._zygote.end(self._number)
             self.channel.close()
+            if self.direct:
+                self.direct.close()
         if self._cgroup:
             await self._cgroup.remove()
         if self._temporary_folder:

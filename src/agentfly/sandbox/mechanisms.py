@@ -33,6 +33,7 @@ REDUCED = ("landlock",)
 MECHANISMS = (*STRONG, *REDUCED, "unsafe")
 """Isolation mechanisms by name, strongest first."""
 PRELOAD = ("numpy", "sympy")
+READY_SESSIONS = 4
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _UIDS = range(1_900_000_000, 2_100_000_000)  # above the ranges of containers and systemd, below 2**31
 _INSTALL = {
@@ -78,6 +79,7 @@ async def open_sandbox(
     reduced: bool = False,
     python: str | None = None,
     preload: tuple[str, ...] = PRELOAD,
+    ready_sessions: int = READY_SESSIONS,
 ) -> LocalSandbox: ...
 
 
@@ -87,12 +89,14 @@ async def open_sandbox(
     reduced: bool = False,
     python: str | None = None,
     preload: tuple[str, ...] = PRELOAD,
+    ready_sessions: int = READY_SESSIONS,
 ) -> Any:
     """Open a sandbox of the given mechanism, or of the strongest one that works here. Raises SandboxUnavailable.
 
     reduced: also allow mechanisms with reduced isolation.
     python: interpreter for sessions; None takes the one that runs this process, else the system's.
     preload: libraries to import once, before any session starts.
+    ready_sessions: largest number of unused sessions to keep ready for each `Limits`, see `LocalSandbox`. 0: none.
     """
     if mechanism is not None and not isinstance(mechanism, str):
         return await mechanism.open_sandbox()
@@ -106,7 +110,7 @@ async def open_sandbox(
             tried.append(f"  - {name}: {known.reason}")
             continue
         try:
-            return await _open_local(name, python, preload)
+            return await _open_local(name, python, preload, ready_sessions=ready_sessions)
         except SandboxUnavailable as error:
             tried.append(f"  - {name}: {error}")
     remedies = [f"  - {_INSTALL[name]}" for name in allowed if name in _INSTALL]
@@ -120,13 +124,15 @@ async def probe_mechanisms(python: str | None = None) -> list[MechanismStatus]:
     for mechanism in MECHANISMS:
         if (mechanism, python) not in _statuses:
             try:
-                await (await _open_local(mechanism, python, ())).close()
+                await (await _open_local(mechanism, python, (), ready_sessions=0)).close()
             except SandboxUnavailable:
                 continue
     return [_statuses[mechanism, python] for mechanism in MECHANISMS]
 
 
-async def _open_local(mechanism: str, python: str | None, preload: tuple[str, ...]) -> LocalSandbox:
+async def _open_local(
+    mechanism: str, python: str | None, preload: tuple[str, ...], *, ready_sessions: int
+) -> LocalSandbox:
     """Open and verify a local sandbox, and record the status of its mechanism. Raises SandboxUnavailable."""
     reasons = []
     tried = None
@@ -134,7 +140,7 @@ async def _open_local(mechanism: str, python: str | None, preload: tuple[str, ..
         try:
             plan = make_plan(mechanism, candidate)
             tried = plan.python.python
-            sandbox, note = make_sandbox(plan, preload)
+            sandbox, note = make_sandbox(plan, preload, ready_sessions)
             await verify_sandbox(sandbox)
         except AgentFlyError as error:
             reasons.append(f"{candidate or sys.executable}: {error}")
@@ -218,7 +224,9 @@ def _find_cgroups() -> Cgroups | str:
     return Cgroups.find()
 
 
-def make_sandbox(plan: LaunchPlan, preload: tuple[str, ...]) -> tuple[LocalSandbox, str]:
+def make_sandbox(
+    plan: LaunchPlan, preload: tuple[str, ...], ready_sessions: int = READY_SESSIONS
+) -> tuple[LocalSandbox, str]:
     """Return a sandbox that is not started yet, and why it has no cgroups (empty if it has)."""
     found = _find_cgroups()
     cgroups, note = (None, found) if isinstance(found, str) else (found, "")
@@ -247,4 +255,4 @@ def make_sandbox(plan: LaunchPlan, preload: tuple[str, ...]) -> tuple[LocalSandb
             cpu=cpu,
             boundary="none" if unsafe else "reduced: Landlock, seccomp; shared kernel",
         )
-    return LocalSandbox(plan, capabilities, cgroups, preload), note
+    return LocalSandbox(plan, capabilities, cgroups, preload=preload, ready_sessions=ready_sessions), note

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -23,6 +24,8 @@ _CHUNK = 1 << 18
 _MAX_ENTRIES = 5000
 _MAX_CODE = 8 << 20
 _MAX_COMMAND = 100_000
+_CELL_HEADER = struct.Struct(">QI")
+"""Number of the call and characters of output, before the code of a cell."""
 
 _CALL_FORM: channel.Form = {
     "id": channel.is_count,
@@ -30,16 +33,17 @@ _CALL_FORM: channel.Form = {
     "kills": channel.is_count,
     "reply": lambda value: value is True,
     "ended": results.RESTART_REASONS.__contains__,
-    "ran": lambda value: type(value) is bool,
-    "gone": lambda value: type(value) is bool,
+    "ran": channel.is_flag,
+    "gone": channel.is_flag,
     "status": lambda value: value is None or (type(value) is int and -(1 << 31) < value < 1 << 31),
 }
 _CALL_OPTIONAL = frozenset(("kills", "reply", "ended", "status", "ran", "gone"))
+_NOTICE_FORM: channel.Form = {key: _CALL_FORM[key] for key in ("ended", "status")}
 _FILE_FORM: channel.Form = {
     "id": channel.is_count,
     "error": channel.is_text,
     "size": channel.is_count,
-    "more": lambda value: type(value) is bool,
+    "more": channel.is_flag,
     "entries": lambda value: (
         isinstance(value, list)
         and all(isinstance(entry, list) and [type(each) for each in entry] == [str, str, int] for entry in value)
@@ -56,9 +60,12 @@ class Session:
         self._host = host
         self._limits = host.limits
         self._lock = asyncio.Lock()
+        self._deadline = _Deadline()
         self._closed_reason = ""
         self._memory_kills = 0
         self._paused = False
+        self._notice: dict[str, Any] | None = None
+        """How the first interpreter ended, as the session init reported it."""
 
     @property
     def folder(self) -> str:
@@ -111,11 +118,13 @@ class Session:
             self._host = await self._open_host(self._limits)
             self._memory_kills = 0
             self._paused = False
+            self._notice = None
             self._closed_reason = ""
 
     async def close(self) -> None:
         """Kill all processes and delete all files; a running call ends too. Idempotent."""
         self._closed_reason = "closed"
+        self._deadline.close()
         await self._host.close()
 
     async def memory(self) -> int | None:
@@ -148,6 +157,7 @@ class Session:
     def _abandon(self, reason: str) -> None:
         """Mark the session as closed and start to kill it."""
         self._closed_reason = self._closed_reason or reason
+        self._deadline.close()
         self._host.start_closing()
 
     async def _call(self, question: dict[str, Any], timeout: float | None) -> Outcome:
@@ -156,9 +166,13 @@ class Session:
         async with self._lock:
             await self._resume()
             call = results.CallResult(seconds, self._limits)
-            deadline = _Deadline(self._host.channel, seconds)
+            deadline = self._deadline
+            deadline.start(self._host, seconds)
             try:
-                await self._exchange(question, call)
+                if question["do"] == "run" and self._host.direct:
+                    await self._exchange_directly(self._host.direct, question["code"], call)
+                else:
+                    await self._exchange(question, call)
             except channel.ChannelError as error:
                 kills = self._host.memory_kills()
                 self._abandon(f"{type(error).__name__}: {error}")
@@ -169,7 +183,7 @@ class Session:
                 self._abandon("its call was cancelled")
                 raise
             finally:
-                deadline.cancel()
+                deadline.stop()
             if call.is_failure:
                 kills = call.answer.get("kills", self._host.memory_kills())
                 call.memory_kills = kills - self._memory_kills
@@ -180,29 +194,81 @@ class Session:
         """Send the question, collect output into `call`, then read the answer and the interpreter's reply."""
         number = secrets.randbits(62)
         wire = self._host.channel
-        wire.allow(self._limits.output * 8 + (32 << 20))
+        wire.allow(self._call_budget)
         await wire.send(channel.QUESTION, json.dumps({**question, "id": number}).encode())
         while True:
-            kind, payload = await wire.receive(channel.OUTPUT, channel.ANSWER)
+            kind, payload = await self._receive(channel.OUTPUT, channel.ANSWER)
             if kind == channel.ANSWER:
                 break
             call.output += payload
         answer = channel.parse(payload, _CALL_FORM, _CALL_OPTIONAL)
         has_reply = bool(answer.get("reply"))
-        complete = has_reply if question["do"] == "run" else "status" in answer and not has_reply
-        if answer["id"] != number or not (complete or "ended" in answer):
+        complete = {"run": has_reply, "shell": "status" in answer, "output": True}[question["do"]]
+        if answer["id"] != number or not (complete or "ended" in answer) or (has_reply and question["do"] != "run"):
             raise channel.ProtocolViolation("an answer to another question")
-        call.answer = answer
+        call.answer |= answer
         if has_reply:
             _, payload = await wire.receive(channel.REPLY)
             call.reply = channel.parse_reply(payload, number, self._limits.output)
+        elif "ended" in answer:
+            self._close_direct()
+
+    async def _exchange_directly(self, wire: channel.SessionChannel, code: str, call: results.CallResult) -> None:
+        """Send a cell to the interpreter and read its reply; ask the session init for the output if there is any.
+
+        The interpreter is a process of user code. If its channel breaks, the session init reports why it ended, and
+        relays the calls to the one it starts next.
+        """
+        number = secrets.randbits(62)
+        wire.allow(self._call_budget)
+        try:
+            header = _CELL_HEADER.pack(number, self._limits.output)
+            await wire.send(channel.QUESTION, header + code.encode("utf-8", "surrogatepass"))
+            _, payload = await wire.receive(channel.REPLY)
+            call.reply = channel.parse_reply(payload, number, self._limits.output)
+        except channel.ChannelTimeout:
+            raise
+        except channel.ChannelError as error:
+            closed = isinstance(error, channel.ChannelClosed)
+            request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged"}
+            await self._host.channel.send(channel.QUESTION, json.dumps(request).encode())
+            while self._notice is None:
+                await self._receive()
+            call.answer = {**self._notice, "ran": not (isinstance(error, channel.ChannelClosed) and error.unread)}
+            self._close_direct()
+        if call.reply is None or call.reply.output:
+            self._deadline.extend(_FILE_SECONDS)
+            await self._exchange({"do": "output"}, call)
+
+    def _close_direct(self) -> None:
+        """Close the channel to the first interpreter, which has ended."""
+        self._notice = None
+        if self._host.direct:
+            self._host.direct.close()
+            self._host.direct = None
+
+    @property
+    def _call_budget(self) -> int:
+        """Bytes that the session may send for one call."""
+        return self._limits.output * 8 + (32 << 20)
+
+    async def _receive(self, *kinds: bytes) -> tuple[bytes, bytes]:
+        """Receive a frame of the session init, which may also report once that the first interpreter has ended."""
+        kind, payload = await self._host.channel.receive(*kinds, channel.NOTICE)
+        if kind == channel.NOTICE:
+            if self._notice or not self._host.direct:
+                raise channel.ProtocolViolation("a notice of an interpreter that there is not")
+            self._notice = channel.parse(payload, _NOTICE_FORM)
+            if kinds:
+                return await self._receive(*kinds)
+        return kind, payload
 
     async def _access_file(self, question: dict[str, Any], data: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Send a file request with its data; return the checked answer and the file content."""
         path = question["path"] = channel.replace_surrogates(question["path"])
         async with self._lock:
             await self._resume()
-            deadline = _Deadline(self._host.channel, _FILE_SECONDS)
+            self._deadline.start(self._host, _FILE_SECONDS)
             try:
                 return await self._exchange_file(question, data)
             except channel.ChannelError as error:
@@ -212,7 +278,7 @@ class Session:
                 self._abandon("its call was cancelled")
                 raise
             finally:
-                deadline.cancel()
+                self._deadline.stop()
 
     async def _exchange_file(self, question: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         number = secrets.randbits(62)
@@ -222,7 +288,7 @@ class Session:
         await wire.send(channel.QUESTION, json.dumps({**question, "id": number}).encode())
         for start in range(0, len(data), _CHUNK):
             await wire.send(channel.DATA, data[start : start + _CHUNK])
-        _, payload = await wire.receive(channel.ANSWER)
+        _, payload = await self._receive(channel.ANSWER)
         answer = channel.parse(payload, _FILE_FORM, optional=frozenset(("error", "size", "entries", "more")))
         if answer["id"] != number:
             raise channel.ProtocolViolation("an answer to another question")
@@ -233,32 +299,73 @@ class Session:
             raise channel.ProtocolViolation("an answer to another kind of question")
         content = bytearray()
         while len(content) < size:
-            content += (await wire.receive(channel.DATA))[1]
+            content += (await self._receive(channel.DATA))[1]
         return answer, bytes(content)
 
 
 class _Deadline:
-    """Ends a call that takes too long: interrupts it, then restarts the interpreter, then gives the session up."""
+    """Ends a call that takes too long: interrupts it, then restarts the interpreter, then gives the session up.
 
-    def __init__(self, wire: channel.SessionChannel, seconds: float) -> None:
-        self._wire = wire
-        self._steps = ["interrupt", "restart", "expire"]
-        self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(max(seconds, 0.0), self._escalate)
+    All calls of a session share one timer, which is set again only when it fires: a timer per call would cost as much
+    as sending the call.
+    """
+
+    def __init__(self) -> None:
+        self._host: SessionHost | None = None
+        """The session host of the running call; None between two calls."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0
+        """When to take the next step, in the time of the event loop."""
+        self._steps: list[str] = []
         self.expired = False
+        """Whether the time limit of the last call passed before its answer came."""
 
-    def _escalate(self) -> None:
+    def start(self, host: SessionHost, seconds: float) -> None:
+        """Start a call with this time limit."""
+        self._host = host
+        self._steps = ["interrupt", "restart", "expire"]
+        self.expired = False
+        self._set(max(seconds, 0.0))
+
+    def extend(self, seconds: float) -> None:
+        """Give the session up after that time instead: the interpreter has answered or ended."""
+        self._steps = ["expire"]
+        self._set(seconds)
+
+    def stop(self) -> None:
+        """End the call."""
+        self._host = None
+
+    def close(self) -> None:
+        """Cancel the timer, with which the event loop would keep this session alive."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._at = loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._at:
+            self.close()
+            self._timer = loop.call_at(self._at, self._fire)
+
+    def _fire(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if self._host is None:
+            return
+        if loop.time() < self._at:  # it was set for an earlier call
+            self._timer = loop.call_at(self._at, self._fire)
+            return
         self.expired = True
         step = self._steps.pop(0)
         if step == "expire":
-            self._wire.expire()
+            self._host.channel.expire()
+            if self._host.direct:
+                self._host.direct.expire()
         else:
-            self._wire.send_now(channel.QUESTION, json.dumps({"do": step}).encode())
-            self._handle = self._loop.call_later(GRACE, self._escalate)
-
-    def cancel(self) -> None:
-        """Stop the timer."""
-        self._handle.cancel()
+            self._host.channel.send_now(channel.QUESTION, json.dumps({"do": step, "why": "killed"}).encode())
+            self._set(GRACE)
 
 
 class Sandbox(ABC):

@@ -142,28 +142,35 @@ class ZygoteHandle:
                 process.stderr.close()
         return cls(process, ours, address, preloaded)
 
-    def open(self, config: dict[str, Any], credentials: bool) -> tuple[int, channel.SessionChannel]:
-        """Request a session. Returns its number and the channel to its session init.
+    def open(
+        self, config: dict[str, Any], credentials: bool, direct: bool
+    ) -> tuple[int, channel.SessionChannel, channel.SessionChannel | None]:
+        """Request a session. Returns its number, the channel to its session init, and that to its interpreter.
 
-        credentials: whether the channel reports the pid of the sender of the first message.
+        credentials: whether the first channel reports the pid of the sender of the first message.
+        direct: whether the interpreter has a channel of its own.
         """
         if not self.alive:
             raise channel.ChannelClosed("the zygote has ended")
         self._last_number += 1
         number = self._last_number
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
+        connections: list[channel.SessionChannel] = []
         try:
-            connection.connect(f"/proc/self/fd/{self._listener}")
+            for _ in range(2 if direct else 1):
+                connection = socket.socket(socket.AF_UNIX)
+                connections.append(channel.SessionChannel(connection))
+                connection.connect(f"/proc/self/fd/{self._listener}")
             if credentials:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            wire = channel.SessionChannel(connection)
-            wire.send_now(channel.QUESTION, json.dumps({"id": number, "limits": config}).encode())
         except OSError as error:
-            connection.close()
+            for each in connections:
+                each.close()
             raise channel.ChannelClosed(f"the zygote does not listen: {error}") from error
+        if direct:  # first, so that the zygote has it when the session is requested
+            connections[0].send_now(channel.QUESTION, json.dumps({"id": number}).encode())
+        connections[-1].send_now(channel.QUESTION, json.dumps({"id": number, "limits": config}).encode())
         self._exits[number] = self._loop.create_future()
-        return number, wire
+        return number, connections[-1], connections[0] if direct else None
 
     async def end(self, number: int) -> int | None:
         """Kill a session with all its processes. Returns its wait status, or None if unknown."""

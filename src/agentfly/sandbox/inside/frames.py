@@ -3,9 +3,10 @@
 Used on both ends of every byte stream: sandbox sessions, worker processes, the code judge. The only program of this
 folder that the host imports too; it imports nothing but the standard library, and no asyncio.
 
-    pack, receive   blocking end, for a trusted peer
-    FrameBuffer     non-blocking end, for a peer that may send anything and stop anywhere; the asyncio ends are
-                    `sandbox.channel.SessionChannel` and `resources.rpc.connection.FrameProtocol`
+    pack, receive, receive_alone   blocking end, for a trusted peer
+    FrameBuffer                    non-blocking end, for a peer that may send anything and stop anywhere; the asyncio
+                                   ends are `sandbox.channel.SessionChannel` and
+                                   `resources.rpc.connection.FrameProtocol`
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-QUESTION, ANSWER, OUTPUT, REPLY, DATA, CANCEL = b"Q", b"A", b"O", b"R", b"D", b"C"
+if TYPE_CHECKING:
+    import socket
+
+QUESTION, ANSWER, OUTPUT, REPLY, DATA, CANCEL, NOTICE = b"Q", b"A", b"O", b"R", b"D", b"C", b"N"
 NO_LIMIT = (1 << 32) - 1
 """Maximum length that a header can express."""
 _HEADER = struct.Struct(">Ic")
@@ -77,6 +81,22 @@ def receive(channel: Channel, max_bytes: int) -> tuple[bytes, bytes]:
     if length > max_bytes:
         raise FrameTooLong(f"a frame of {length} bytes, more than {max_bytes}")
     return kind, _receive_exactly(channel, length)
+
+
+def receive_alone(channel: socket.socket, buffer: bytearray) -> bytes:
+    """Return the payload of a frame after which the peer waits for an answer; EOFError at the end.
+
+    Blocks until the frame is complete. One that fits into `buffer` takes one system call and allocates nothing but its
+    payload: a process that has used up its memory can still receive it.
+    """
+    size = channel.recv_into(buffer)
+    if not size:
+        raise EOFError
+    data = bytes(memoryview(buffer)[:size])
+    if size < _HEADER.size:
+        data += _receive_exactly(channel, _HEADER.size - size)
+    missing = _HEADER.size + _HEADER.unpack_from(data)[0] - len(data)
+    return (data + _receive_exactly(channel, missing) if missing else data)[_HEADER.size :]
 
 
 def _receive_exactly(channel: Channel, size: int) -> bytes:

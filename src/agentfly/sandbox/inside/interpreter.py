@@ -6,20 +6,25 @@ accidents: it has its own copy of the builtins, imports nothing after the start,
 
 from __future__ import annotations
 
+import _signal
+import ast
 import base64
 import builtins
 
 globals()["__builtins__"] = dict(vars(builtins))  # before any function: user code may change builtins
 
 import contextlib  # noqa: E402
+import fcntl  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import linecache  # noqa: E402
+import mmap  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import struct  # noqa: E402
 import sys  # noqa: E402
+import termios  # noqa: E402
 import traceback  # noqa: E402
 import types  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
@@ -27,13 +32,19 @@ from typing import Any, NoReturn  # noqa: E402
 from . import frames  # noqa: E402
 
 _ONLY_AST = 0x400
+_ZERO = bytes(4)
+_VALUE = "<value>"
 _MAX_FIGURES = 8
 _MAX_FIGURE_BYTES = 2 << 20
 _ALL_SIGNALS = signal.valid_signals()
 # Bound here, so that user code may replace them in their modules.
 _b64, _exit, _write, _getpid = base64.b64encode, os._exit, os.write, os.getpid
 _line_cache, _unpack = linecache.cache, struct.Struct(">QI").unpack_from
-_receive, _pack, _sigmask, _sigtimedwait = frames.receive, frames.pack, signal.pthread_sigmask, signal.sigtimedwait
+_receive, _pack, _TextIOWrapper, _BytesIO = frames.receive_alone, frames.pack, io.TextIOWrapper, io.BytesIO
+_Assign, _Expr, _Name, _Store = ast.Assign, ast.Expr, ast.Name, ast.Store
+_ioctl, _FIONREAD, _SIGINT, _SIG_SETMASK = fcntl.ioctl, termios.FIONREAD, _signal.SIGINT, _signal.SIG_SETMASK
+# Not those of `signal`: they convert each of the 60 signals that are blocked into an enum, at every call.
+_sigmask, _sigtimedwait = _signal.pthread_sigmask, _signal.sigtimedwait
 _trusted_modules: list[str] = []
 
 
@@ -98,9 +109,11 @@ class _TextOutput(io.TextIOWrapper):
 class Interpreter:
     """One `__main__` module that lives as long as the interpreter."""
 
-    def __init__(self, channel: socket.socket, pipe: int, work: str) -> None:
+    def __init__(self, channel: socket.socket, pipe: int, unsent: mmap.mmap, work: str) -> None:
         self.channel = channel
+        self.buffer = bytearray(1 << 12)
         self.pipe = pipe
+        self.unsent = unsent
         self.work = work
         self.quota = _Quota()
         self.stdout, self.stderr = _TextOutput(1, self.quota), _TextOutput(2, self.quota)
@@ -112,10 +125,10 @@ class Interpreter:
         self.pid = _getpid()
 
     def serve(self) -> NoReturn:
-        """Run cells until the session init is gone."""
+        """Run cells until the peer is gone: the host, or the session init."""
         while True:
             try:
-                _, question = _receive(self.channel, 1 << 30)
+                question = _receive(self.channel, self.buffer)
                 number, max_output = _unpack(question)
                 reply = self.run_cell(question[12:].decode("utf-8", "surrogatepass"), max_output)
                 self.channel.sendall(_pack(b"R", _encode({"id": number, **reply}).encode()))
@@ -128,26 +141,31 @@ class Interpreter:
         self.cells += 1
         name = f"<cell {self.cells}>"
         _line_cache[name] = (len(code), None, code.splitlines(True), name)
-        reply: dict[str, Any] = {"status": "ok", "value": None, "error": None, "traceback": None, "figures": []}
+        reply: dict[str, Any] = {"status": "ok"}
         try:
-            while _sigtimedwait([signal.SIGINT], 0) is not None:  # an interrupt meant for the previous call
+            while _sigtimedwait([_SIGINT], 0) is not None:  # an interrupt meant for the previous call
                 pass
             try:
-                _sigmask(signal.SIG_UNBLOCK, _ALL_SIGNALS)
-                reply["value"] = _cut(self.execute(code, name), max_output)
-                reply["figures"] = _take_figures()
+                _sigmask(_SIG_SETMASK, ())
+                value = self.execute(code, name)
+                if value is not None:
+                    reply["value"] = _cut(value, max_output)
+                if "matplotlib.pyplot" in sys.modules:
+                    reply["figures"] = _take_figures()
             finally:
                 _block_signals()
         except BaseException as error:
             self.report_error(reply, error, max_output)
         if _getpid() != self.pid:  # a fork of user code that reached the end of the cell: exit as a script would
             with contextlib.suppress(BaseException):
-                if reply["traceback"]:
-                    sys.stderr.write(reply["traceback"])
+                sys.stderr.write(reply.get("traceback", ""))
             _exit(0 if reply["status"] == "ok" else 1)
         sys.settrace(None)
         sys.setprofile(None)
-        reply["dropped"] = self.quota.dropped
+        if self.quota.dropped:
+            reply["dropped"] = self.quota.dropped
+        if self.unsent[0] or _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO:
+            reply["output"] = True  # there may be some in the pipe or with the session init
         return reply
 
     def restore_streams(self, max_output: int) -> None:
@@ -160,7 +178,7 @@ class Interpreter:
         if self.stdout.closed or self.stderr.closed:
             self.stdout, self.stderr = _TextOutput(1, self.quota), _TextOutput(2, self.quota)
         vars(sys).update(
-            stdin=io.TextIOWrapper(io.BytesIO()),
+            stdin=_TextIOWrapper(_BytesIO()),
             stdout=self.stdout,
             stderr=self.stderr,
             __stdout__=self.stdout,
@@ -174,13 +192,14 @@ class Interpreter:
     def execute(self, code: str, name: str) -> str | None:
         """Execute the code; return the `repr` of its last expression, or None if there is none or it is None."""
         tree: Any = compile(code, name, "exec", _ONLY_AST, True)
-        last = tree.body.pop() if tree.body and type(tree.body[-1]).__name__ == "Expr" else None
+        last = tree.body[-1] if tree.body and type(tree.body[-1]) is _Expr else None
+        if last is not None:  # assign it to a name that user code cannot write
+            name_node = _Name(_VALUE, _Store())
+            tree.body[-1] = _Assign([name_node], last.value)
+            tree.body[-1].lineno = name_node.lineno = last.lineno
+            tree.body[-1].col_offset = name_node.col_offset = last.col_offset
         exec(compile(tree, name, "exec", 0, True), self.namespace)
-        if last is None:
-            return None
-        single = compile("0", name, "eval", _ONLY_AST, True)
-        single.body = last.value
-        value = eval(compile(single, name, "eval", 0, True), self.namespace)
+        value = self.namespace.pop(_VALUE, None)
         return None if value is None else repr(value)
 
     def report_error(self, reply: dict[str, Any], error: BaseException, max_output: int) -> None:
@@ -204,8 +223,8 @@ class Interpreter:
         reply.update(status=status, error=_cut(summary, 2000), traceback=_cut(lines, max_output))
 
 
-def _cut(text: str | None, max_characters: int) -> str | None:
-    if text is None or len(text) <= max_characters:
+def _cut(text: str, max_characters: int) -> str:
+    if len(text) <= max_characters:
         return text
     return f"{text[:max_characters]}… ({len(text) - max_characters} more characters)"
 
@@ -240,9 +259,7 @@ def _format_traceback(error: BaseException, work: str) -> tuple[str, str]:
 
 def _take_figures() -> list[str]:
     """Return the open figures of matplotlib as PNG in base64, and close them."""
-    pyplot: Any = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None:
-        return []
+    pyplot: Any = sys.modules["matplotlib.pyplot"]
     figures = []
     for number in pyplot.get_fignums()[:_MAX_FIGURES]:
         buffer = io.BytesIO()
@@ -265,8 +282,8 @@ def warm_up() -> None:
         compile("a b", "<warm>", "exec", _ONLY_AST, True)
 
 
-def serve(channel: socket.socket, pipe: int, work: str) -> NoReturn:
-    """Become the interpreter, in a new child of the session init."""
+def serve(channel: socket.socket, pipe: int, unsent: mmap.mmap, work: str) -> NoReturn:
+    """Become the interpreter, in a new child of the session init. pipe, unsent: see `output.OutputPipe`."""
     _block_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in _trusted_modules:
@@ -277,4 +294,4 @@ def serve(channel: socket.socket, pipe: int, work: str) -> NoReturn:
     if numpy_random is not None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))  # every fork would draw the same numbers
     os.environ["HOME"] = work
-    Interpreter(channel, pipe, work).serve()
+    Interpreter(channel, pipe, unsent, work=work).serve()

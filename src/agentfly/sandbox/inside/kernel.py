@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import signal
+import struct
 
 MACHINE = platform.machine()
 _NUMBERS = {
@@ -22,6 +23,7 @@ NEW_NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4  # of mount_setattr
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MADV_COLLAPSE, _HUGE_PAGE = 25, 1 << 21
 _PDEATHSIG, _DUMPABLE, _BOUNDING_DROP, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 22, 36, 38
 
 
@@ -93,6 +95,21 @@ def enter_root(folder: str) -> None:
     os.chdir("/")
 
 
+def collapse_heap() -> None:
+    """Move this process's memory to huge pages, of which a fork copies one entry instead of 512.
+
+    Memory that the kernel does not move (before Linux 6.1: all of it) stays as it is; forks then take longer.
+    """
+    with open("/proc/self/maps") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        fields = line.split()
+        if fields[1] == "rw-p" and fields[4] == "0":  # anonymous memory
+            start, end = (int(address, 16) for address in fields[0].split("-"))
+            for page in range(-(-start // _HUGE_PAGE) * _HUGE_PAGE, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+                _libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(_HUGE_PAGE), _MADV_COLLAPSE)
+
+
 def write(path: str, text: str) -> None:
     """Write to a file of the kernel with one system call."""
     fd = os.open(path, os.O_WRONLY)
@@ -144,10 +161,6 @@ def drop_capabilities() -> None:
 
 def filter_syscalls(program: bytes) -> None:
     """Install a classic BPF program as the seccomp filter of this process."""
-
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-
     buffer = ctypes.create_string_buffer(program, len(program))
-    described = Program(len(program) // 8, ctypes.addressof(buffer))
-    _check(_libc.prctl(_SECCOMP, 2, ctypes.byref(described), 0, 0), "prctl SECCOMP")
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))  # struct sock_fprog
+    _check(_libc.prctl(_SECCOMP, 2, described, 0, 0), "prctl SECCOMP")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Mapping
+from functools import cache
 
 from . import kernel
 
@@ -19,13 +20,13 @@ _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _UNIX, _INET, _INET6 = 1, 2, 10
 _STREAM, _SEQPACKET, _SOCKET_TYPE = 1, 5, 0xF  # a mask without SOCK_CLOEXEC and SOCK_NONBLOCK
-_SO_SNDBUF, _SO_SNDBUFFORCE = 7, 32
+_SO_SNDBUF, _SO_SNDBUFFORCE, _SO_PASSPIDFD, _SO_PEERPIDFD = 7, 32, 76, 77
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name: (x86_64, aarch64); None if the machine has no such call
 _SPECIAL = {
     "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
-    "setsockopt": (54, 208), "prlimit64": (302, 261),
+    "setsockopt": (54, 208), "getsockopt": (55, 209), "prlimit64": (302, 261),
 }  # fmt: skip
 _UNAVAILABLE: Mapping[str, tuple[int, int | None]] = {  # ENOSYS, so that libraries fall back
     "clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447),
@@ -109,6 +110,7 @@ class _FilterProgram:
         self.add(_RETURN, _ERRNO | errno.EPERM)
 
 
+@cache  # the zygote builds it once
 def build_filter(inet: bool, own_mounts: bool) -> bytes:
     """Build the filter of a session. inet: allow TCP and UDP sockets. own_mounts: it has a mount namespace."""
     program = _FilterProgram()
@@ -130,8 +132,11 @@ def build_filter(inet: bool, own_mounts: bool) -> bytes:
         # A new socket, or a pair that sends datagrams, would reach the host's UNIX sockets.
         program.refuse({"socket": _SPECIAL["socket"]}, errno.EAFNOSUPPORT)
         program.allow_only("socketpair", _SECOND, (_STREAM, _SEQPACKET), mask=_SOCKET_TYPE)
-    if not inet:  # no cgroup counts buffers, so each keeps the size that the watchdog assumes
-        program.refuse_values("setsockopt", _THIRD, _EQUAL, (_SO_SNDBUF, _SO_SNDBUFFORCE))
+    # The interpreter has a connection to the host: no handle of the process at its other end.
+    program.refuse_values("getsockopt", _THIRD, _EQUAL, (_SO_PEERPIDFD,))
+    # Where no cgroup counts buffers, each keeps the size that the watchdog assumes.
+    sizes = () if inet else (_SO_SNDBUF, _SO_SNDBUFFORCE)
+    program.refuse_values("setsockopt", _THIRD, _EQUAL, (_SO_PASSPIDFD, *sizes))
     # A process changes its own limits only, not those of another process of the session (such as a judge).
     program.allow_only("prlimit64", _FIRST, (0,), error=errno.EPERM)
     program.refuse_values("ioctl", _SECOND, _EQUAL, (_TIOCSTI, _TIOCLINUX))

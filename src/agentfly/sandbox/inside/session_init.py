@@ -1,11 +1,16 @@
 """The session init: first process of a session. It owns the channel to the host; user code never does.
 
     host ──frames── session init ──frames── interpreter (user code)
+      └──────────────────│─────────frames────────┘
                          └──── pipe ◄─── fd 1 and 2 of the interpreter, of its children and of shell commands
 
-One call at a time. A call ends with exactly one ANSWER, written here; it announces whether a REPLY of the interpreter
-follows. When the interpreter dies, everything user code left running is killed and a new interpreter starts: variables
-are lost, files stay. A shell command that runs meanwhile may finish first.
+One call at a time. A call to this process ends with exactly one ANSWER, written here; it announces whether a REPLY of
+the interpreter follows. When the interpreter dies, everything user code left running is killed and a new interpreter
+starts: variables are lost, files stay. A shell command that runs meanwhile may finish first.
+
+The first interpreter may have its own connection to the host (`direct`): Python calls then do not pass this process,
+which the host asks for their output only if there is any. The end of such an interpreter is reported by a NOTICE, and
+calls to the next one are relayed.
 """
 
 from __future__ import annotations
@@ -29,13 +34,23 @@ _EXIT_SECONDS = 0.2  # how long an interpreter that closed its channel may take 
 _SHELLS = ("/bin/bash", "/bin/sh")  # the first that exists
 
 
-def main(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: dict[str, Any]) -> NoReturn:
-    """Run a session until the host closes the channel. keep: file descriptors of the channel."""
+def main(
+    host: frames.Channel,
+    keep: set[int],
+    limits: dict[str, Any],
+    config: dict[str, Any],
+    direct: socket.socket | None = None,
+) -> NoReturn:
+    """Run a session until the host closes the channel.
+
+    keep: file descriptors of the channel. direct: the first interpreter's own connection to the host.
+    """
     locked = False
     try:
-        # Inherit no open file but the channel; 0, 1 and 2 are /dev/null.
+        # Inherit no open file but the channels; 0, 1 and 2 are /dev/null.
+        kept = {0, 1, 2} | keep | ({direct.fileno()} if direct else set())
         for name in os.listdir("/proc/self/fd"):
-            if int(name) not in {0, 1, 2} | keep:
+            if int(name) not in kept:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         null = os.open("/dev/null", os.O_RDWR)
@@ -44,15 +59,15 @@ def main(host: frames.Channel, keep: set[int], limits: dict[str, Any], config: d
         os.close(null)
 
         work = limits.get("work", config["work"])
+        host.sendall(frames.pack(frames.ANSWER, b'{"hello": 1}'))
         if config["confine"] == "namespaces":
             isolation.mount_session(limits, work)
         else:
             os.chdir(work)
-        host.sendall(frames.pack(frames.ANSWER, b'{"hello": 1}'))
         frames.receive(host, MAX_QUESTION)  # the host has moved this process into its cgroup
         isolation.drop_privileges(config["confine"], config["readable"], work, inet=limits["inet"])
         locked = True
-        SessionInit(host, limits, config["confine"], work).serve()
+        SessionInit(host, limits, config["confine"], work=work, direct=direct).serve()
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:
@@ -77,7 +92,9 @@ def _kill_others(confine: str) -> None:
 class SessionInit:
     """The processes of the session, and the current call."""
 
-    def __init__(self, host: frames.Channel, limits: dict[str, Any], confine: str, work: str) -> None:
+    def __init__(
+        self, host: frames.Channel, limits: dict[str, Any], confine: str, *, work: str, direct: socket.socket | None
+    ) -> None:
         self.host = host
         self.limits = limits
         self.confine = confine
@@ -107,36 +124,41 @@ class SessionInit:
         self.poller = select.poll()
         for fd in (self.host.fileno(), self.wake, self.output.read_fd):
             self.poller.register(fd, select.POLLIN)
-        self.start_interpreter()
+        self.start_interpreter(direct)
 
-    def start_interpreter(self) -> None:
-        """Fork an interpreter from this process, which never runs user code."""
+    def start_interpreter(self, direct: socket.socket | None = None) -> None:
+        """Fork an interpreter from this process, which never runs user code. direct: its connection to the host."""
         self.hung_up_at = 0.0
         self.exit_status = None
-        ours, theirs = socket.socketpair()
+        self.direct = direct is not None
+        self.interpreter: socket.socket | None = None
+        """This end of the channel to an interpreter without a connection of its own."""
+        theirs = direct
+        if theirs is None:
+            self.interpreter, theirs = socket.socketpair()
+            self.interpreter.setblocking(False)
+            self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
+            self.poller.register(self.interpreter.fileno(), select.POLLIN)
         # A socket takes one more message, as large as its send buffer, when that buffer is nearly full.
-        self.socket_size = 2 * ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.socket_size = 2 * theirs.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                ours.close()
                 os.setpgid(0, 0)
                 self.become_user()
-                interpreter.serve(theirs, self.output.write_fd, self.work)
+                interpreter.serve(theirs, self.output.write_fd, self.output.unsent, work=self.work)
             finally:
                 os._exit(71)
         with contextlib.suppress(OSError):  # the child does it too: whichever is first
             os.setpgid(self.pid, self.pid)
         theirs.close()
-        ours.setblocking(False)
-        self.interpreter = ours
-        self.replies = frames.FrameBuffer({frames.REPLY: _MAX_REPLY})
-        self.poller.register(ours.fileno(), select.POLLIN)
 
     def become_user(self) -> None:
         """In a new child: close what user code must not have, and set its limits."""
         signal.set_wakeup_fd(-1)
         self.host.close()
+        if self.interpreter:
+            self.interpreter.close()
         for fd in (self.wake, self.wake_writer, self.output.read_fd):
             os.close(fd)
         for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -163,8 +185,8 @@ class SessionInit:
                 self.output.read()
                 if self.output.check_flood():
                     self.restart("flooded", None)
-            if self.interpreter.fileno() in ready and not self.hung_up_at:
-                self.read_replies()
+            if self.interpreter and self.interpreter.fileno() in ready and not self.hung_up_at:
+                self.read_replies(self.interpreter)
             if self.wake in ready:
                 self.reap()
             if self.host.fileno() in ready:
@@ -185,11 +207,17 @@ class SessionInit:
             with contextlib.suppress(ProcessLookupError):
                 if self.shell:
                     os.killpg(self.shell, signal.SIGKILL)
-                elif self.call:
+                elif self.call or self.direct:
                     os.killpg(self.pid, signal.SIGINT)  # as a terminal does: its children too
         elif do == "restart":
-            if self.call:  # otherwise the answer is on its way already
-                self.restart("killed", None)
+            if self.call or self.direct:  # otherwise the answer is on its way already
+                self.restart(question["why"], None)
+        elif do == "hangup":  # the host found the channel of the interpreter closed
+            if self.direct and not self.hung_up_at:
+                self.hung_up_at = time.monotonic()
+        elif do == "output":
+            self.call = question
+            self.finish({})
         elif do == "run":
             self.call = question
             self.output.start_call()
@@ -209,6 +237,7 @@ class SessionInit:
             return
         header = struct.pack(">QI", question["id"], self.limits["output"])
         code = question["code"].encode("utf-8", "surrogatepass")
+        assert self.interpreter, "the host has a connection to the interpreter"
         self.interpreter.setblocking(True)  # it reads: one call at a time
         try:
             self.interpreter.sendall(frames.pack(frames.QUESTION, header + code))
@@ -229,7 +258,6 @@ class SessionInit:
             shell = ""
             try:
                 self.become_user()
-                self.interpreter.close()
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # a shell cannot undo ignored signals
                     signal.signal(number, signal.SIG_DFL)
                 os.setpgid(0, 0)
@@ -245,16 +273,16 @@ class SessionInit:
         with contextlib.suppress(OSError):
             os.setpgid(self.shell, self.shell)
 
-    def read_replies(self) -> None:
+    def read_replies(self, channel: socket.socket) -> None:
         """Read frames of the interpreter. It is a process of user code, so it may send anything."""
         try:
             while True:
                 try:
-                    data = self.interpreter.recv(1 << 20)
+                    data = channel.recv(1 << 20)
                 except ConnectionError:
                     data = b""
                 if not data:
-                    self.poller.unregister(self.interpreter.fileno())
+                    self.poller.unregister(channel.fileno())
                     self.hung_up_at = time.monotonic()
                     return
                 self.replies.feed(data)
@@ -290,14 +318,19 @@ class SessionInit:
             while True:
                 pid, its_status = os.waitpid(-1, 0)
                 status = its_status if pid == self.pid and status is None else status
-        with contextlib.suppress(KeyError):
-            self.poller.unregister(self.interpreter.fileno())
-        self.interpreter.close()
+        if self.interpreter:
+            with contextlib.suppress(KeyError):
+                self.poller.unregister(self.interpreter.fileno())
+            self.interpreter.close()
+        was_direct = self.direct
         self.shell = 0
         self.start_interpreter()
         answer = {"ended": reason, "status": status, "ran": self.call is not None}
         if self.call:
             self.finish(answer)
+        elif was_direct:
+            notice = json.dumps({"ended": reason, "status": status}).encode()
+            self.host.sendall(frames.pack(frames.NOTICE, notice))
         else:
             self.pending_answer = answer
 

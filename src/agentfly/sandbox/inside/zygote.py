@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any
 
-from . import frames, interpreter, isolation, kernel, process_tree, session_init
+from . import frames, interpreter, isolation, kernel, process_tree, seccomp, session_init
 
 
 class Zygote:
@@ -29,6 +29,8 @@ class Zygote:
         self.listener.setblocking(False)
         self.sessions: dict[int, int] = {}
         """Session number → pid."""
+        self.direct: dict[int, socket.socket] = {}
+        """Session number → its interpreter's connection to the host, until the session is requested."""
         self.wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
         os.set_blocking(self.wake, False)
@@ -67,22 +69,30 @@ class Zygote:
                 connection, _ = self.listener.accept()
             except BlockingIOError:
                 return
-            with connection, contextlib.suppress(EOFError, ConnectionError):  # the host has given it up
-                connection.setblocking(True)
-                self.open(connection)
+            connection.setblocking(True)
+            try:
+                request = json.loads(frames.receive(connection, session_init.MAX_QUESTION)[1])
+            except (EOFError, ConnectionError):  # the host has given it up
+                connection.close()
+                continue
+            if "limits" not in request:
+                self.direct[request["id"]] = connection
+                continue
+            with connection, self.direct.pop(request["id"], contextlib.nullcontext()) as direct:
+                self.open(connection, request, direct)
 
-    def open(self, host: socket.socket) -> None:
-        """Clone a session init for this connection, whose first frame is the request."""
-        request = json.loads(frames.receive(host, session_init.MAX_QUESTION)[1])
+    def open(self, host: socket.socket, request: dict[str, Any], direct: socket.socket | None) -> None:
+        """Clone a session init for this connection. direct: the connection of its interpreter."""
         try:
             pid = kernel.clone_into(kernel.NEW_NAMESPACES) if self.own_namespaces else os.fork()
         except OSError as error:
             self.report_end(request["id"], None)
-            host.sendall(frames.pack(frames.ANSWER, json.dumps({"failed": str(error)}).encode()))
+            with contextlib.suppress(ConnectionError):
+                host.sendall(frames.pack(frames.ANSWER, json.dumps({"failed": str(error)}).encode()))
             return
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            session_init.main(host, {host.fileno()}, request["limits"], self.config)
+            session_init.main(host, {host.fileno()}, request["limits"], config=self.config, direct=direct)
         self.sessions[request["id"]] = pid
 
     def kill(self, pid: int) -> None:
@@ -112,10 +122,14 @@ def main(config: dict[str, Any]) -> None:
             preloaded.append(name)
     interpreter.warm_up()
     zygote = Zygote(config)
-    if not zygote.own_namespaces:
+    if zygote.own_namespaces:
+        for inet in (True, False):
+            seccomp.build_filter(inet=inet, own_mounts=True)
+    else:
         kernel.adopt_orphans()
     gc.collect()
     gc.freeze()
+    kernel.collapse_heap()
     zygote.control.send(json.dumps({"ready": preloaded, "user": isolation.USER}).encode())
     try:
         zygote.serve()

@@ -1,0 +1,114 @@
+"""Sessions that are forked ahead of need: fresh, bounded in number, used once, and gone with their sandbox."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentfly.sandbox import EndReason, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
+from tests.sandbox.test_leftovers import groups_and_folders, wait_for_none
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+READY = 3
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[LocalSandbox]:
+    try:
+        opened = await open_sandbox(preload=(), ready_sessions=READY)
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox works here: {error}")
+    async with opened:
+        yield opened
+
+
+async def wait_until_ready(sandbox: LocalSandbox) -> int:
+    """Wait for the sessions that are being forked; the number of unused ones."""
+    while sandbox._forking:
+        await asyncio.gather(*sandbox._forking)
+    return sum(len(stock.hosts) for stock in sandbox._stocks.values())
+
+
+async def test_no_more_sessions_than_declared_are_kept_ready(sandbox) -> None:
+    limits = Limits(seconds=9)
+    first = await sandbox.open_session(limits)
+    assert await wait_until_ready(sandbox) == 0, "one session is no sign that more are needed"
+    others = [await sandbox.open_session(limits) for _ in range(6)]
+    assert await wait_until_ready(sandbox) == READY
+    for session in (first, *others):
+        await session.close()
+    assert await wait_until_ready(sandbox) == READY
+
+
+async def test_a_ready_session_is_handed_out_once(sandbox) -> None:
+    for _ in range(3):
+        sessions = await asyncio.gather(*(sandbox.open_session() for _ in range(8)))
+        seen = await asyncio.gather(*(each.run("'mine' in globals(), __import__('os').listdir()") for each in sessions))
+        assert {outcome.value for outcome in seen} == {"(False, [])"}
+        await asyncio.gather(*(each.run(f"mine = {number}") for number, each in enumerate(sessions)))
+        await asyncio.gather(*(each.put("mine", b"") for each in sessions))
+        found = await asyncio.gather(*(each.run("mine") for each in sessions))
+        assert [outcome.value for outcome in found] == [str(number) for number in range(8)]
+        await asyncio.gather(*(each.close() for each in sessions))
+        await wait_until_ready(sandbox)
+
+
+async def test_ready_sessions_draw_different_random_numbers(sandbox) -> None:
+    values = set()
+    for _ in range(6):
+        session = await sandbox.open_session()
+        await wait_until_ready(sandbox)
+        values.add((await session.run("import random; random.random()")).value)
+    assert len(values) == 6
+
+
+async def test_ready_sessions_have_the_limits_of_the_caller(sandbox) -> None:
+    for output in (100, 200) * 3:
+        session = await sandbox.open_session(Limits(output=output))
+        assert len((await session.run("print('x' * 1000)")).output) == output
+        await wait_until_ready(sandbox)
+
+
+async def test_limits_that_are_no_longer_used_keep_no_session_ready(sandbox) -> None:
+    for seconds in range(1, 10):
+        for _ in range(2):
+            await (await sandbox.open_session(Limits(seconds=seconds))).close()
+        assert await wait_until_ready(sandbox) <= 4
+
+
+async def test_a_ready_session_that_died_is_not_handed_out(sandbox) -> None:
+    for _ in range(3):
+        await sandbox.open_session()
+    assert await wait_until_ready(sandbox) > 0
+    sandbox._zygote._process.kill()
+    hosts = [host for stock in sandbox._stocks.values() for host in stock.hosts]
+    while not all(host.channel.hung_up() for host in hosts):
+        await asyncio.sleep(0.01)
+    session = await sandbox.open_session()
+    assert (await session.run("6 * 7")).value == "42"
+
+
+async def test_nothing_is_left_of_ready_sessions() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    for wait in (True, False):
+        async with await open_sandbox(preload=(), ready_sessions=READY) as sandbox:
+            for _ in range(4):
+                await sandbox.open_session()
+            if wait:
+                assert await wait_until_ready(sandbox) == READY
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert await wait_for_none(lambda: groups_and_folders(os.getpid())) == []
+
+
+async def test_code_is_not_run_if_the_interpreter_died_before(sandbox) -> None:
+    session = await sandbox.open_session()
+    pid = (await session.run("import os, threading; os.getpid()")).value
+    await session.run("threading.Timer(0.05, os._exit, (3,)).start()")
+    await session.shell(f"while kill -0 {pid} 2>/dev/null; do sleep 0.01; done")
+    outcome = await session.run("open('written', 'w')")
+    assert outcome.end is EndReason.DIED
+    assert "status 3" in outcome.message
+    assert "was not run" in outcome.message
+    assert await session.list_files() == []
+    assert (await session.run("print('again')\n1")).text == "again\n1"
