@@ -90,10 +90,10 @@ class PendingGroup:
 class RolloutJournal:
     """Append-only file of what the rollout did since the newest checkpoint, one JSON object per line:
 
-    {"checkpoint": step}                                the first line
-    {"chain": trajectory, "group": position, "attempt": number}
-    {"step": step, "groups": [position, …]}             the groups that a step took, in order
-    {"stale": position, "attempt": number or null}      a group was discarded; null: not run again
+    {"checkpoint": step}                              the first line
+    {"group": position, "attempt": number, "chain": trajectory}
+    {"group": position, "discard": attempt or null}   it was too old, and runs again as this attempt; null: it does not
+    {"step": step, "groups": [position, …]}           the groups that a step took, in order
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +195,7 @@ class AsyncCollector(Collector):
                 group.running.cancel()
             attempt = group.attempt + 1 if config.on_stale == "recompute" else None
             self._discard(group, attempt)
-            self._journal.append({"stale": group.position, "attempt": attempt})
+            self._journal.append({"group": group.position, "discard": attempt})
             self._counts["dropped_chains" if attempt is None else "recomputed_chains"] += self.config.num_chains
         self._start_groups()
 
@@ -259,11 +259,10 @@ class AsyncCollector(Collector):
                 running += 1
         self._track_idle()
 
-    def _add_group(self) -> PendingGroup:
+    def _add_group(self) -> None:
         position = self._sampler.position
         (task,) = self._sampler.take(1)
         self._groups[position] = PendingGroup(position, task, self._size)
-        return self._groups[position]
 
     def _discard(self, group: PendingGroup, attempt: int | None) -> None:
         """Forget a group's chains; it runs again as `attempt`, unless that is None."""
@@ -298,7 +297,7 @@ class AsyncCollector(Collector):
                     done = sum(len(each.chains) for each in self._groups.values()) + self._held * self._size
                     self._done = min(done, self._total)
                     with suppress(RecordError):  # as in PendingGroup.to_json
-                        line = {"chain": chain.to_json(), "group": group.position, "attempt": group.attempt}
+                        line = {"group": group.position, "attempt": group.attempt, "chain": chain.to_json()}
                         self._journal.append(line)
         except Exception as error:
             self._error = error
@@ -327,18 +326,20 @@ class AsyncCollector(Collector):
         recorded = state.get("recorded", {})
         self._recorded = {int(step): [self._load_group(each) for each in groups] for step, groups in recorded.items()}
         for line in self._journal.load(step):
+            positions = line["groups"] if "step" in line else [line["group"]]
+            while self._sampler.position <= max(positions):
+                self._add_group()
+            groups = [self._groups[position] for position in positions]
             if "chain" in line:
-                while self._sampler.position <= line["group"]:
-                    self._add_group()
-                group = self._groups.get(line["group"])
-                if group is not None and group.attempt == line["attempt"]:
-                    group.add(Trajectory.from_json(line["chain"]))
-            elif "stale" in line:
-                self._discard(self._groups[line["stale"]], line["attempt"])
-            elif all(self._groups[position].complete for position in line["groups"]):
-                self._recorded[line["step"]] = [self._groups.pop(position) for position in line["groups"]]
-            else:  # a chain that JSON cannot hold
-                _LOG.warning("step %d cannot be repeated: some of its chains were not written", line["step"])
+                groups[0].add(Trajectory.from_json(line["chain"]))
+            elif "discard" in line:
+                self._discard(groups[0], line["discard"])
+            elif all(group.complete for group in groups):
+                self._recorded[line["step"]] = groups
+                for position in positions:
+                    del self._groups[position]
+            else:
+                _LOG.warning("step %d cannot be repeated: JSON cannot hold some of its chains", line["step"])
                 break
 
     def _load_group(self, value: Mapping[str, Any]) -> PendingGroup:
