@@ -32,6 +32,10 @@ STUDIES: dict[str, dict[str, list[str]]] = {
     },
     "turns": {"at most 4 turns": [], "at most 8 turns": ["max_turns=8"]},
     "size": {"1.0 M parameters": [], "0.2 M parameters": ["model=small"]},
+    "staleness": {
+        "max_staleness=0": [],
+        "max_staleness=1": ["async_training.max_staleness=1", "loss.correction=token-truncate"],
+    },
     "masking": {"own tokens only": [], "observations too": ["unmasked"]},
 }
 """By study and variant: the config fields that are changed. `small` and `unmasked` are handled below."""

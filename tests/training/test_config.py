@@ -76,6 +76,16 @@ def test_every_field_is_documented() -> None:
         ({"run_options": {"seed": 3}}, "run_options has 'seed'"),
         ({"model.size": 3}, "model='tiny' has nothing inside"),
         ({"loss.aggregation": "constant"}, "give sampling.max_tokens"),
+        ({"async_training.max_staleness": -1}, "async_training.max_staleness must be at least 0"),
+        ({"async_training.max_staleness": 1}, "write loss.correction=token-truncate"),
+        (
+            {
+                "async_training.max_staleness": 1,
+                "loss.correction": "token-mask",
+                "backend": {"backend": "transformers", "on_update": "abort"},
+            },
+            "write backend.on_update=continue",
+        ),
     ],
 )
 def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None:
@@ -88,6 +98,7 @@ def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None
     ("changes", "said"),
     [
         ({"kl.estimator": "k1"}, "kl.coef is 0"),
+        ({"async_training.on_stale": "drop"}, "async_training.max_staleness is 0"),
         ({"kl.placement": "reward"}, "kl.coef is 0"),
         ({"kl.target": 0.1}, "kl.coef is 0"),
         ({"loss.type": "plain", "loss.clip": (0.1, 0.1)}, "clips nothing"),

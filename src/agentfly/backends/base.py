@@ -70,6 +70,8 @@ class Request:
     """Id of the chain; a prefix cache uses it to follow the chain from turn to turn."""
     turn: int = 0
     """Number of turns the chain has completed; a backend with a queue may prefer chains with few."""
+    priority: int = 0
+    """A backend with a queue may prefer requests with low values."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
     """Called with the new token ids whenever some have been sampled."""
     on_text: Callable[[str], None] | None = None

@@ -85,6 +85,8 @@ class ChainSettings:
     seed: int | None = None
     """Seeds the sampling of each chain and turn independently of scheduling order; None uses a random seed."""
     observer: Observer | None = None
+    priority: int = 0
+    """Backends with a queue may prefer chains with low values."""
 
 
 class Chain:
@@ -248,6 +250,7 @@ class Chain:
                 tools=self.agent.schemas,
                 chain=name,
                 turn=turn,
+                priority=self.settings.priority,
                 on_text=on_text,
             )
         segment = self.transcript.segment
@@ -267,6 +270,7 @@ class Chain:
             images=segment.images,
             chain=name,
             turn=turn,
+            priority=self.settings.priority,
             on_tokens=on_tokens,
         )
 

@@ -8,6 +8,7 @@
     trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
     checkpoints/                        the state needed to resume
+    rollout.jsonl                       asynchronous training: chains that finished since the newest checkpoint
     reward.png, report.html             written at the end
 
 A killed run leaves at most one incomplete line at the end of each file. Reading skips it, resuming removes it. One

@@ -18,9 +18,13 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("tokens/s", "throughput/tokens_per_second", ",.0f"),
     ("same reward", "group/zero_variance", "%"),
     ("lost", "treatment/lost", "%"),
+    ("learner waits", "wait/learner", "%"),
+    ("rollout waits", "wait/rollout", "%"),
+    ("dropped", "staleness/dropped_chains", ",.0f"),
+    ("recomputed", "staleness/recomputed_chains", ",.0f"),
 )
 """Metrics shown for a step: label, metric name and format."""
-_ONLY_NONZERO = ("treatment/lost",)
+_ONLY_NONZERO = ("treatment/lost", "staleness/dropped_chains", "staleness/recomputed_chains")
 """Metrics that are hidden if they are zero."""
 CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 """Control characters other than newline and tab, mapped to the replacement character."""

@@ -3,7 +3,8 @@
     checkpoints/step-000040/
         model/                what transformers loads: config, weights, tokenizer (or a peft adapter)
         trainer.safetensors   state of the optimizer and the critic
-        trainer.json          step, position in the tasks, updates, KL coefficient, best evaluation
+        trainer.json          step, position in the tasks, updates, KL coefficient, best evaluation; with
+                              asynchronous training, the chains that are finished and not trained
         manifest.json         size and checksum of every file; written last
 
 A checkpoint is written to a temporary folder, flushed to disk and renamed, so it exists completely or not at all. An
@@ -29,6 +30,8 @@ from safetensors.torch import load_file, save_file
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.manifest import MANIFEST, find_damage, fsync_path, seal
+from agentfly.runs import RunDirectory
+from agentfly.training.config import TrainConfig
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d{6,})")
@@ -148,3 +151,18 @@ def _find_damage(path: Path) -> str:
 def _read(path: Path) -> tuple[TrainerState, Path]:
     values = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
     return TrainerState(values.pop("step"), load_file(path / "trainer.safetensors"), values), path / "model"
+
+
+def refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
+    """A resumed run must have the configuration it started with; fields that did not exist then have their default."""
+    stored = {**TrainConfig().to_json(), **run.config}
+    for name, value in json.loads(json.dumps(config.flat())).items():
+        head, _, inner = name.partition(".")
+        before = stored.get(head)
+        if inner:
+            before = before.get(inner) if isinstance(before, Mapping) else None
+        if before != value:
+            raise ConfigError(
+                f"the run in {run.path} was started with {name}={before!r}, and is resumed with {value!r}: "
+                "set it back, or start another run"
+            )

@@ -100,6 +100,16 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsyncTrainingConfig:
+    """Rollout and update at the same time, with bounded staleness."""
+
+    max_staleness: int = 0
+    """Maximum age of a trained token in updates since the weights that sampled it; 0 samples and updates in turn."""
+    on_stale: Literal["drop", "recompute"] = "recompute"
+    """What happens to a group that becomes too old: its task is skipped, or its chains run again from the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How an agent is trained. A nested record may be given as a mapping of its fields."""
 
@@ -144,6 +154,7 @@ class TrainConfig:
     """Optimizer steps per pass."""
     micro_batch_tokens: int = 16384
     """Maximum tokens in one forward pass of the learner."""
+    async_training: AsyncTrainingConfig = field(default_factory=AsyncTrainingConfig)
 
     # ── run ──
     steps: int = 100
@@ -228,7 +239,7 @@ class TrainConfig:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if isinstance(value, int) and name not in _FLOATS:
-                least = 0 if name in ("optimizer.warmup_steps", "seed") else 1
+                least = 0 if name in ("optimizer.warmup_steps", "seed", "async_training.max_staleness") else 1
                 if value < least:
                     raise ConfigError(f"{name} must be at least {least}, not {value}")
             elif name in ("kl.coef", "optimizer.weight_decay", "loss.entropy_coef"):
@@ -260,6 +271,17 @@ class TrainConfig:
             )
         if loss.aggregation == "constant" and self.longest_chain is None:
             raise ConfigError("loss.aggregation='constant' divides by the longest chain: give sampling.max_tokens")
+        if (staleness := self.async_training.max_staleness) and loss.correction is None:
+            raise ConfigError(
+                f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
+                "loss.correction=None would ignore that: write loss.correction=token-truncate"
+            )
+        settings = self.backend if isinstance(self.backend, Mapping) else {}
+        if staleness and settings.get("on_update") == "abort":
+            raise ConfigError(
+                "backend.on_update='abort' ends running chains at every update, which async_training.max_staleness="
+                f"{staleness} lets run on: write backend.on_update=continue"
+            )
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:
@@ -276,6 +298,9 @@ class TrainConfig:
             unused.append(("loss", self.loss, "correction_cap", "there is no correction"))
         if not self.algorithm.needs_values:
             unused.append(("optimizer", self.optimizer, "critic_learning_rate", f"{self.algorithm} has no critic"))
+        if not self.async_training.max_staleness:
+            reason = "async_training.max_staleness is 0"
+            unused.append(("async_training", self.async_training, "on_stale", reason))
         for head, record, name, reason in unused:
             if getattr(record, name) != getattr(type(record)(), name):
                 raise ConfigError(f"{head}.{name}={getattr(record, name)!r} would have no effect: {reason}")
@@ -291,6 +316,7 @@ NESTED: dict[str, Any] = {
     "optimizer": OptimizerConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
+    "async_training": AsyncTrainingConfig,
 }
 _FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
 _NESTED_NAMES = {
@@ -298,6 +324,7 @@ _NESTED_NAMES = {
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
     "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
+    "max_staleness": "async_training.max_staleness", "on_stale": "async_training.on_stale",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""

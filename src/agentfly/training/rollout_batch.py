@@ -128,19 +128,21 @@ class TaskSampler:
 
     def take(self, count: int) -> list[Task]:
         """Take the next `count` tasks."""
-        out = []
-        for _ in range(count):
-            epoch, index = divmod(self.position, len(self._tasks))
-            if epoch != self._epoch:
-                self._epoch = epoch
-                self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))
-            self.position += 1
-            out.append(self._tasks[int(self._order[index])])
-        return out
+        start = self.position
+        self.position += count
+        return [self.task_at(position) for position in range(start, self.position)]
+
+    def task_at(self, position: int) -> Task:
+        """The task at a position of the stream."""
+        epoch, index = divmod(position, len(self._tasks))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))
+        return self._tasks[int(self._order[index])]
 
 
 class Collector:
-    """Runs the agent on the next tasks."""
+    """Runs the agent on the next tasks, one step at a time: nothing runs between two calls of `collect`."""
 
     def __init__(
         self, agent: BaseAgent, sampler: TaskSampler, config: TrainConfig, on_progress: Callable[[Progress], None]
@@ -158,7 +160,6 @@ class Collector:
         trajectories: list[Trajectory] = []
         selection = Selection()
         greedy: dict[int, Episode] | None = {} if config.algorithm.needs_greedy else None
-        self._leased = self._waiting = 0
         for number in range(ROUNDS if config.zero_variance_rule == "resample" else 1):
             tasks = self._sampler.take(config.tasks_per_step - len(selection.groups))
             seed = (config.seed * 1_000_003 + step) * ROUNDS + number
@@ -167,32 +168,75 @@ class Collector:
             if greedy is not None:
                 greedy |= await self._run_greedy(tasks, seed, offset)
             trajectories += chains
-            selection += select_groups(
-                chains,
-                min_chains=2 if config.algorithm.needs_groups else 1,
-                keep_zero_variance=config.zero_variance_rule == "keep",
-                segment_reward=config.segment_reward,
-            )
+            selection += self._select(chains)
             if len(selection.groups) == config.tasks_per_step:
                 break
+        return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)
+
+    def advance(self, version: int) -> None:
+        """The weights of `version` have been sent to the backend."""
+
+    def pop_metrics(self, seconds: float) -> dict[str, float]:
+        """Metrics of the collector itself since the last call, which was `seconds` ago."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values that a checkpoint keeps beside the position in the tasks."""
+        return {}
+
+    def restore(self, step: int, state: Mapping[str, Any]) -> None:
+        """Continue after `step`, with the state of its checkpoint; empty where there is none."""
+
+    def mark_checkpoint(self, step: int) -> None:
+        """The checkpoint of `step` is complete."""
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+
+    def _select(self, chains: Sequence[Trajectory]) -> Selection:
+        return select_groups(
+            chains,
+            min_chains=2 if self.config.algorithm.needs_groups else 1,
+            keep_zero_variance=self.config.zero_variance_rule == "keep",
+            segment_reward=self.config.segment_reward,
+        )
+
+    def _select_greedy(self, chains: Iterable[Trajectory]) -> dict[int, Episode]:
+        """The greedy chains that can serve as a baseline, by group."""
+        selection = select_groups(
+            chains, min_chains=1, keep_zero_variance=True, segment_reward=self.config.segment_reward
+        )
+        return {each.trajectory.group: each for (each,) in selection.groups}
+
+    def _build_batch(
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        selection: Selection,
+        greedy: Mapping[int, Episode] | None,
+        *,
+        seconds: float,
+    ) -> RolloutBatch:
+        """The batch of a step that waited `seconds` for it. Raises Fault if no chain can be trained."""
         if not any(each.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for each in trajectories):
             raise Fault(
                 f"not one of the {len(trajectories)} chains of step {step} can be trained"
                 f"{most_common_failure(trajectories)}"
             )
         # The wall-clock seconds, split in proportion to the chains' own time: sampling, tools, and waiting.
-        wall = time.perf_counter() - start
         generate = sum(turn.generate_seconds for chain in trajectories for turn in chain.turns)
         tools = sum(turn.tool_seconds for chain in trajectories for turn in chain.turns)
         whole = max(sum(chain.seconds for chain in trajectories), generate + tools, 1e-9)
         shares = {"generate": generate / whole, "tools": tools / whole, "waiting": 1 - (generate + tools) / whole}
+        leased, waiting = self._leased, self._waiting
+        self._leased = self._waiting = 0
         return RolloutBatch(
             tuple(trajectories),
             selection,
             greedy,
-            seconds={name: share * wall for name, share in shares.items()},
-            leased=self._leased,
-            waiting=self._waiting,
+            seconds={name: share * seconds for name, share in shares.items()},
+            leased=leased,
+            waiting=waiting,
         )
 
     async def _run_chains(self, tasks: Sequence[Task], seed: int, offset: int) -> list[Trajectory]:
@@ -216,10 +260,7 @@ class Collector:
         sampling = replace(self.config.sampling, temperature=0.0)
         options: Any = {**self.config.run_options, "sampling": sampling, "seed": seed}
         result = await self.agent.run(tasks, self.config.max_turns, 1, **options)
-        selection = select_groups(
-            result, min_chains=1, keep_zero_variance=True, segment_reward=self.config.segment_reward
-        )
-        return {each.trajectory.group + offset: each for (each,) in selection.groups}
+        return {group + offset: each for group, each in self._select_greedy(result).items()}
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""

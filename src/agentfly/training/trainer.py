@@ -1,18 +1,21 @@
 """The trainer: builds a run from a plan, and the training loop.
 
-Chains of step n are sampled with the weights of version n - 1. Everything a step produces is written before the next
-one starts, so that a killed run resumes from its last checkpoint with the same result.
+Chains of step n are sampled with the weights of version n - 1, or with up to `async_training.max_staleness` older ones
+while the learner updates. An evaluation or checkpoint after step n is of version n: the next update waits for it.
+Everything a step produces is written before the next one starts, so that a killed run resumes from its last checkpoint
+with the same result.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,8 +45,9 @@ from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, release_helpers
 from agentfly.training.advantages import compute_samples
+from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
-from agentfly.training.checkpoint import CheckpointManager, TrainerState
+from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
@@ -105,7 +109,7 @@ class Trainer:
         state = model_folder = None
         with ExitStack() as undo:
             if resume:
-                _refuse_changed_config(config, RunDirectory(folder))
+                refuse_changed_config(config, RunDirectory(folder))
                 checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
@@ -128,8 +132,13 @@ class Trainer:
             self._save_tokenizer = tokenizer.save_pretrained
             self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
             self._task_sampler = TaskSampler(plan.tasks, config.seed)
-            self._collector = Collector(agent, self._task_sampler, config, self._loggers.progress)
+            make = partial(AsyncCollector, journal=writer.path / "rollout.jsonl")
+            self._collector: Collector = (make if config.async_training.max_staleness else Collector)(
+                agent, self._task_sampler, config, self._loggers.progress
+            )
             self._canary = Canary(learner, agent.backend)
+            beside_engine = config.async_training.max_staleness > 0 and learner.device.type == "cuda"
+            self._stream = torch.cuda.Stream() if beside_engine else None
             self._kl = KLController(config.kl.coef, config.kl.target)
             self._alarm_monitor = AlarmMonitor()
             self._unwritten: list[Alarm] = []
@@ -144,6 +153,10 @@ class Trainer:
             self._open = AsyncExitStack()
             if state is not None:
                 self._load_state(state)
+            if resume:
+                self._collector.restore(self.step, {} if state is None else state.values.get("rollout", {}))
+            else:
+                self._collector.mark_checkpoint(0)
             undo.pop_all()
 
     async def run(self) -> None:
@@ -159,17 +172,20 @@ class Trainer:
         with self._time_phase("rollout"):
             batch = await self._collector.collect(self.step)
         with self._time_phase("update"):
-            if self.agent.backend.can_sleep:  # until the sync wakes it up; merged adapters are not all of the weights
+            if self.agent.backend.can_sleep and not self.config.async_training.max_staleness:
+                # It sleeps until the sync wakes it up. Merged adapters are not all of the weights.
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
-            samples = await compute(compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
+            learn = partial(_run_on_stream, self._stream)
+            samples = await compute(learn, compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
             metrics: dict[str, float] = {}
             if samples:
-                metrics = await compute(self.learner.update, samples)
+                metrics = await compute(learn, self.learner.update, samples)
             else:
                 self.learner.skip_update()
         with self._time_phase("publish"):
             sync = sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             await asyncio.gather(sync, compute(self._write_batch, batch, samples))
+            self._collector.advance(self.step)
         if "policy/kl" in metrics:
             self._kl.update(metrics["policy/kl"], len(batch.trajectories))
             self.learner.set_kl_coef(self._kl.coef)
@@ -189,6 +205,7 @@ class Trainer:
         async with AsyncExitStack() as stack:
             stack.callback(self._writer.close)
             stack.push_async_callback(self.agent.close)
+            stack.push_async_callback(self._collector.close)
             stack.callback(self._loggers.close)
             self._loggers.start(self._writer.config)
             for record in self._writer.records():
@@ -269,13 +286,17 @@ class Trainer:
         rollout = self._seconds.pop("rollout")
         phases = {**batch.seconds, **self._seconds}
         now = time.perf_counter()
-        phases["other"] = now - self._step_ended - sum(phases.values())
+        elapsed = now - self._step_ended
+        phases["other"] = elapsed - sum(phases.values())
         self._step_ended = now
+        if self.config.async_training.max_staleness:
+            rollout = elapsed  # chains run during the whole step
         self._seconds = {}  # a checkpoint is written after this: its time counts to the next step
         selection = batch.selection
         metrics = {
             **chain_metrics(batch.trajectories, version=self.step - 1),
             **update_metrics,
+            **self._collector.pop_metrics(elapsed),
             **{f"selection/{name}": float(count) for name, count in selection.chains.items()},
             "selection/groups": float(len(selection.groups)),
             "selection/zero_variance_groups": float(selection.zero_variance),
@@ -306,6 +327,7 @@ class Trainer:
         tensors, learner_state = self.learner.state_dict()
         values = {
             "feed": self._task_sampler.position,
+            "rollout": self._collector.state_dict(),
             "kl": self._kl.state_dict(),
             "best": self._best,
             "learner": learner_state,
@@ -316,6 +338,7 @@ class Trainer:
             self._save_tokenizer(folder)
 
         self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
+        self._collector.mark_checkpoint(self.step)
 
     def _load_state(self, state: TrainerState) -> None:
         values = dict(state.values)
@@ -327,23 +350,22 @@ class Trainer:
         self.learner.load_state_dict(state.tensors, values["learner"])
 
 
-def _refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
-    """A resumed run must have the configuration it started with."""
-    stored = run.config
-    for name, value in json.loads(json.dumps(config.flat())).items():
-        head, _, inner = name.partition(".")
-        before = stored.get(head)
-        if inner:
-            before = before.get(inner) if isinstance(before, Mapping) else None
-        if before != value:
-            raise ConfigError(
-                f"the run in {run.path} was started with {name}={before!r}, and is resumed with {value!r}: "
-                "set it back, or start another run"
-            )
+def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any], *args: Any) -> Any:
+    """Run learner work on a CUDA stream of its own: on the engine's, sampling would wait for the update's kernels."""
+    if stream is None:
+        return function(*args)
+    stream.wait_stream(torch.cuda.default_stream())  # on which the engine reads the weights
+    with torch.cuda.stream(stream):
+        result = function(*args)
+    stream.synchronize()
+    return result
 
 
 def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
-    """Load the model once; the learner trains it, and the embedded backend samples from it."""
+    """Load the model once; the learner trains it, and the embedded backend samples from it.
+
+    Asynchronous training samples from a copy: an update would change shared weights in the middle of a forward pass.
+    """
     from transformers import AutoConfig
 
     config = plan.config
@@ -365,8 +387,11 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
     model = load_model(path, device, torch.float32)
     if config.lora_rank is not None:
         model = add_lora(model, config.lora_rank, seed=config.seed)
-    if embedded and resolve_dtype(settings.get("dtype"), device) is not torch.float32:
-        backend = open_backend("transformers", model=path, **settings)  # a copy in lower precision
+    asynchronous = config.async_training.max_staleness > 0
+    if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
+        torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
+    if embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
+        backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
     elif embedded:
         shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
         backend = open_backend("transformers", model=model, **shared)  # the learner's own weights

@@ -57,9 +57,9 @@ class EngineRequest:
         self._texts = {} if texts is None else texts
 
     @property
-    def priority(self) -> tuple[int, int]:
-        """Lowest first: the least advanced chain, then the earliest request."""
-        return self.request.turn, self.number
+    def priority(self) -> tuple[int, int, int]:
+        """Lowest first: as requested, then the least advanced chain, then the earliest request."""
+        return self.request.priority, self.request.turn, self.number
 
     @property
     def tokens(self) -> Tokens:
