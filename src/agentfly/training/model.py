@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,15 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.attention import attend_dense, register_attention
+from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.model_runner import share_weights, supports_packing
-from agentfly.errors import describe
+from agentfly.errors import ConfigError, describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Backbone:
@@ -122,6 +124,17 @@ def _has_plain_head(backbone: Backbone) -> bool:
     if not same and expected.isfinite().all():
         _LOG.warning("the logits of %s are kept whole: its head is not a plain linear layer", name)
     return same
+
+
+def computes_in_low_precision(precision: Precision, model: Any) -> bool:
+    """Whether the products of a model are computed in bfloat16, or its weights are not all float32."""
+    bfloat16_is_fast = resolve_dtype(None, next(model.parameters()).device) is torch.bfloat16
+    if precision == "bfloat16" and not bfloat16_is_fast:
+        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
+    return (bfloat16_is_fast and precision != "float32") or not in_float32
 
 
 def packed_attention(

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ import torch
 from agentfly.agent import BaseAgent, wait_for
 from agentfly.algorithms.kl import KLController
 from agentfly.backends import open_backend
-from agentfly.backends.engine.loading import load_model, max_positions, resolve_device, resolve_dtype
+from agentfly.backends.engine.loading import load_config, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
 from agentfly.models import resolve
@@ -48,6 +48,7 @@ from agentfly.training.checkpoint import CheckpointManager, TrainerState
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
+from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -110,13 +111,13 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
-            learner, agent = _build_learner_and_agent(plan)
+            learner, agent, self.memory = _build_learner_and_agent(plan)
             undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
                 learner.load(model_folder)
             if not resume:
-                settings = {**config.to_json(), **(metadata or {})}
+                settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
@@ -345,29 +346,37 @@ def _refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
             )
 
 
-def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
-    """Load the model once; the learner trains it, and the embedded backend samples from it."""
-    from transformers import AutoConfig
+def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
+    """Load the model once; the learner trains it, and the embedded backend samples from it.
 
+    The memory plan is checked before the model is loaded, and again when the update has been measured.
+    """
     config = plan.config
     path = resolve(config.model)
     # Compare lengths with the model's configuration, before its weights are loaded.
-    with suppress(OSError, ValueError):  # loading the model raises a better error
-        positions = max_positions(AutoConfig.from_pretrained(path).get_text_config())
-        lengths = {
-            "run_options.context_length": config.run_options.get("context_length"),
-            "sampling.max_tokens": config.sampling.max_tokens,
-        }
-        for name, length in lengths.items():
-            if length is not None and length > positions:
-                raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
+    positions = max_positions(load_config(path).get_text_config())
+    lengths = {
+        "run_options.context_length": config.run_options.get("context_length"),
+        "sampling.max_tokens": config.sampling.max_tokens,
+    }
+    for name, length in lengths.items():
+        if length is not None and length > positions:
+            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
     settings = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
     backend: Any = settings.pop("backend", "transformers")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
-    model = load_model(path, device, torch.float32)
+    memory = plan_run(path, config, device)
+    memory.require_fit()
+    model = load_model(path, device, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
     if config.lora_rank is not None:
         model = add_lora(model, config.lora_rank, seed=config.seed)
+    learner = LocalLearner.from_config(model, config)
+    if embedded and device.type == "cuda":
+        memory = fit_cache(memory, learner, settings.get("kv_memory"))
+        memory.require_fit()
+        settings["kv_memory"] = memory.parts["kv_cache"]
+    _LOG.info("%s", memory)
     if embedded and resolve_dtype(settings.get("dtype"), device) is not torch.float32:
         backend = open_backend("transformers", model=path, **settings)  # a copy in lower precision
     elif embedded:
@@ -392,6 +401,5 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
             "chain is one segment; set run_options.strategy='step', or give a folding rule"
         )
     validate_run(agent, [*plan.tasks, *plan.eval_tasks])
-    learner = LocalLearner.from_config(model, config)
     release_helpers()  # the OpenMP threads that loading started
-    return learner, agent
+    return learner, agent, memory
