@@ -46,18 +46,22 @@ class Variant:
     logits: int | None = None
     """Logits in memory at once; None is the default."""
     attention: SDPBackend | None = None
+    low_residual: bool = False
+    """Residual stream in bfloat16, as in the engine, not in float32."""
 
 
 VARIANTS = {
     "plain": Variant(),
     "checkpointing": Variant(checkpointing=True),
-    "compiled layers": Variant(compiled=True),
     "compiled layers and head": Variant(compiled=True, compiled_head=True),
+    "compiled and bf16 residual": Variant(compiled=True, compiled_head=True, low_residual=True),
     "compiled with 16k tokens": Variant(16384, compiled=True, compiled_head=True),
     "compiled with 16k checkpointed": Variant(16384, compiled=True, compiled_head=True, checkpointing=True),
-    "head chunks twice as large": Variant(logits=1 << 28),
+    "bf16 residual": Variant(low_residual=True),
     "flash attention": Variant(attention=SDPBackend.FLASH_ATTENTION),
     "cuDNN attention": Variant(attention=SDPBackend.CUDNN_ATTENTION),
+    "head chunks twice as large": Variant(logits=1 << 28),
+    "compiled layers": Variant(compiled=True),
 }
 
 
@@ -111,8 +115,11 @@ def build_learner(model: Any, variant: Variant) -> LocalLearner:
     learner = LocalLearner(
         model, micro_batch_tokens=variant.micro_batch, gradient_checkpointing=variant.checkpointing, precision="auto"
     )
+    network = learner._policy.backbone.model
+    if variant.low_residual:
+        network.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.bfloat16())
     if variant.compiled:
-        for layer in learner._policy.backbone.model.model.layers:
+        for layer in network.model.layers:
             layer.compile(dynamic=True)
     return learner
 
