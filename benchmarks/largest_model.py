@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("skipped: torch sees no GPU here")
         return
     begun = time.perf_counter()
-    multiprocessing.set_forkserver_preload(["benchmarks.largest_model"])
+    multiprocessing.set_forkserver_preload(["benchmarks.update_gpu", "agentfly.training.trainer", "peft"])
     shapes = sorted(options.shapes, key=lambda shape: measure_shape(shape).parameters)
     kinds = [(gib, kind) for gib in options.gib for kind in options.kinds]
     cases = [Case(shape, kind, gib, options.device) for gib, kind in kinds for shape in shapes]
