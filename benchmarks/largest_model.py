@@ -164,7 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=[each for each in SHAPES if each != "test"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=240, help="no run starts after this time")
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.device, options.shapes, options.gib = "cpu", ["test"], [1]
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return

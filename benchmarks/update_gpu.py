@@ -235,7 +235,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--profile", default="plain,compiled layers and head", help="variants that are profiled")
     parser.add_argument("--seconds", type=float, default=240, help="no variant starts after this time")
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.device, options.shape, options.chains, options.length = "cpu", "test", 6, 64
+        options.variants = "plain,checkpointing"
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return

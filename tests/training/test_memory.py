@@ -133,12 +133,28 @@ def test_cuda_out_of_memory_is_repeated_with_smaller_micro_batches() -> None:
     assert metrics["update/micro_batch_tokens"] < 64 * 400
 
 
+def test_dry_run_changes_no_later_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"reset_peak_memory_stats": None, "memory_allocated": 5, "max_memory_allocated": 7}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)  # there is no GPU to ask
+    given = samples(*LENGTHS, old_logprobs=None)
+    settings: dict[str, Any] = {"epochs": 2, "critic": True, "micro_batch_tokens": 100, "gradient_checkpointing": True}
+    plain, measured = (learner_of(model_of(), **settings) for _ in range(2))
+    random = torch.get_rng_state()
+    assert measured.measure_update(30) == (2, 90)
+    assert torch.equal(torch.get_rng_state(), random)
+    for learner in (plain, measured):
+        learner.update(given)
+    assert torch.equal(weights_of(measured), weights_of(plain))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the dry run measures its memory")
 def test_cuda_dry_run_changes_nothing() -> None:
-    learner = learner_of(model_of().cuda(), critic=True, precision="auto")
+    learner = learner_of(model_of().cuda(), critic=True, precision="auto", micro_batch_tokens=256)
     before = weights_of(learner).clone()
     random = torch.cuda.get_rng_state()
-    assert learner.measure_update(64) > 0
+    taken, tokens = learner.measure_update(64)
+    assert taken > 0
+    assert tokens == 256
     assert torch.equal(weights_of(learner), before)
     assert torch.equal(torch.cuda.get_rng_state(), random)
     assert all(each.grad is None for each in learner.trainable_weights.values())
@@ -268,7 +284,7 @@ def test_run_that_cannot_fit_is_refused_with_numbers_and_changes() -> None:
     assert "weights 28.4, gradients 28.4, optimizer 56.7" in said
     assert "of 80.0" in said
     assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in said
-    with pytest.raises(ConfigError, match="a smaller model or a larger device"):
+    with pytest.raises(ConfigError, match="take a smaller model or a larger device"):
         plan_memory(qwen_7b(), TrainConfig(), 16 * GIB, on_gpu=True).require_fit()
 
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
-from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, combine_metrics
-from agentfly.backends.engine.loading import load_model
+from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
+from agentfly.backends.engine.loading import load_model, max_positions
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
@@ -240,7 +240,7 @@ class LocalLearner:
             if self._mini_batches > 1:
                 order.shuffle(samples)
             steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
-        metrics = _average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
+        metrics = average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
         metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._runner.seconds.items()}
         if self.device.type == "cuda":
             metrics["update/peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
@@ -327,28 +327,32 @@ class LocalLearner:
             self._critic.optimizer.zero_grad()
 
     @torch.enable_grad()
-    def measure_update(self, length: int) -> int:
-        """Bytes that an update on a GPU takes at its peak beyond what is allocated now, without the optimizer's state.
+    def measure_update(self, longest: int | None = None) -> tuple[int, int]:
+        """Run forward and backward pass over a full micro-batch of synthetic tokens on a GPU.
 
-        A dry run: forward and backward pass of one full micro-batch of synthetic samples of `length` tokens. Weights,
-        optimizer and random state stay as they are.
+        longest: length of its sequences. Returns the bytes it takes at its peak beyond what is allocated now, gradients
+        included and the optimizer's state not, and its tokens. Weights, optimizer and random state stay as they are.
         """
-        tokens = (np.arange(length) % self.vocab_size).astype(np.int32)
-        mask = np.arange(length) > 0
-        zeros = np.zeros(length, np.float32)
-        segment = SegmentArrays(tokens, mask, zeros, turns=tokens * 0, weight_versions=tokens * 0)
-        sample = partial(Sample, segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
-        batch = [sample(name="synthetic") for _ in range(max(self._runner.tokens // (length - 1), 1))]
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        self._accumulate_policy(batch, on_policy=False)
-        self._zero_grad()
-        if self._critic is not None:
-            self._accumulate_critic(batch)
+        positions = max_positions(self.model.config.get_text_config())
+        while True:  # until memory is enough for the micro-batch
+            length = min(longest or min(self._runner.tokens, 4096), positions)
+            ids = (np.arange(length) % self.vocab_size).astype(np.int32)
+            zeros = np.zeros(length, np.float32)
+            segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
+            sample = Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
+            batch = [replace(sample) for _ in range(max(self._runner.tokens // length, 1))]
+            retries = self._runner.retries
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            self._accumulate_policy(batch, on_policy=False)
             self._zero_grad()
-        peak = torch.cuda.max_memory_allocated(self.device)
-        torch.cuda.empty_cache()
-        return peak - before
+            if self._critic is not None:
+                self._accumulate_critic(batch)
+                self._zero_grad()
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.empty_cache()
+            if self._runner.retries == retries:
+                return peak - before, length * len(batch)
 
     # ── weights and state ──
 
@@ -397,15 +401,3 @@ class LocalLearner:
         self._runner.tokens = values.get("micro_batch_tokens", self._runner.tokens)
         # precision="auto" is measured in every process: a resumed run keeps what the run began with.
         self._runner.low_precision = values.get("low_precision", self.low_precision)
-
-
-def _average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of an update's steps: tokens are summed, `…_max` takes the maximum, the rest are means."""
-    out = {name: [step[name] for step in steps] for name in steps[0]}
-    out["policy/clip_fraction"] = [
-        sum(step.get(f"policy/clip_{side}", 0.0) for side in ("low", "high")) for step in steps
-    ]
-    return {
-        name: max(values) if name.endswith("_max") else sum(values) / (1 if name == "policy/tokens" else len(values))
-        for name, values in out.items()
-    }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentfly.backends.engine.loading import config_shape, load_config, max_positions, resolve_dtype
-from agentfly.backends.engine.memory import free_memory
+from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.packed_linear import count_fused_weights
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
@@ -103,7 +103,7 @@ class MemoryPlan:
         parts = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in self.parts.items() if size)
         how = "measured" if self.measured else "estimated"
         return (
-            f"memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {_gib(self.left)} left of "
+            f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {_gib(self.left)} left of "
             f"{_gib(self.total)}"
         )
 
@@ -118,17 +118,23 @@ class MemoryPlan:
         """
         if self.left + (0 if self.measured else self.parts["activations"]) >= 0:
             return
-        change = f"these changes would make it fit: {'; '.join(self.fitting)}" if self.fitting else (
-            "neither gradient checkpointing, LoRA nor a smaller micro-batch would make it fit: take a smaller model "
-            "or a larger device"
-        )  # fmt: skip
-        raise ConfigError(f"this run does not fit into memory. {str(self).capitalize()}. {change.capitalize()}")
+        change = (
+            "Neither gradient checkpointing nor a smaller micro-batch nor LoRA makes it fit: take a smaller model or a "
+            "larger device"
+        )
+        if self.fitting:
+            change = f"With one of these changes it would fit: {'; '.join(self.fitting)}"
+        raise ConfigError(f"this run does not fit into memory. {self}. {change}")
 
 
 def plan_run(model: str, config: TrainConfig, device: torch.device) -> MemoryPlan:
-    """Plan a run on this machine. model: a folder or a hub name."""
+    """Plan a run on this machine; raises ConfigError if it cannot fit. model: a folder or a hub name."""
     size = ModelSize.from_config(load_config(model))
-    return plan_memory(size, config, device_memory(device), on_gpu=device.type == "cuda")
+    on_gpu = device.type == "cuda"
+    kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU what is left
+    plan = plan_memory(size, config, device_memory(device), on_gpu=on_gpu, kv_cache=kv_cache)
+    plan.require_fit()
+    return plan
 
 
 def plan_memory(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int = 0) -> MemoryPlan:
@@ -146,20 +152,22 @@ def plan_memory(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: boo
     return replace(plan, fitting=tuple(fitting))
 
 
-def fit_cache(plan: MemoryPlan, learner: LocalLearner, kv_memory: int | None = None) -> MemoryPlan:
+def fit_cache(
+    plan: MemoryPlan, learner: LocalLearner, *, longest: int | None = None, kv_memory: int | None = None
+) -> MemoryPlan:
     """Measure an update by a dry run, and give the KV cache what is left, at most half of the device.
 
-    kv_memory: the size of the cache where the user has chosen it. On a CPU the plan is returned as it is.
+    longest: tokens of the longest chain, if it is known. kv_memory: the size of the cache where the user has chosen it.
+    On a CPU the plan is returned as it is.
     """
     if learner.device.type != "cuda":
         return plan
-    parts = dict(plan.parts)
-    length = min(plan.tokens, 4096)
-    parts["activations"] = max(learner.measure_update(length) - parts["gradients"], 0)
+    needed, tokens = learner.measure_update(longest)
+    parts = {**plan.parts, "activations": max(needed - plan.parts["gradients"], 0)}
     total = device_memory(learner.device)
     spare = total - sum(parts.values()) + parts["kv_cache"]
     parts["kv_cache"] = kv_memory or max(min(spare, total // 2), parts["kv_cache"])
-    return replace(plan, total=total, parts=parts, measured=True)
+    return replace(plan, total=total, parts=parts, tokens=tokens, measured=True)
 
 
 def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
@@ -172,7 +180,7 @@ def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
         yield checkpointing
         yield checkpointing | small
     if tokens > config.micro_batch_tokens:
-        yield checkpointing | {"run_options": {**config.run_options, "context_length": config.micro_batch_tokens}}
+        yield checkpointing | {"run_options.context_length": config.micro_batch_tokens}
     if config.lora_rank is None:
         yield {"lora_rank": 16}
         yield {"lora_rank": 16} | checkpointing | small
@@ -182,9 +190,8 @@ def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_
     settings: Mapping[str, Any] = {"backend": config.backend} if isinstance(config.backend, str) else config.backend
     embedded = settings.get("backend", "transformers") == "transformers"
     device = torch.device("cuda" if on_gpu else "cpu")
-    item = (
-        resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
-    )  # bytes of one of the engine's weights
+    # Bytes of one of the engine's weights; 0 where it runs in another process.
+    item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
     trained = size.parameters if config.lora_rank is None else config.lora_rank * size.linear_width
     frozen = 0 if config.lora_rank is None else size.parameters
     frozen_item = frozen_weight_dtype(config, on_gpu=on_gpu).itemsize
@@ -209,7 +216,7 @@ def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_
             low_precision=on_gpu and config.precision != "float32",
             frozen_item=frozen_item,
         ),
-        "kv_cache": max(settings.get("kv_memory") or kv_cache, least_cache),
+        "kv_cache": max(settings.get("kv_memory") or kv_cache, least_cache) if embedded else 0,
         "margin": int(MARGIN * total) if on_gpu else 0,
     }
     return MemoryPlan(total, parts, tokens)

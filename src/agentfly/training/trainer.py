@@ -367,13 +367,13 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
     memory = plan_run(path, config, device)
-    memory.require_fit()
     model = load_model(path, device, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
     if config.lora_rank is not None:
         model = add_lora(model, config.lora_rank, seed=config.seed)
     learner = LocalLearner.from_config(model, config)
     if embedded and device.type == "cuda":
-        memory = fit_cache(memory, learner, settings.get("kv_memory"))
+        longest = config.run_options.get("context_length")
+        memory = fit_cache(memory, learner, longest=longest, kv_memory=settings.get("kv_memory"))
         memory.require_fit()
         settings["kv_memory"] = memory.parts["kv_cache"]
     _LOG.info("%s", memory)
