@@ -34,14 +34,14 @@ def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the plan counts the weights of a model: pip install 'agentfly-rl[train]'")
     from transformers import Qwen2Config
 
-    Qwen2Config().save_pretrained(tmp_path)  # the shape of Qwen2-7B, without weights
+    Qwen2Config().save_pretrained(tmp_path)  # the shape of a model of 12B, without weights
     plan = ["doctor", "--memory", str(tmp_path), "--device-gib"]
     runner = CliRunner(env={"COLUMNS": "250"})
     said = runner.invoke(app, [*plan, "80"])
     assert said.exit_code == 1, said.output
     assert "engine fused weights" in said.output
     assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in said.output
-    fits = runner.invoke(app, [*plan, "80", "lora_rank=16", "gradient_checkpointing=true"])
+    fits = runner.invoke(app, [*plan, "80", "lora_rank=16", "gradient_checkpointing=true", "micro_batch_tokens=4096"])
     assert fits.exit_code == 0, fits.output
     assert "left" in fits.output
 

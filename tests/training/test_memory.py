@@ -67,10 +67,8 @@ def test_update_is_repeated_with_half_the_micro_batch_and_stays_there() -> None:
     assert first["update/out_of_memory"] == 1
     smaller = first["update/micro_batch_tokens"]
     assert smaller == passes[1] // 2
-    done = len(passes)
     second = learner.update(given)
     assert max(passes[2:]) <= smaller
-    assert len(passes[done:]) == 4
     assert second["update/out_of_memory"] == 0
     assert second["update/micro_batch_tokens"] == smaller
 
