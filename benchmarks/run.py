@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
     *("orchestration", "memory", "growth", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
+    *("update_gpu", "largest_model"),
     *("alfworld", "scienceworld", "search", "sql", "webshop", "environments"),
 )
 

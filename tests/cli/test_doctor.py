@@ -1,11 +1,13 @@
-"""`agentfly doctor` reports which sandboxes work, what each does not limit, and a conflicting installation."""
+"""`agentfly doctor` reports which sandboxes work, what each does not limit, package conflicts, and memory plans."""
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from agentfly.cli.app import app
+from agentfly.errors import ConfigError
 
 
 def test_unenforced_limits_are_listed() -> None:
@@ -26,3 +28,25 @@ def test_unrelated_distribution_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     said = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor"])
     assert said.exit_code == 1
     assert "The distribution `agentfly` 0.7.2 is installed." in said.output
+
+
+def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the plan counts the weights of a model: pip install 'agentfly-rl[train]'")
+    from transformers import Qwen2Config
+
+    Qwen2Config().save_pretrained(tmp_path)  # the shape of a model of 12B, without weights
+    plan = ["doctor", "--memory", str(tmp_path), "--device-gib"]
+    runner = CliRunner(env={"COLUMNS": "250"})
+    said = runner.invoke(app, [*plan, "80"])
+    assert said.exit_code == 1, said.output
+    assert "engine fused weights" in said.output
+    assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in said.output
+    fits = runner.invoke(app, [*plan, "80", "lora_rank=16", "gradient_checkpointing=true", "micro_batch_tokens=4096"])
+    assert fits.exit_code == 0, fits.output
+    assert "left" in fits.output
+
+
+def test_memory_options_without_a_model_are_rejected() -> None:
+    said = CliRunner().invoke(app, ["doctor", "--device-gib", "80"])
+    assert isinstance(said.exception, ConfigError)
+    assert "--memory" in str(said.exception)

@@ -20,6 +20,7 @@ HEALTHY = {
     "chain/turns": 3.0,
     "calls/error_rate": 0.02,
     "calls/invalid_rate": 0.1,
+    "update/out_of_memory": 0.0,
 }
 DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     # what is too much, and what is not quite
@@ -30,6 +31,7 @@ DRIFTS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "tool_errors": ({"calls/error_rate": 0.6}, {"calls/error_rate": 0.2}),
     "kl_blow_up": ({"policy/kl": 0.7}, {"policy/kl": 0.3}),
     "not_finite": ({"policy/grad_norm": math.nan}, {"policy/grad_norm": 1e30}),
+    "out_of_memory": ({"update/out_of_memory": 1.0}, {"update/micro_batch_tokens": 1.0}),
 }
 
 
@@ -64,7 +66,7 @@ def test_alarm_is_raised_again_only_after_recovery(kind: str) -> None:
 @pytest.mark.parametrize("kind", DRIFTS)
 def test_single_outlier_is_no_drift_and_missing_metrics_are_ignored(kind: str) -> None:
     bad, _ = DRIFTS[kind]
-    if kind not in ("kl_blow_up", "not_finite"):  # of these one step is enough
+    if kind not in ("kl_blow_up", "not_finite", "out_of_memory"):  # of these one step is enough
         odd = {name: (HEALTHY[name] * 3 + value) / 4 for name, value in bad.items()}
         assert look([*steps(6), *steps(1, **odd), *steps(6)]) == []
     missing = {name: value for name, value in HEALTHY.items() if name not in bad}

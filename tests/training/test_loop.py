@@ -338,7 +338,9 @@ def test_groups_without_variance_are_skipped_and_counted(tmp_path: Path) -> None
     records: list[Any] = [record for record in RunDirectory(tmp_path / "run").records() if record.metrics]
     assert [record.metrics["selection/zero_variance_groups"] for record in records] == [3, 3]
     assert "policy/loss" not in records[0].metrics
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["zero_variance"] is None
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["zero_variance"] is None
+    assert stored["memory"]["weights"] > 0
 
 
 BROKEN = "def vowels(trajectory: Any) -> float:\n    raise ValueError('oops')\n\n\ndef other(trajectory: Any) -> float:"

@@ -207,6 +207,18 @@ def combine_metrics(micro_batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
     return {name: combine(name, each) for name, each in values.items()}
 
 
+def average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Combine the metrics of an update's steps: tokens are summed, `…_max` takes the maximum, the rest are means."""
+    out = {name: [step[name] for step in steps] for name in steps[0]}
+    out["policy/clip_fraction"] = [
+        sum(step.get(f"policy/clip_{side}", 0.0) for side in ("low", "high")) for step in steps
+    ]
+    return {
+        name: max(values) if name.endswith("_max") else sum(values) / (1 if name == "policy/tokens" else len(values))
+        for name, values in out.items()
+    }
+
+
 def _max_or_zero(values: Tensor) -> Tensor:
     return values.max() if len(values) else values.sum()
 

@@ -1,12 +1,34 @@
-"""`agentfly doctor`: report which sandboxes work on this machine."""
+"""`agentfly doctor`: report which sandboxes work on this machine, and what memory a training run takes."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 
-def doctor() -> None:
-    """Report which sandboxes work on this machine, and why the others do not."""
+def doctor(
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE_OR_MODEL", help="Plan the memory of training this instead; no GPU is needed."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides for --memory, such as lora_rank=16."),
+    ] = None,
+    device_gib: Annotated[
+        float | None,
+        typer.Option(min=0, help="GPU memory in GiB to plan for with --memory; default: this machine's device."),
+    ] = None,
+) -> None:
+    """Report which sandboxes work on this machine, and why the others do not; with --memory, whether a run fits."""
+    if memory is not None:
+        _plan_memory(memory, changes or [], device_gib)
+        return
+    from agentfly.errors import ConfigError
+
+    if changes or device_gib is not None:
+        raise ConfigError("config overrides and --device-gib need --memory RECIPE_OR_MODEL")
     import asyncio
 
     from rich.console import Console
@@ -25,4 +47,45 @@ def doctor() -> None:
     Console().print(table)
     if conflict := find_package_conflict():
         Console().print(conflict, style="red", highlight=False, markup=False)
+        raise typer.Exit(1)
+
+
+def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | None) -> None:
+    """Print the memory plan of a recipe, or of a model with the default configuration. Exits with 1 if it does not fit.
+
+    Activations are estimated for a full micro-batch.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentfly.cli.recipes import find_recipe, is_recipe
+    from agentfly.cli.run import require_torch
+    from agentfly.cli.train import plan_recipe
+    from agentfly.training.config import TrainConfig, parse_overrides
+
+    require_torch("doctor --memory")
+    overrides = parse_overrides(changes)
+    if is_recipe(recipe_or_model):
+        config = plan_recipe(find_recipe(recipe_or_model), overrides).config
+    else:
+        config = TrainConfig(model=recipe_or_model).override(overrides)
+    from agentfly.backends.engine.loading import load_config, resolve_device
+    from agentfly.models import resolve
+    from agentfly.training.memory import GIB, ModelSize, device_memory, plan_memory
+
+    device = resolve_device(None)
+    total = device_memory(device) if device_gib is None else int(device_gib * GIB)
+    on_gpu = device_gib is not None or device.type == "cuda"
+    size = ModelSize.from_config(load_config(resolve(config.model)))
+    plan = plan_memory(size, config, total, on_gpu=on_gpu)
+    where = "GPU" if on_gpu else "this machine's main memory"
+    table = Table("part", "GiB", title=f"{config.model} on {total / GIB:.1f} GiB ({where})", title_justify="left")
+    for name, size_of_part in plan.parts.items():
+        if size_of_part:
+            table.add_row(name.replace("_", " "), f"{size_of_part / GIB:.2f}")
+    table.add_row("left", f"{plan.left / GIB:.2f}", style="green" if plan.left >= 0 else "red")
+    Console().print(table)
+    if plan.left < 0:
+        fitting = "\n".join(f"  {change}" for change in plan.fitting) or "  none: take a smaller model"
+        Console().print(f"It does not fit. Changes that would make it fit:\n{fitting}", highlight=False, markup=False)
         raise typer.Exit(1)

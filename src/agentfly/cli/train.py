@@ -45,7 +45,7 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
             with contextlib.suppress(OSError):  # it is not empty
                 place.rmdir()
         raise
-    with _report_run(trainer.config, place):
+    with _report_run(trainer.config, place, str(trainer.memory)):
         asyncio.run(trainer.run())
 
 
@@ -64,7 +64,7 @@ def resume_run(folder: Path, from_step: int | None) -> None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
     trainer = Trainer(plan, folder, resume=True, from_step=from_step)
-    with _report_run(trainer.config, folder):
+    with _report_run(trainer.config, folder, str(trainer.memory)):
         asyncio.run(trainer.run())
 
 
@@ -92,8 +92,9 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
 
 
 @contextlib.contextmanager
-def _report_run(config: TrainConfig, folder: Path) -> Iterator[None]:
-    """Print the configuration before a run, values that differ from the default in bold, and where to look after it."""
+def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None]:
+    """Print the configuration, values that differ from the default in bold, and the memory plan before a run, and where
+    to look after it."""
     default = TrainConfig().flat()
     console = Console()
     fields = []
@@ -102,6 +103,7 @@ def _report_run(config: TrainConfig, folder: Path) -> Iterator[None]:
         text = text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
         fields.append(Text(f"{name}={text}", "bold" if value != default[name] else "dim"))
     console.print(Columns(fields, padding=(0, 3), column_first=True))
+    console.print(memory, highlight=False, markup=False)
     try:
         yield
     except KeyboardInterrupt:

@@ -180,6 +180,18 @@ def _check_kl(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReadi
     return AlarmReading(severity, message, lambda t: -_mean_logprob(t))
 
 
+def _check_memory(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
+    retries = history[-1].get("update/out_of_memory")
+    if retries is None:
+        return None
+    size = history[-1].get("update/micro_batch_tokens", math.nan)
+    message = (
+        f"the update ran out of memory {retries:.0f} times and continues with micro_batch_tokens={size:.0f}; "
+        "set gradient_checkpointing=true or that size from the start to be faster"
+    )
+    return AlarmReading(retries, message, lambda t: float(t.sampled_tokens))
+
+
 def _check_finite(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
     broken = [name for name, value in history[-1].items() if not math.isfinite(value)]
     message = f"{', '.join(sorted(broken)[:MAX_CHAINS])} is not finite; resume from a checkpoint before this step"
@@ -224,6 +236,7 @@ _CHECKS: dict[str, Callable[[Sequence[Metrics], AlarmThresholds], AlarmReading |
     "kl_blow_up": _check_kl,
     "reward_dominance": _check_components,
     "not_finite": _check_finite,
+    "out_of_memory": _check_memory,
 }
 
 

@@ -12,23 +12,20 @@ the model before the first step; with a single step that is the model itself.
 from __future__ import annotations
 
 import copy
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
-from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, combine_metrics
-from agentfly.backends.engine.loading import load_model, resolve_dtype
+from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
+from agentfly.backends.engine.loading import load_model, max_positions
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
@@ -37,17 +34,14 @@ from agentfly.training.batch import (
     Sample,
     build_token_batch,
     gather_field,
-    num_input_tokens,
-    split_micro_batches,
     split_mini_batches,
 )
 from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, load_adapters, save_adapters
-from agentfly.training.model import Policy
+from agentfly.training.micro_batches import MicroBatchRunner, name_samples, require_finite
+from agentfly.training.model import Policy, Precision, computes_in_low_precision
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
-
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Learner(Protocol):
@@ -56,9 +50,8 @@ class Learner(Protocol):
     The scores are one [tokens] array per segment, 0 where the model did not sample.
     """
 
-    low_precision: bool
-    """Whether it computes in less than float32."""
-
+    @property
+    def low_precision(self) -> bool: ...
     @property
     def trainable_weights(self) -> Mapping[str, Tensor]: ...
     @property
@@ -117,14 +110,17 @@ class LocalLearner:
         self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
         self._epochs = epochs
         self._mini_batches = mini_batches
-        self._micro_batch_tokens = micro_batch_tokens
         self._seed = seed
         self._policy = Policy(model, gradient_checkpointing=gradient_checkpointing)
         lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
         make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
         self._optimizer = make_optimizer(weights.items(), lr)
-        self.low_precision = _computes_in_low_precision(precision, model)
-        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.low_precision)
+        self._runner = MicroBatchRunner(
+            self.device,
+            micro_batch_tokens,
+            padded=not self._policy.backbone.packed,
+            low_precision=computes_in_low_precision(precision, model),
+        )
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
             self._reference = Policy(copy.deepcopy(model).requires_grad_(False))
@@ -137,7 +133,6 @@ class LocalLearner:
                 gradient_checkpointing=gradient_checkpointing,
             )
         self._updates = 0
-        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @classmethod
     def from_config(cls, model: Any, config: TrainConfig) -> LocalLearner:
@@ -177,6 +172,11 @@ class LocalLearner:
         return self._policy.backbone.device
 
     @property
+    def low_precision(self) -> bool:
+        """Whether it computes in less than float32."""
+        return self._runner.low_precision
+
+    @property
     def trainable_weights(self) -> Mapping[str, Tensor]:
         """The weights that change, by name."""
         return self._optimizer.weights
@@ -196,12 +196,12 @@ class LocalLearner:
 
     def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities of the sampled tokens, at the temperature they were sampled with."""
-        return self._score_batches(segments, self._logprobs(self._policy, temperature))
+        return self._runner.score(segments, self._logprobs(self._policy, temperature))
 
     def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities under the initial model: a copy, or the model without its adapters."""
         if self._reference is not None:
-            return self._score_batches(segments, self._logprobs(self._reference, temperature))
+            return self._runner.score(segments, self._logprobs(self._reference, temperature))
         if not has_adapters(self.model):
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
         with self._policy.backbone.model.disable_adapter():
@@ -211,28 +211,11 @@ class LocalLearner:
         """The critic's value of the state before each sampled token."""
         if self._critic is None:
             raise ConfigError("this learner has no critic: make it with critic=True")
-        return self._score_batches(segments, self._critic)
+        return self._runner.score(segments, self._critic)
 
     @staticmethod
     def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
         return lambda inputs: policy(inputs, [temperature] * len(inputs.counts)).logprobs
-
-    @torch.no_grad()
-    def _score_batches(
-        self, segments: Sequence[SegmentArrays], forward: Callable[[ModelInputs], Tensor]
-    ) -> list[Floats]:
-        out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
-        sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
-        for batch in self._split(sampled, lambda index: num_input_tokens(segments[index])):
-            inputs = ModelInputs.from_segments([segments[index] for index in batch])
-            with self._autocast():
-                scores = forward(inputs).float().cpu().numpy()
-            for index, own in zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True):
-                out[index][segments[index].mask] = own
-        return out
-
-    def _split(self, items: Sequence[Any], length: Callable[[Any], int]) -> list[list[Any]]:
-        return split_micro_batches(items, self._micro_batch_tokens, length, padded=not self._policy.backbone.packed)
 
     # ── updating ──
 
@@ -247,18 +230,22 @@ class LocalLearner:
         on_policy = self._epochs * self._mini_batches == 1
         if not on_policy:
             samples = self._with_old_logprobs(samples)
-        self._seconds.clear()
+        self._runner.seconds.clear()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        retries = self._runner.retries
         order = Random(f"{self._seed}/{self._updates}")
         steps = []
         for _ in range(self._epochs):
             if self._mini_batches > 1:
                 order.shuffle(samples)
             steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
-        metrics = _average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
-        metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._seconds.items()}
+        metrics = average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
+        metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._runner.seconds.items()}
         if self.device.type == "cuda":
             metrics["update/peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
-            torch.cuda.reset_peak_memory_stats(self.device)
+        metrics["update/micro_batch_tokens"] = float(self._runner.tokens)
+        metrics["update/out_of_memory"] = float(self._runner.retries - retries)
         self._updates += 1
         return metrics
 
@@ -285,60 +272,87 @@ class LocalLearner:
     @torch.enable_grad()
     def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """One optimizer step of the policy and, where there is one, of the critic."""
-        token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
-        weight_of = dict(zip(map(id, batch), token_weights, strict=True))
-        micro_batches = [
-            (samples, ModelInputs.from_segments([sample.segment for sample in samples]))
-            for samples in self._split(batch, lambda sample: num_input_tokens(sample.segment))
-        ]
         try:
-            sums = []
-            for samples, inputs in micro_batches:
-                with self._time_phase("forward"), self._autocast():
-                    scores = self._policy(inputs, [sample.temperature for sample in samples])
-                    has_reference = all(sample.reference_logprobs is not None for sample in samples)
-                    tokens = build_token_batch(
-                        samples,
-                        [weight_of[id(sample)] for sample in samples],
-                        scores,
-                        on_policy=on_policy,
-                        with_reference=self.loss.kl_coef > 0 or has_reference,
-                        entropy_gradient=self.loss.entropy_coef != 0,
-                    )
-                    loss, measured = self.loss(tokens)
-                _require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
-                with self._time_phase("backward"):
-                    loss.backward()
-                sums.append(measured)
-                del scores, tokens, loss  # the graph, before the next forward pass needs the memory
-            metrics = {f"policy/{name}": value for name, value in combine_metrics(sums).items()}
+            metrics = {f"policy/{name}": value for name, value in self._accumulate_policy(batch, on_policy).items()}
             metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
-            if self._critic is not None:
-                num_tokens = sum(sample.num_sampled_tokens for sample in batch)
-                metrics["critic/loss"] = 0.0
-                for samples, inputs in micro_batches:
-                    with self._time_phase("forward"), self._autocast():
-                        errors = self._critic(inputs) - gather_field(samples, "returns", self.device)
-                    loss = errors.square().sum() / (2 * num_tokens)  # Σ (V − return)² / (2 · tokens)
-                    _require_finite(loss, "the critic's loss", errors, samples)
-                    with self._time_phase("backward"):
-                        loss.backward()
-                    metrics["critic/loss"] += loss.item()
-                    del errors, loss
-                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {_names(batch)}") from error
-        finally:
             self._optimizer.zero_grad()
             if self._critic is not None:
-                self._critic.optimizer.zero_grad()
+                metrics["critic/loss"] = self._accumulate_critic(batch)
+                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {name_samples(batch)}") from error
+        finally:
+            self._zero_grad()
         return metrics
 
-    @contextmanager
-    def _time_phase(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[phase] += time.perf_counter() - start
+    def _accumulate_policy(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
+        """Add up the gradient of the policy's loss; return what the loss measured."""
+        token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
+        weight_of = dict(zip(map(id, batch), token_weights, strict=True))
+
+        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, Any]:
+            scores = self._policy(inputs, [sample.temperature for sample in samples])
+            has_reference = all(sample.reference_logprobs is not None for sample in samples)
+            tokens = build_token_batch(
+                samples,
+                [weight_of[id(sample)] for sample in samples],
+                scores,
+                on_policy=on_policy,
+                with_reference=self.loss.kl_coef > 0 or has_reference,
+                entropy_gradient=self.loss.entropy_coef != 0,
+            )
+            loss, measured = self.loss(tokens)
+            require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+            return loss, measured
+
+        return combine_metrics(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+
+    def _accumulate_critic(self, batch: Sequence[Sample]) -> float:
+        """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""
+        critic = self._critic
+        assert critic is not None
+        num_tokens = sum(sample.num_sampled_tokens for sample in batch)
+
+        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, float]:
+            errors = critic(inputs) - gather_field(samples, "returns", self.device)
+            loss = errors.square().sum() / (2 * num_tokens)
+            require_finite(loss, "the critic's loss", errors, samples)
+            return loss, loss.item()
+
+        return sum(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+
+    def _zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+        if self._critic is not None:
+            self._critic.optimizer.zero_grad()
+
+    @torch.enable_grad()
+    def measure_update(self, longest: int | None = None) -> tuple[int, int]:
+        """Run forward and backward pass over a full micro-batch of synthetic tokens on a GPU.
+
+        longest: length of its sequences. Returns the bytes it takes at its peak beyond what is allocated now, gradients
+        included and the optimizer's state not, and its tokens. Weights, optimizer and random state stay as they are.
+        """
+        positions = max_positions(self.model.config.get_text_config())
+        while True:  # until memory is enough for the micro-batch
+            length = min(longest or min(self._runner.tokens, 4096), positions)
+            ids = (np.arange(length) % self.vocab_size).astype(np.int32)
+            zeros = np.zeros(length, np.float32)
+            segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
+            sample = Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
+            batch = [replace(sample) for _ in range(max(self._runner.tokens // length, 1))]
+            retries = self._runner.retries
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            self._accumulate_policy(batch, on_policy=False)
+            self._zero_grad()
+            if self._critic is not None:
+                self._accumulate_critic(batch)
+                self._zero_grad()
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.empty_cache()
+            if self._runner.retries == retries:
+                return peak - before, length * len(batch)
 
     # ── weights and state ──
 
@@ -373,49 +387,17 @@ class LocalLearner:
         tensors = {f"optimizer/{name}": each for name, each in self._optimizer.state_dict().items()}
         if self._critic is not None:
             tensors |= {f"critic/{name}": each for name, each in self._critic.state_dict().items()}
-        return tensors, {"updates": self._updates, "low_precision": self.low_precision}
+        return tensors, {
+            "updates": self._updates,
+            "low_precision": self.low_precision,
+            "micro_batch_tokens": self._runner.tokens,
+        }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(strip_prefix("optimizer/", tensors))
         if self._critic is not None:
             self._critic.load_state_dict(strip_prefix("critic/", tensors))
         self._updates = values["updates"]
+        self._runner.tokens = values.get("micro_batch_tokens", self._runner.tokens)
         # precision="auto" is measured in every process: a resumed run keeps what the run began with.
-        self.low_precision = values.get("low_precision", self.low_precision)
-        self._autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.low_precision)
-
-
-def _computes_in_low_precision(precision: Precision, model: Any) -> bool:
-    bfloat16_is_fast = resolve_dtype(None, next(model.parameters()).device) is torch.bfloat16
-    if precision == "bfloat16" and not bfloat16_is_fast:
-        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
-    if precision not in get_args(Precision):
-        raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
-    return (bfloat16_is_fast and precision != "float32") or not in_float32
-
-
-def _require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> None:
-    """Raise NonFiniteError if the loss is not finite, naming the samples with non-finite terms. terms: [tokens]."""
-    if not loss.isfinite():
-        owners = np.repeat(np.arange(len(samples)), [sample.num_sampled_tokens for sample in samples])
-        bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
-        wrong = [samples[index] for index in bad] or samples
-        raise NonFiniteError(f"{what} is {loss.item()}: look at {_names(wrong)}")
-
-
-def _names(samples: Sequence[Sample]) -> str:
-    some = ", ".join(sample.name or "(unnamed)" for sample in samples[:5])
-    return f"the samples {some}" + (f" and {len(samples) - 5} more" if len(samples) > 5 else "")
-
-
-def _average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of an update's steps: tokens are summed, `…_max` takes the maximum, the rest are means."""
-    out = {name: [step[name] for step in steps] for name in steps[0]}
-    out["policy/clip_fraction"] = [
-        sum(step.get(f"policy/clip_{side}", 0.0) for side in ("low", "high")) for step in steps
-    ]
-    return {
-        name: max(values) if name.endswith("_max") else sum(values) / (1 if name == "policy/tokens" else len(values))
-        for name, values in out.items()
-    }
+        self._runner.low_precision = values.get("low_precision", self.low_precision)

@@ -100,11 +100,9 @@ class _ChunkedScore(torch.autograd.Function):
         entropies = torch.empty_like(temperatures)
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            logits = head.logits(hidden[part].to(dtype)).div_(temperatures[part, None])  # [chunk, vocab]
-            logsumexp[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, tokens[part, None])[:, 0] - logsumexp[part]
-            probs = (logits - logsumexp[part, None]).exp_()
-            entropies[part] = logsumexp[part] - torch.linalg.vecdot(probs, logits)  # H = lse − Σ p·z
+            logsumexp[part], logprobs[part], entropies[part] = _score_chunk(
+                head, hidden[part].to(dtype), tokens[part], temperatures[part]
+            )
         context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies)
         context.settings = scale, softcap, chunk, dtype
         return logprobs, entropies
@@ -117,11 +115,12 @@ class _ChunkedScore(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
+        with_entropy = bool(grads[1].any())
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             states = hidden[part].to(dtype)
             per_token = (each[part] for each in (tokens, temperatures, logsumexp, entropies, *grads))
-            grad_logits = _grad_logits(head, states, *per_token).to(dtype)  # [chunk, vocab]
+            grad_logits = _grad_logits(head, states, *per_token, with_entropy=with_entropy).to(dtype)  # [chunk, vocab]
             grad_hidden[part] = grad_logits @ head.weight
             if grad_weight is not None and grad_weight.dtype == dtype:
                 grad_weight.addmm_(grad_logits.T, states)
@@ -132,11 +131,22 @@ class _ChunkedScore(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, *[None] * 6
 
 
+def _score_chunk(head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log of the partition function, log-probability and entropy of each token of a chunk, [chunk] each."""
+    logits = head.logits(states).div_(temperatures[:, None])  # [chunk, vocab]
+    logsumexp = logits.logsumexp(-1)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logsumexp
+    probs = (logits - logsumexp[:, None]).exp_()
+    return logsumexp, logprobs, logsumexp - torch.linalg.vecdot(probs, logits)  # H = lse − Σ p·z
+
+
 def _grad_logits(
     head: Head, states: Tensor, tokens: Tensor, temperatures: Tensor, logsumexp: Tensor, entropies: Tensor,
-    grad_logprobs: Tensor, grad_entropies: Tensor,
+    grad_logprobs: Tensor, grad_entropies: Tensor, *, with_entropy: bool,
 ) -> Tensor:  # fmt: skip
     """[chunk, vocab]: the gradient with respect to the output of the head's linear layer.
+
+    with_entropy: whether any gradient of an entropy is not 0.
 
     With z the scaled logits, p their softmax, H the entropy and y the token:
 
@@ -145,7 +155,7 @@ def _grad_logits(
     logits = head.logits(states)
     softcap_slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
     log_probs = logits.div_(temperatures[:, None]).sub_(logsumexp[:, None])
-    if grad_entropies.any():
+    if with_entropy:
         grad = log_probs + entropies[:, None]
         probs = log_probs.exp_()
         grad = grad.mul_(-grad_entropies[:, None]).sub_(grad_logprobs[:, None]).mul_(probs)

@@ -7,8 +7,8 @@ cannot be replaced gets rows padded on the right, where causal attention makes p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,15 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.attention import attend_dense, register_attention
+from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.model_runner import share_weights, supports_packing
-from agentfly.errors import describe
+from agentfly.errors import ConfigError, describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Backbone:
@@ -124,6 +126,17 @@ def _has_plain_head(backbone: Backbone) -> bool:
     return same
 
 
+def computes_in_low_precision(precision: Precision, model: Any) -> bool:
+    """Whether the products of a model are computed in bfloat16, or its weights are not all float32."""
+    bfloat16_is_fast = resolve_dtype(None, next(model.parameters()).device) is torch.bfloat16
+    if precision == "bfloat16" and not bfloat16_is_fast:
+        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
+    return (bfloat16_is_fast and precision != "float32") or not in_float32
+
+
 def packed_attention(
     module: Any,
     query: Tensor,
@@ -149,15 +162,3 @@ def packed_attention(
 
 
 register_attention(ATTENTION, packed_attention)
-
-
-def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """vLLM's settings for the learner's GPU, where they are not given.
-
-    It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
-    what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
-    """
-    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad)
-    free, total = torch.cuda.mem_get_info()
-    engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
-    return {"enable_sleep_mode": True, **settings, "engine": engine}

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 from agentfly.agent import BaseAgent, wait_for
 from agentfly.algorithms.kl import KLController
 from agentfly.backends import open_backend
-from agentfly.backends.engine.loading import load_model, max_positions, resolve_device, resolve_dtype
+from agentfly.backends.engine.loading import load_config, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
 from agentfly.models import resolve
@@ -51,7 +51,7 @@ from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse
 from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
-from agentfly.training.model import share_gpu
+from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run, share_gpu
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
@@ -114,13 +114,13 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
-            learner, agent = _build_learner_and_agent(plan)
+            learner, agent, self.memory = _build_learner_and_agent(plan)
             undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
                 learner.load(model_folder)
             if not resume:
-                settings = {**config.to_json(), **(metadata or {})}
+                settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
@@ -361,35 +361,41 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
     return result
 
 
-def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
+def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
     Asynchronous training samples from a copy: an update would change shared weights in the middle of a forward pass.
+    The memory plan is checked before the model is loaded, and again when the update has been measured.
     """
-    from transformers import AutoConfig
-
     config = plan.config
     path = resolve(config.model)
     # Compare lengths with the model's configuration, before its weights are loaded.
-    with suppress(OSError, ValueError):  # loading the model raises a better error
-        positions = max_positions(AutoConfig.from_pretrained(path).get_text_config())
-        lengths = {
-            "run_options.context_length": config.run_options.get("context_length"),
-            "sampling.max_tokens": config.sampling.max_tokens,
-        }
-        for name, length in lengths.items():
-            if length is not None and length > positions:
-                raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
+    positions = max_positions(load_config(path).get_text_config())
+    lengths = {
+        "run_options.context_length": config.run_options.get("context_length"),
+        "sampling.max_tokens": config.sampling.max_tokens,
+    }
+    for name, length in lengths.items():
+        if length is not None and length > positions:
+            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
     settings = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
     backend: Any = settings.pop("backend", "transformers")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
-    model = load_model(path, device, torch.float32)
+    memory = plan_run(path, config, device)
+    model = load_model(path, device, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
     if config.lora_rank is not None:
         model = add_lora(model, config.lora_rank, seed=config.seed)
     asynchronous = config.async_training.max_staleness > 0
     if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
+    learner = LocalLearner.from_config(model, config)
+    if embedded and device.type == "cuda":
+        longest = config.run_options.get("context_length")
+        memory = fit_cache(memory, learner, longest=longest, kv_memory=settings.get("kv_memory"))
+        memory.require_fit()
+        settings["kv_memory"] = memory.parts["kv_cache"]
+    _LOG.info("%s", memory)
     if embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
         backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
     elif embedded:
@@ -416,6 +422,5 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent]:
             "chain is one segment; set run_options.strategy='step', or give a folding rule"
         )
     validate_run(agent, [*plan.tasks, *plan.eval_tasks])
-    learner = LocalLearner.from_config(model, config)
     release_helpers()  # the OpenMP threads that loading started
-    return learner, agent
+    return learner, agent, memory

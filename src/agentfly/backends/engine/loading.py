@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,15 +21,28 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Load a causal language model for sampling."""
     from transformers import AutoModelForCausalLM
 
+    with hide_progress_bars(), _explain_missing(name):
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    return model.to(device).eval()
+
+
+def load_config(name: str) -> Any:
+    """Load the configuration of a model, without its weights."""
+    from transformers import AutoConfig
+
+    with _explain_missing(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+@contextmanager
+def _explain_missing(name: str) -> Iterator[None]:
     try:
-        with hide_progress_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        yield
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."
         ) from error
-    return model.to(device).eval()
 
 
 def resolve_device(asked: str | None) -> torch.device:

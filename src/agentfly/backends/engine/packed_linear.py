@@ -113,6 +113,15 @@ def pack(model: Any) -> None:
             vars(layer)["index"] = index
 
 
+def count_fused_weights(model: Any) -> int:
+    """Weights of a model, on any device, that `pack` copies on a GPU."""
+    parents = [dict(each.named_children()) for each in model.modules()]
+    groups = [
+        [parent[name] for name in names] for parent in parents for names in _TOGETHER if parent.keys() >= set(names)
+    ]
+    return sum(layer.weight.numel() for group in groups for layer in group if isinstance(layer, Linear))
+
+
 def unpack_weights(model: Any) -> None:
     """Drop the copies: the weights have changed, or are about to."""
     for layer in model.modules():

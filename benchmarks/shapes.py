@@ -1,0 +1,45 @@
+"""Published model shapes as configurations, and models of random weights built on the device."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+
+def _qwen(width: int, inner: int, layers: int, heads: tuple[int, int], *, vocab: int = 151936, tied: bool) -> Any:
+    return Qwen2Config(
+        vocab_size=vocab, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], max_position_embeddings=32768,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def _llama(width: int, inner: int, layers: int, heads: tuple[int, int], *, vocab: int, tied: bool) -> Any:
+    return LlamaConfig(
+        vocab_size=vocab, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], max_position_embeddings=32768,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+SHAPES: dict[str, Any] = {
+    "test": _llama(64, 160, 2, (4, 2), vocab=512, tied=True),
+    "smollm2-135m": _llama(576, 1536, 30, (9, 3), vocab=49152, tied=True),
+    "smollm2-1.7b": _llama(2048, 8192, 24, (32, 32), vocab=49152, tied=True),
+    "qwen2.5-0.5b": _qwen(896, 4864, 24, (14, 2), tied=True),
+    "qwen2.5-1.5b": _qwen(1536, 8960, 28, (12, 2), tied=True),
+    "qwen2.5-3b": _qwen(2048, 11008, 36, (16, 2), tied=True),
+    "llama-3.2-3b": _llama(3072, 8192, 28, (24, 8), vocab=128256, tied=True),
+    "qwen2.5-7b": _qwen(3584, 18944, 28, (28, 4), vocab=152064, tied=False),
+    "llama-3.1-8b": _llama(4096, 14336, 32, (32, 8), vocab=128256, tied=False),
+    "qwen2.5-14b": _qwen(5120, 13824, 48, (40, 8), vocab=152064, tied=False),
+    "qwen2.5-32b": _qwen(5120, 27648, 64, (40, 8), vocab=152064, tied=False),
+}
+"""`test` is no published shape: it is for smoke runs on a CPU."""
+
+
+def build_model(shape: str, device: str, dtype: torch.dtype) -> Any:
+    """A model of random weights, initialized on the device, which takes a second where a CPU takes minutes."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype).eval()

@@ -1,0 +1,272 @@
+"""One update of the learner on a GPU: tokens/s, model FLOPs utilization (MFU), peak memory, and where the time goes.
+
+Random weights of a published shape, all of them trained: float32 weights and AdamW, products in bfloat16. Chains have
+1,000 tokens, half of them sampled. Each variant is one setting changed against the first; a variant that fails is
+reported in its row, and the others still run.
+
+    python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants plain,checkpointing,…] [--device cpu]
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.errors import describe
+from agentfly.training import logprobs
+from agentfly.training.batch import Sample
+from agentfly.training.learner import LocalLearner
+from benchmarks.shapes import SHAPES, build_model
+from benchmarks.table import print_table
+
+PEAK_FLOPS = 989e12
+"""Dense bfloat16 FLOP/s of an H100 or H200 (SXM)."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run the update."""
+
+    micro_batch: int = 8192
+    """Maximum tokens in one forward pass."""
+    checkpointing: bool = False
+    compiled: bool = False
+    """torch.compile of every decoder layer."""
+    compiled_head: bool = False
+    """torch.compile of the head's chunk: logits to log-probabilities, and their gradient."""
+    logits: int | None = None
+    """Logits in memory at once; None is the default."""
+    attention: SDPBackend | None = None
+    low_residual: bool = False
+    """Residual stream in bfloat16, as in the engine, not in float32."""
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "checkpointing": Variant(checkpointing=True),
+    "compiled layers and head": Variant(compiled=True, compiled_head=True),
+    "compiled and bf16 residual": Variant(compiled=True, compiled_head=True, low_residual=True),
+    "compiled with 16k tokens": Variant(16384, compiled=True, compiled_head=True),
+    "compiled with 16k checkpointed": Variant(16384, compiled=True, compiled_head=True, checkpointing=True),
+    "bf16 residual": Variant(low_residual=True),
+    "flash attention": Variant(attention=SDPBackend.FLASH_ATTENTION),
+    "cuDNN attention": Variant(attention=SDPBackend.CUDNN_ATTENTION),
+    "head chunks twice as large": Variant(logits=1 << 28),
+    "compiled layers": Variant(compiled=True),
+}
+
+
+def build_samples(vocabulary: int, chains: int, length: int) -> list[Sample]:
+    """Chains in four turns: an observation, then as many sampled tokens."""
+    draw = np.random.default_rng(0)
+    samples = []
+    for number in range(chains):
+        tokens = draw.integers(5, vocabulary, length).astype(np.int32)
+        mask = np.arange(length) // max(length // 8, 1) % 2 == 1
+        zeros = np.zeros(length, np.int32)
+        segment = SegmentArrays(tokens, mask, np.where(mask, -1.0, 0.0).astype(np.float32), zeros, zeros)
+        advantages = np.where(mask, draw.normal(), 0.0).astype(np.float32)
+        samples.append(Sample(segment, advantages, name=f"{number}/0#0"))
+    return samples
+
+
+def count_flops(model: Any, tokens: int, length: int) -> float:
+    """FLOPs of forward and backward pass, without what is recomputed.
+
+    6 per weight and token (2 forward, 4 backward; an embedding that is also the head counts once, one that is not does
+    not), and for causal attention 12 · layers · heads · head width per token and key, half of which are masked.
+    """
+    config = model.config
+    weights = sum(each.numel() for each in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= model.get_input_embeddings().weight.numel()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * length / 2
+    return tokens * (6.0 * weights + attention)
+
+
+@contextmanager
+def patch(owner: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def build_learner(model: Any, variant: Variant) -> LocalLearner:
+    learner = LocalLearner(
+        model, micro_batch_tokens=variant.micro_batch, gradient_checkpointing=variant.checkpointing, precision="auto"
+    )
+    network = learner._policy.backbone.model
+    if variant.low_residual:
+        network.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.bfloat16())
+    if variant.compiled:
+        for layer in network.model.layers:
+            layer.compile(dynamic=True)
+    return learner
+
+
+@contextmanager
+def apply(variant: Variant) -> Iterator[None]:
+    """The settings of a variant that are not the learner's own."""
+    chunk = logprobs.LOGITS if variant.logits is None else {**logprobs.LOGITS, "cuda": variant.logits}
+    functions = {name: getattr(logprobs, name) for name in ("_score_chunk", "_grad_logits")}
+    if variant.compiled_head:
+        functions = {name: torch.compile(each, dynamic=True) for name, each in functions.items()}
+    kernel: Any = nullcontext() if variant.attention is None else sdpa_kernel(variant.attention)
+    with patch(logprobs, LOGITS=chunk, **functions), kernel:
+        yield
+
+
+def time_phases(learner: LocalLearner, samples: list[Sample]) -> dict[str, float]:
+    """Seconds of an update by phase, with the GPU idle between two of them."""
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            synchronize(learner.device)
+            begun = time.perf_counter()
+            result = function(*args, **kwargs)
+            synchronize(learner.device)
+            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+            return result
+
+        return call
+
+    class TimedHead(logprobs._ChunkedScore):
+        forward = staticmethod(timed("head forward", logprobs._ChunkedScore.forward))
+        backward = staticmethod(timed("head backward", logprobs._ChunkedScore.backward))
+
+    backbone = learner._policy.backbone
+    with (
+        patch(logprobs, _chunked_score=TimedHead.apply),
+        patch(backbone, hidden_states=timed("layers forward", backbone.hidden_states)),
+        patch(torch.Tensor, backward=timed("layers backward", torch.Tensor.backward)),
+        patch(learner._optimizer, step=timed("optimizer", learner._optimizer.step)),
+    ):
+        timed("whole", learner.update)(samples)
+    seconds["layers backward"] -= seconds["head backward"]
+    seconds["rest"] = 2 * seconds["whole"] - sum(seconds.values())
+    return seconds
+
+
+def profile(learner: LocalLearner, samples: list[Sample]) -> None:
+    """Print the device time of an update by kind of kernel, and the ten longest kernels."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    on_gpu = learner.device.type == "cuda"
+    with record(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
+        learner.update(samples)
+        synchronize(learner.device)
+    events = recorded.key_averages()
+    cost = {each.key: each.self_device_time_total if on_gpu else each.self_cpu_time_total for each in events}
+    counts = {each.key: each.count for each in events}
+    total = sum(cost.values()) or 1
+    kinds = {
+        "matrix products": ("gemm", "nvjet", "cutlass", "mm", "splitk", "addmm"),
+        "attention": ("flash", "fmha", "attention", "cudnn", "sdpa"),
+        "fused by torch.compile": ("triton",),
+        "optimizer": ("adam", "multi_tensor", "norm_kernel", "lpnorm"),
+        "copies and casts": ("memcpy", "memset", "copy", "cat"),
+    }
+    shares = dict.fromkeys([*kinds, "other elementwise"], 0.0)
+    for key, spent in cost.items():
+        kind = next((kind for kind, words in kinds.items() if any(word in key.lower() for word in words)), None)
+        shares[kind or "other elementwise"] += spent
+    rows = [[name, f"{spent / 1e3:.0f}", f"{spent / total:.0%}"] for name, spent in shares.items()]
+    print_table("Device time by kind", ["kind", "ms", "share"], rows)
+    longest = sorted(cost.items(), key=lambda item: -item[1])[:10]
+    rows = [
+        [f"`{key[:100]}`", f"{counts[key]}", f"{spent / 1e3:.0f}", f"{spent / total:.0%}"] for key, spent in longest
+    ]
+    print_table("Longest kernels", ["kernel", "calls", "ms", "share"], rows)
+
+
+def run_variant(model: Any, variant: Variant, samples: list[Sample], *, detailed: bool) -> list[str]:
+    """Run a warm-up update and a measured one; returns the cells of the variant's row."""
+    device = next(model.parameters()).device
+    learner = build_learner(model, variant)
+    with apply(variant):
+        begun = time.perf_counter()
+        learner.update(samples)
+        synchronize(device)
+        first = time.perf_counter() - begun
+        begun = time.perf_counter()
+        metrics = learner.update(samples)
+        synchronize(device)
+        seconds = time.perf_counter() - begun
+        if detailed:
+            phases = time_phases(learner, samples)
+            cells = [[name, f"{spent:.3f}", f"{spent / phases['whole']:.0%}"] for name, spent in phases.items()]
+            print_table("Phases, the GPU idle between them", ["phase", "s", "share"], cells)
+            profile(learner, samples[:16])
+    tokens = sum(len(each.segment.tokens) for each in samples)
+    mfu = count_flops(model, tokens, len(samples[0].segment.tokens)) / seconds / PEAK_FLOPS
+    peak = metrics.get("update/peak_memory_bytes", 0.0) / GIB
+    norm = f"{metrics['policy/grad_norm']:.5g}"
+    return [f"{seconds:.2f}", f"{tokens / seconds:,.0f}", f"{mfu:.3f}", f"{peak:.1f}", f"{first:.1f}", norm]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="One update of the learner on a GPU.")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-3b")
+    parser.add_argument("--chains", type=int, default=57)
+    parser.add_argument("--length", type=int, default=1000)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--profile", default="plain,compiled layers and head", help="variants that are profiled")
+    parser.add_argument("--seconds", type=float, default=240, help="no variant starts after this time")
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.device, options.shape, options.chains, options.length = "cpu", "test", 6, 64
+        options.variants = "plain,checkpointing"
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("skipped: torch sees no GPU here")
+        return
+    begun = time.perf_counter()
+    samples = build_samples(SHAPES[options.shape].vocab_size, options.chains, options.length)
+    model = build_model(options.shape, options.device, torch.float32)
+    print(f"model built in {time.perf_counter() - begun:.1f} s", flush=True)
+    rows = []
+    for name in options.variants.split(","):
+        if time.perf_counter() - begun > options.seconds:
+            rows.append([name, "not started: time is up"])
+            continue
+        try:
+            cells = run_variant(model, VARIANTS[name], samples, detailed=name in options.profile.split(","))
+        except Exception as error:
+            cells = [describe(error).splitlines()[0][:120]]
+        rows.append([name, *cells])
+        print(" | ".join(rows[-1]), flush=True)
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    header = ["variant", "s", "tokens/s", "MFU", "peak GiB", "first s", "gradient norm"]
+    print_table(f"One update, {options.shape}, {options.chains} × {options.length} tokens", header, rows)
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{where}, torch {torch.__version__}, {time.perf_counter() - begun:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Memory of a training run: what each part takes on the device, whether it fits, and what is left for the KV cache.
+
+`plan_memory` computes a plan from the model's configuration, without its weights. On a GPU the activations of an update
+are then measured by a dry run (`fit_cache`), and the KV cache gets what the update does not need.
+
+Everything is in bytes. Per trained weight: 4 for the weight, 4 for its gradient, 8 for AdamW's moments; beside them the
+engine's copy in bfloat16, of which the weights of layers with the same input are stored twice (`packed_linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentfly.backends.engine.loading import config_shape, load_config, max_positions, resolve_dtype
+from agentfly.backends.engine.memory import cache_bytes, free_memory
+from agentfly.backends.engine.packed_linear import count_fused_weights
+from agentfly.errors import ConfigError
+from agentfly.training.config import TrainConfig
+from agentfly.training.logprobs import LOGITS
+
+if TYPE_CHECKING:
+    from agentfly.training.learner import LocalLearner
+
+GIB = 2**30
+MARGIN = 0.04
+"""Share of the device that a plan leaves free: CUDA context, library workspaces, fragmentation of the allocator."""
+MIN_CACHE_TOKENS = 8192
+"""Tokens that the KV cache has room for at least, where the longest chain is not known to be longer."""
+ENGINE_ROWS, ENGINE_TOKENS = 512, 8192
+"""The engine's defaults on a GPU: most requests, and most tokens in one forward pass."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The numbers of a model that its memory depends on."""
+
+    parameters: int
+    linear_width: int
+    """Sum of the input and output widths of all linear layers but the head: adapters have as many weights per rank."""
+    fused: int
+    """Weights that the engine holds twice on a GPU."""
+    layers: int
+    width: int
+    """Width of the hidden states."""
+    inner: int
+    """Width inside the feed-forward layers, of all experts that one token uses."""
+    kv_width: int
+    """Width of the keys of a token, as wide as its values."""
+    vocab: int
+    positions: int
+
+    @classmethod
+    def from_config(cls, config: Any) -> ModelSize:
+        """Count the weights of a transformers configuration, without allocating them."""
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        head = model.get_output_embeddings()
+        linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not head]
+        text = config.get_text_config()
+        layers, heads, head_width = config_shape(text)
+        inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
+        if experts := getattr(text, "num_experts_per_tok", None):
+            inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+        return cls(
+            parameters=sum(each.numel() for each in model.parameters()),
+            linear_width=sum(each.in_features + each.out_features for each in linear),
+            fused=count_fused_weights(model),
+            layers=layers,
+            width=text.hidden_size,
+            inner=inner,
+            kv_width=heads * head_width,
+            vocab=model.get_input_embeddings().weight.shape[0],
+            positions=min(max_positions(text), 1 << 20),
+        )
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by part, of the bytes that the process may use on the device."""
+
+    total: int
+    parts: Mapping[str, int]
+    """In the order they are allocated: weights, gradients, optimizer, …, activations, kv_cache."""
+    tokens: int
+    """Tokens of the largest forward and backward pass."""
+    measured: bool = False
+    """Whether the activations were measured; otherwise they are computed by `activation_bytes`."""
+    fitting: tuple[str, ...] = field(default=(), compare=False)
+    """Changes of the configuration with which the plan would fit."""
+
+    @property
+    def left(self) -> int:
+        """Bytes that no part takes; negative where the parts do not fit."""
+        return self.total - sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in self.parts.items() if size)
+        how = "measured" if self.measured else "estimated"
+        return (
+            f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {_gib(self.left)} left of "
+            f"{_gib(self.total)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for the run directory, sizes in bytes."""
+        return {"total": self.total, **self.parts, "left": self.left, "tokens": self.tokens, "measured": self.measured}
+
+    def require_fit(self) -> None:
+        """Raise ConfigError with the numbers, and what to change, if the parts do not fit.
+
+        Estimated activations are no reason: they are those of a full micro-batch, which may never occur.
+        """
+        if self.left + (0 if self.measured else self.parts["activations"]) >= 0:
+            return
+        change = (
+            "Neither gradient checkpointing nor a smaller micro-batch nor LoRA makes it fit: take a smaller model or a "
+            "larger device"
+        )
+        if self.fitting:
+            change = f"With one of these changes it would fit: {'; '.join(self.fitting)}"
+        raise ConfigError(f"this run does not fit into memory. {self}. {change}")
+
+
+def plan_run(model: str, config: TrainConfig, device: torch.device) -> MemoryPlan:
+    """Plan a run on this machine; raises ConfigError if it cannot fit. model: a folder or a hub name."""
+    size = ModelSize.from_config(load_config(model))
+    on_gpu = device.type == "cuda"
+    kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU what is left
+    plan = plan_memory(size, config, device_memory(device), on_gpu=on_gpu, kv_cache=kv_cache)
+    plan.require_fit()
+    return plan
+
+
+def plan_memory(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int = 0) -> MemoryPlan:
+    """Plan a run by formula.
+
+    total: bytes that the process may use on the device. kv_cache: bytes of the KV cache; 0 plans for the least.
+    """
+    plan = _plan(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache)
+    fitting = []
+    for changes in _alternatives(config, plan.tokens):
+        other = _plan(size, config.override(changes), total, on_gpu=on_gpu, kv_cache=kv_cache)
+        if other.left >= 0:
+            written = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
+            fitting.append(f"{written} ({_gib(total - other.left)} GiB)")
+    return replace(plan, fitting=tuple(fitting))
+
+
+def fit_cache(
+    plan: MemoryPlan, learner: LocalLearner, *, longest: int | None = None, kv_memory: int | None = None
+) -> MemoryPlan:
+    """Measure an update by a dry run, and give the KV cache what is left, at most half of the device.
+
+    longest: tokens of the longest chain, if it is known. kv_memory: the size of the cache where the user has chosen it.
+    On a CPU the plan is returned as it is.
+    """
+    if learner.device.type != "cuda":
+        return plan
+    needed, tokens = learner.measure_update(longest)
+    parts = {**plan.parts, "activations": max(needed - plan.parts["gradients"], 0)}
+    total = device_memory(learner.device)
+    spare = total - sum(parts.values()) + parts["kv_cache"]
+    parts["kv_cache"] = kv_memory or max(min(spare, total // 2), parts["kv_cache"])
+    return replace(plan, total=total, parts=parts, tokens=tokens, measured=True)
+
+
+def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
+    """Changes that need less memory, those that change the result last."""
+    small: dict[str, Any] = {"micro_batch_tokens": min(4096, config.micro_batch_tokens)}
+    checkpointing = {"gradient_checkpointing": True}
+    if config.micro_batch_tokens > 4096:
+        yield small
+    if not config.gradient_checkpointing:
+        yield checkpointing
+        yield checkpointing | small
+    if tokens > config.micro_batch_tokens:
+        yield checkpointing | {"run_options.context_length": config.micro_batch_tokens}
+    if config.lora_rank is None:
+        yield {"lora_rank": 16}
+        yield {"lora_rank": 16} | checkpointing | small
+
+
+def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int) -> MemoryPlan:
+    settings: Mapping[str, Any] = {"backend": config.backend} if isinstance(config.backend, str) else config.backend
+    embedded = settings.get("backend", "transformers") == "transformers"
+    device = torch.device("cuda" if on_gpu else "cpu")
+    # Bytes of one of the engine's weights; 0 where it runs in another process.
+    item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
+    trained = size.parameters if config.lora_rank is None else config.lora_rank * size.linear_width
+    frozen = 0 if config.lora_rank is None else size.parameters
+    frozen_item = frozen_weight_dtype(config, on_gpu=on_gpu).itemsize
+    longest = config.run_options.get("context_length") or 0
+    tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
+    least_cache = 2 * size.layers * size.kv_width * item * max(MIN_CACHE_TOKENS, longest)
+    rows = settings.get("max_rows") or ENGINE_ROWS
+    step_tokens = settings.get("max_batch_tokens") or ENGINE_TOKENS
+    parts = {
+        "weights": 4 * trained + frozen_item * frozen,
+        "gradients": 4 * trained,
+        "optimizer": 8 * trained,
+        "reference": 4 * size.parameters if config.kl.coef and config.lora_rank is None else 0,
+        "critic": 16 * trained if config.algorithm.needs_values else 0,
+        # In float32 the engine samples from the learner's weights, unless those change while it samples.
+        "engine_weights": item * size.parameters if item < 4 or config.async_training.max_staleness else 0,
+        "engine_fused_weights": item * size.fused if on_gpu else 0,
+        "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,
+        "activations": activation_bytes(
+            size,
+            tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
+            low_precision=on_gpu and config.precision != "float32",
+            frozen_item=frozen_item,
+        ),
+        "kv_cache": max(settings.get("kv_memory") or kv_cache, least_cache) if embedded else 0,
+        "margin": int(MARGIN * total) if on_gpu else 0,
+    }
+    return MemoryPlan(total, parts, tokens)
+
+
+def frozen_weight_dtype(config: TrainConfig, *, on_gpu: bool) -> torch.dtype:
+    """Data type of weights that are not trained: under LoRA in bfloat16, as they are published and multiplied."""
+    low_precision = on_gpu and config.precision != "float32"
+    return torch.bfloat16 if config.lora_rank is not None and low_precision else torch.float32
+
+
+def activation_bytes(
+    size: ModelSize, tokens: int, *, gradient_checkpointing: bool, low_precision: bool, frozen_item: int = 4
+) -> int:
+    """Peak of a forward and backward pass over `tokens` tokens, beyond weights and gradients; an estimate.
+
+    Autograd stores, per token and decoder layer (w the width, i the inner width, k that of the keys; the residual
+    stream is float32, h the bytes of a product):
+
+        norms        4 · 4w            input and output of both, in float32
+        casts        5w · h            the inputs of q, k, v, gate and up, in low precision only
+        attention    (3w + 2k) · h     queries, keys, values, output, and that as the input of the projection
+        MLP          4i · h            gate, silu(gate), up, and their product
+
+    and the weights as they were cast. With checkpointing, the input of each layer, and all of the above for one layer
+    at a time. Beside them either the head with its chunk of logits, or the gradients of one layer's activations.
+    """
+    h = 2 if low_precision else 4
+    w, i, k = size.width, size.inner, size.kv_width
+    layer = 16 * w + (5 * w * h if low_precision else 0) + (3 * w + 2 * k) * h + 4 * i * h
+    layer_weights = (size.parameters - size.vocab * w) // size.layers
+    cast_weights = h * layer_weights if low_precision and frozen_item == 4 else 0
+    stored = tokens * layer + cast_weights
+    if gradient_checkpointing:
+        stored += 4 * w * tokens * size.layers
+    else:
+        stored *= size.layers
+    logits = min(tokens * size.vocab, LOGITS["cuda" if low_precision else "cpu"])
+    head = logits * (12 + h) + size.vocab * w * (2 * h + 4)
+    layer_gradients = tokens * (8 * w + 3 * i * h)
+    return stored + max(head, layer_gradients)
+
+
+def _graph_bytes(size: ModelSize, rows: int, tokens: int) -> int:
+    """What the engine's CUDA graphs hold: activations of its largest step, logits of all rows, and the slot table."""
+    step = 2 * tokens * (3 * size.inner + 8 * size.width)
+    return step + rows * size.vocab * 14 + 4 * (rows + 1) * size.positions
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes that this process may use: of the GPU what is free or already its own, of a machine what is available."""
+    if device.type != "cuda":
+        return free_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    own = torch.cuda.memory_reserved(device)
+    return min(free + own, int(total * fraction))
+
+
+def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """vLLM's settings for the learner's GPU, where they are not given.
+
+    It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
+    what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
+    """
+    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad)
+    free, total = torch.cuda.mem_get_info()
+    engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
+    return {"enable_sleep_mode": True, **settings, "engine": engine}
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}" if abs(size) >= GIB / 10 else f"{size / GIB:.2g}"

@@ -1,0 +1,142 @@
+"""Passes of the learner's models over micro-batches, of half the size from the first time that memory runs out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.errors import ConfigError, NonFiniteError
+from agentfly.segment import Floats
+from agentfly.training.batch import ModelInputs, Sample, num_input_tokens, split_micro_batches
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class MicroBatchRunner:
+    """Splits what a model is to compute so that it fits into memory, and runs it."""
+
+    def __init__(self, device: torch.device, tokens: int, *, padded: bool, low_precision: bool) -> None:
+        """`tokens`: maximum tokens in one pass. padded: every sequence takes as many as the longest of its pass."""
+        self.device = device
+        self.tokens = tokens
+        self.retries = 0
+        """Passes that ran out of memory and were repeated."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of the forward and backward passes."""
+        self.low_precision = low_precision
+        self._padded = padded
+
+    def autocast(self) -> torch.autocast:
+        # Without the cache of casts: it would hold a low-precision copy of every weight until the forward pass ends,
+        # also where checkpointing drops it with its layer, and no weight is cast twice in a pass.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False)
+
+    @torch.no_grad()
+    def score(self, segments: Sequence[SegmentArrays], forward: Callable[[ModelInputs], Tensor]) -> list[Floats]:
+        """The numbers that `forward` computes for sampled tokens, as one [tokens] array per segment, 0 elsewhere."""
+        out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
+        sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
+
+        def run(batch: list[int]) -> None:
+            inputs = ModelInputs.from_segments([segments[index] for index in batch])
+            with self.autocast():
+                scores = forward(inputs).float().cpu().numpy()
+            for index, own in zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True):
+                out[index][segments[index].mask] = own
+
+        self._run(sampled, lambda index: num_input_tokens(segments[index]), run, clear=lambda: None)
+        return out
+
+    def accumulate(
+        self,
+        batch: Sequence[Sample],
+        compute_loss: Callable[[list[Sample], ModelInputs], tuple[Tensor, T]],
+        zero_grad: Callable[[], None],
+    ) -> list[T]:
+        """Add up the gradient of a batch; returns the second result of `compute_loss` for every micro-batch.
+
+        Where memory runs out, `zero_grad` drops what was added, and the batch is started again in smaller parts: the
+        gradient is that of the smaller size.
+        """
+
+        def run(samples: list[Sample]) -> T:
+            inputs = ModelInputs.from_segments([sample.segment for sample in samples])
+            with self._time_phase("forward"), self.autocast():
+                loss, measured = compute_loss(samples, inputs)
+            with self._time_phase("backward"):
+                loss.backward()
+            return measured
+
+        return self._run(batch, lambda sample: num_input_tokens(sample.segment), run, clear=zero_grad)
+
+    def _run(
+        self,
+        items: Sequence[T],
+        length: Callable[[T], int],
+        function: Callable[[list[T]], R],
+        *,
+        clear: Callable[[], None],
+    ) -> list[R]:
+        """Call `function` with each micro-batch of the items. Raises ConfigError where one item alone does not fit."""
+        while True:
+            results: list[R] = []
+            batch: list[T] = []
+            try:
+                for batch in split_micro_batches(items, self.tokens, length, padded=self._padded):
+                    results.append(function(batch))
+                return results
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+            # Outside of the handler: the error's traceback refers to the tensors of the failed pass.
+            results.clear()
+            clear()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            lengths = [length(item) for item in batch]
+            if len(batch) == 1:
+                raise ConfigError(
+                    f"a sequence of {lengths[0]:,} tokens alone runs out of memory in the learner ({reason}): set "
+                    "gradient_checkpointing=true, train adapters (lora_rank=16), shorten chains "
+                    "(run_options.context_length), or give the engine's cache less (backend.kv_memory)"
+                )
+            tokens = max(lengths) * len(batch) if self._padded else sum(lengths)
+            self.tokens = min(self.tokens, tokens) // 2
+            self.retries += 1
+            _LOG.warning(
+                "a pass over %s tokens ran out of memory (%s): repeated with micro_batch_tokens=%s from here on",
+                f"{tokens:,}",
+                reason,
+                self.tokens,
+            )
+
+    @contextmanager
+    def _time_phase(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - start
+
+
+def require_finite(loss: Tensor, what: str, terms: Tensor, samples: Sequence[Sample]) -> None:
+    """Raise NonFiniteError if the loss is not finite, naming the samples with non-finite terms. terms: [tokens]."""
+    if not loss.isfinite():
+        owners = np.repeat(np.arange(len(samples)), [sample.num_sampled_tokens for sample in samples])
+        bad = sorted(set(owners[(~terms.isfinite()).cpu().numpy()].tolist()))
+        wrong = [samples[index] for index in bad] or samples
+        raise NonFiniteError(f"{what} is {loss.item()}: look at {name_samples(wrong)}")
+
+
+def name_samples(samples: Sequence[Sample]) -> str:
+    """The names of the first samples, for an error message."""
+    some = ", ".join(sample.name or "(unnamed)" for sample in samples[:5])
+    return f"the samples {some}" + (f" and {len(samples) - 5} more" if len(samples) > 5 else "")
