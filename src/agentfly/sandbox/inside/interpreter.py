@@ -126,6 +126,9 @@ class Interpreter:
 
     def serve(self) -> NoReturn:
         """Run cells until the peer is gone: the host, or the session init."""
+        # Copy the pages that every cell writes to now, not in the first call.
+        self.restore_streams(0)
+        self.execute("0", "<warm>")
         while True:
             try:
                 question = _receive(self.channel, self.buffer)
