@@ -167,8 +167,9 @@ class Interpreter:
         sys.setprofile(None)
         if self.quota.dropped:
             reply["dropped"] = self.quota.dropped
-        if self.unsent[0] or _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO:
-            reply["output"] = True  # there may be some in the pipe or with the session init
+        # Some may be in the pipe or with the session init, which sets the flag before it reads: look there last.
+        if _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO or self.unsent[0]:
+            reply["output"] = True
         return reply
 
     def restore_streams(self, max_output: int) -> None:
