@@ -6,7 +6,7 @@ accidents: it has its own copy of the builtins, imports nothing after the start,
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import ast
 import base64
 import builtins
