@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from agentfly.sandbox import EndReason, FileAccessError, Limits, SessionClosed, channel
+from agentfly.sandbox import host as host_module
 from agentfly.sandbox import session as session_module
 from agentfly.sandbox.session import Session
 
@@ -75,7 +76,7 @@ async def open_another(limits: Limits) -> FakeHost:
 
 @pytest.fixture
 async def host(monkeypatch) -> AsyncIterator[FakeHost]:
-    monkeypatch.setattr(session_module, "GRACE", 0.05)
+    monkeypatch.setattr(host_module, "GRACE", 0.05)
     made = FakeHost()
     yield made
     made.theirs.close()
@@ -200,6 +201,45 @@ async def test_early_reply_ends_the_next_call(host) -> None:
 async def _answer_twice(host: FakeHost) -> None:
     number = (await host.question())["id"]
     await host.say(answered(number, OK) + answered(number, {**OK, "value": "'forged'"}))
+
+
+@pytest.mark.parametrize(
+    ("sent", "request_of_the_host"),
+    [
+        (frame(b"R", {"id": 1, **OK}), {"do": "restart", "why": "forged"}),
+        (frame(b"R", b"{"), {"do": "restart", "why": "forged"}),
+        (frame(b"A", {"id": 1}), {"do": "restart", "why": "forged"}),
+        (b"no frame at all", {"do": "restart", "why": "forged"}),
+        (struct.pack(">Ic", 1 << 31, b"R"), {"do": "restart", "why": "forged"}),
+        (b"", {"do": "hangup"}),
+    ],
+)
+async def test_interpreter_that_breaks_its_own_channel_is_replaced(
+    host, sent: bytes, request_of_the_host: dict[str, str]
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    host.direct = channel.SessionChannel(ours)
+    session = Session(open_another, host)
+    running = asyncio.create_task(session.run("x"))
+    await asyncio.get_running_loop().sock_recv(theirs, 1000)
+    theirs.send(sent)
+    theirs.close()
+    assert await host.question() == request_of_the_host
+    await host.say(frame(b"N", {"ended": "died", "status": 3 << 8}))
+    number = (await host.question())["id"]
+    await host.say(frame(b"O", b"last words") + frame(b"A", {"id": number, "dropped": 0}))
+    outcome = await running
+    assert (outcome.end, outcome.output) == (EndReason.DIED, "last words")
+    assert "status 3" in outcome.message
+    assert outcome.files_kept
+    assert not outcome.state_kept
+    assert (await play(host, lambda n: answered(n, OK), lambda _: session.run("y"))).value == "1", "relayed from now on"
+
+
+async def test_notice_of_an_unknown_interpreter_ends_the_session(host) -> None:
+    outcome = await play(host, lambda n: frame(b"N", {"ended": "died", "status": 0}), lambda s: s.run("x"))
+    assert (outcome.end, outcome.files_kept) == (EndReason.DIED, False)
 
 
 INVALID_FILE_ANSWERS = {

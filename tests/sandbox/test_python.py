@@ -55,6 +55,13 @@ print('eight', end='')
     assert (await session.run(code)).output == "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight"
 
 
+async def test_output_is_in_the_call_that_wrote_it(session) -> None:
+    """The session init reads the output while the interpreter decides whether the host must ask for it."""
+    for number in range(300):
+        assert (await session.run(f"print({number})")).output == f"{number}\n"
+        assert (await session.run(f"{number}")).output == ""
+
+
 async def test_a_traceback_has_only_the_users_lines(session) -> None:
     await session.run("def outer(x):\n    return inner(x)\ndef inner(x):\n    return 1 / x")
     outcome = await session.run("print('before')\nouter(0)")

@@ -14,10 +14,8 @@ from typing import Any, Self
 from agentfly.errors import EnvironmentFault
 from agentfly.sandbox import channel, results
 from agentfly.sandbox.base import Capabilities, Entry, FileAccessError, Limits, Outcome, SessionClosed
-from agentfly.sandbox.host import SessionHost
+from agentfly.sandbox.host import Deadline, SessionHost
 
-GRACE = 1.0
-"""Seconds between an interrupt, a restart of the interpreter, and giving the session up."""
 _OPEN_SECONDS = 60.0
 _FILE_SECONDS = 60.0
 _CHUNK = 1 << 18
@@ -60,7 +58,7 @@ class Session:
         self._host = host
         self._limits = host.limits
         self._lock = asyncio.Lock()
-        self._deadline = _Deadline()
+        self._deadline = Deadline()
         self._closed_reason = ""
         self._memory_kills = 0
         self._paused = False
@@ -231,6 +229,7 @@ class Session:
         except channel.ChannelError as error:
             closed = isinstance(error, channel.ChannelClosed)
             request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged"}
+            self._host.channel.allow(self._call_budget)
             await self._host.channel.send(channel.QUESTION, json.dumps(request).encode())
             while self._notice is None:
                 await self._receive()
@@ -301,71 +300,6 @@ class Session:
         while len(content) < size:
             content += (await self._receive(channel.DATA))[1]
         return answer, bytes(content)
-
-
-class _Deadline:
-    """Ends a call that takes too long: interrupts it, then restarts the interpreter, then gives the session up.
-
-    All calls of a session share one timer, which is set again only when it fires: a timer per call would cost as much
-    as sending the call.
-    """
-
-    def __init__(self) -> None:
-        self._host: SessionHost | None = None
-        """The session host of the running call; None between two calls."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._at = 0.0
-        """When to take the next step, in the time of the event loop."""
-        self._steps: list[str] = []
-        self.expired = False
-        """Whether the time limit of the last call passed before its answer came."""
-
-    def start(self, host: SessionHost, seconds: float) -> None:
-        """Start a call with this time limit."""
-        self._host = host
-        self._steps = ["interrupt", "restart", "expire"]
-        self.expired = False
-        self._set(max(seconds, 0.0))
-
-    def extend(self, seconds: float) -> None:
-        """Give the session up after that time instead: the interpreter has answered or ended."""
-        self._steps = ["expire"]
-        self._set(seconds)
-
-    def stop(self) -> None:
-        """End the call."""
-        self._host = None
-
-    def close(self) -> None:
-        """Cancel the timer, with which the event loop would keep this session alive."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-
-    def _set(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._at = loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._at:
-            self.close()
-            self._timer = loop.call_at(self._at, self._fire)
-
-    def _fire(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        if self._host is None:
-            return
-        if loop.time() < self._at:  # it was set for an earlier call
-            self._timer = loop.call_at(self._at, self._fire)
-            return
-        self.expired = True
-        step = self._steps.pop(0)
-        if step == "expire":
-            self._host.channel.expire()
-            if self._host.direct:
-                self._host.direct.expire()
-        else:
-            self._host.channel.send_now(channel.QUESTION, json.dumps({"do": step, "why": "killed"}).encode())
-            self._set(GRACE)
 
 
 class Sandbox(ABC):

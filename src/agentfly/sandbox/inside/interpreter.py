@@ -6,7 +6,7 @@ accidents: it has its own copy of the builtins, imports nothing after the start,
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import ast
 import base64
 import builtins
@@ -126,6 +126,9 @@ class Interpreter:
 
     def serve(self) -> NoReturn:
         """Run cells until the peer is gone: the host, or the session init."""
+        # Copy the pages that every cell writes to now, not in the first call.
+        self.restore_streams(0)
+        self.execute("0", "<warm>")
         while True:
             try:
                 question = _receive(self.channel, self.buffer)
@@ -164,8 +167,9 @@ class Interpreter:
         sys.setprofile(None)
         if self.quota.dropped:
             reply["dropped"] = self.quota.dropped
-        if self.unsent[0] or _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO:
-            reply["output"] = True  # there may be some in the pipe or with the session init
+        # Some may be in the pipe or with the session init, which sets the flag before it reads: look there last.
+        if _ioctl(self.pipe, _FIONREAD, _ZERO) != _ZERO or self.unsent[0]:
+            reply["output"] = True
         return reply
 
     def restore_streams(self, max_output: int) -> None:
