@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _NOT_ASCII = dict.fromkeys(range(128, 256))
 
 _INNER_HYPHEN = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")
 _NOT_NOUNS = frozenset({"plus"})
+_tagger_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ def _load_tagger() -> Callable[[str], list[tuple[str, str]]]:
     """The part-of-speech tagger with its lexicon loaded."""
     with require_extra("the web shop", "webshop"):
         from textblob.en import tag
-    with warnings.catch_warnings():
+    # Instances start in threads, and `catch_warnings` is not thread-safe.
+    with _tagger_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # textblob leaves its files open
         tag("lexicon")
     return cast(Callable[[str], list[tuple[str, str]]], tag)
