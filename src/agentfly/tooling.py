@@ -52,7 +52,7 @@ class Context:
         return self.task.columns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would triple the time to create one in every turn
 class ToolResult:
     """The result of a tool call."""
 
@@ -243,7 +243,7 @@ class Tool:
     def _to_result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):
             returned = {"observation": "", "image": returned}
-        if not isinstance(returned, Mapping) or "observation" not in returned:
+        if isinstance(returned, str) or not isinstance(returned, Mapping) or "observation" not in returned:
             text = self._truncate(_to_observation(returned))
             return ToolResult(text, ends_chain=self.ends_chain, name=self.name, seconds=seconds)
         info = dict(returned)

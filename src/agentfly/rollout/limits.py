@@ -80,9 +80,11 @@ class StopPolicy:
 
     def decide(self, reply: Reply, results: Sequence[ToolResult], cut: StopReason | None) -> StopDecision:
         """`cut`: the limit that truncated the turn; None if the model ended the turn itself."""
-        statuses = [result.status for result in results]
-        if any(result.ends_chain for result in results):
-            return StopReason.TOOL_END, ()
+        statuses = []
+        for result in results:
+            if result.ends_chain:
+                return StopReason.TOOL_END, ()
+            statuses.append(result.status)
         if cut is not None and CallStatus.OK not in statuses:
             return cut, ()
         if reply.answer is not None:
