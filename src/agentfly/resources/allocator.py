@@ -108,7 +108,19 @@ class Allocator:
                 instances = [pool.lease(holder) for pool in pools]  # it would be first in every queue
                 self._start_missing(*pools)
             else:
-                instances = await self._enqueue(LeaseRequest(order, pools, holder))
+                request = LeaseRequest(order, pools, holder)
+                timer = self._enqueue(request)
+                try:
+                    instances = await request.future
+                except asyncio.CancelledError:
+                    if request.future.cancelled():
+                        self._dequeue(request)
+                    elif request.future.exception() is None:  # granted at the moment of the cancellation
+                        for instance in request.future.result():
+                            self.release(instance, holder)
+                    raise
+                finally:
+                    timer.cancel()
             if await self._check_health(instances, holder):
                 break
         waited = time.monotonic() - asked
@@ -116,28 +128,15 @@ class Allocator:
             pool.wait.add(waited)
         return order, instances
 
-    async def _enqueue(self, request: LeaseRequest) -> list[Instance]:
-        """Queue a request and wait until it is granted, withdrawn or timed out."""
+    def _enqueue(self, request: LeaseRequest) -> asyncio.TimerHandle:
+        """Queue a request, and grant it if it can be granted. Returns the timer that fails it at its timeout."""
         for pool in request.pools:
             pool.waiting += 1
             heapq.heappush(pool.queue, (request.order, request.number, request))
         self._grant(request)
         self._start_missing(*request.pools)
-        if request.pending:
-            seconds = min(pool.settings.wait_timeout for pool in request.pools)
-            timer = asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
-            try:
-                await request.future
-            except asyncio.CancelledError:
-                if request.future.cancelled():
-                    self._dequeue(request)
-                elif request.future.exception() is None:  # granted at the moment of the cancellation
-                    for instance in request.future.result():
-                        self.release(instance, request.holder)
-                raise
-            finally:
-                timer.cancel()
-        return request.future.result()
+        seconds = min(pool.settings.wait_timeout for pool in request.pools)
+        return asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
 
     def _expire(self, request: LeaseRequest, seconds: float) -> None:
         if request.pending:
