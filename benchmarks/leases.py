@@ -15,6 +15,7 @@ from typing import Any
 
 from agentfly import Environment, Pool, Task
 from agentfly.resources import ResourceManager
+from agentfly.rollout.scheduler import infrequent_gc
 from benchmarks.table import print_table
 
 TASK = Task.of("Q")
@@ -82,12 +83,19 @@ async def measure_queue(instances: int, rounds: int) -> float:
     return median(spent) * 1e6
 
 
+async def measure_contention_in_rollout(instances: int, chains: int) -> float:
+    """`measure_contention` with the garbage collector's threshold of a rollout."""
+    with infrequent_gc:
+        return await measure_contention(instances, chains)
+
+
 def measure(instances: int, rounds: int, chains: int) -> list[Coroutine[Any, Any, float]]:
     return [
         measure_lease(instances, rounds, NoOp),
         measure_lease(instances, rounds, NoOp, OtherNoOp),
         measure_contention(instances, chains),
         measure_queue(instances, rounds),
+        measure_contention_in_rollout(instances, chains),
     ]
 
 
@@ -98,7 +106,14 @@ def main() -> None:
     rounds, chains = (200, 2000) if quick else (5000, 40_000)
     sizes = (10, 100) if quick else (10, 100, 1000, 5000)
     rows = [list(map(asyncio.run, measure(size, rounds, chains))) for size in sizes]
-    header = ["instances", "one class", "two classes at once", "contended, per chain", "asyncio.Queue"]
+    header = [
+        "instances",
+        "one class",
+        "two classes at once",
+        "contended, per chain",
+        "asyncio.Queue",
+        "contended, in a rollout",
+    ]
     print_table(
         "Lease, reset that does nothing, release of warm instances, µs (median)",
         header,

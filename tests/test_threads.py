@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentfly import threads
-from agentfly.threads import call
+from agentfly.threads import call, run_within
 
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install 'agentfly-rl[train]'"
@@ -273,7 +273,7 @@ def test_a_function_may_outlive_its_loop() -> None:
 def test_hung_function_does_not_block_process_exit() -> None:
     program = """
 import asyncio, time
-from agentfly.threads import call
+from agentfly.threads import call, run_within
 async def main():
     try:
         await asyncio.wait_for(call(time.sleep, 3600), 0.1)
@@ -320,3 +320,82 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
     assert said_by(program) == "7\n"
+
+
+class TestRunWithin:
+    async def test_coroutine_that_does_not_suspend_sets_no_timer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        async def fail() -> None:
+            raise KeyError("x")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_at", None)
+        limit = asyncio.timeout(60)
+        assert await run_within(limit, add(1, 2)) == 3
+        with pytest.raises(KeyError):
+            await run_within(asyncio.timeout(60), fail())
+        assert not limit.expired()
+
+    async def test_coroutine_that_suspends_returns_its_value_or_raises(self) -> None:
+        async def wait(future: asyncio.Future[int]) -> int:
+            await asyncio.sleep(0)
+            return await future
+
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(2)]
+        loop.call_soon(futures[0].set_result, 7)
+        loop.call_soon(futures[1].set_exception, KeyError("x"))
+        assert await run_within(asyncio.timeout(None), wait(futures[0])) == 7
+        with pytest.raises(KeyError):
+            await run_within(asyncio.timeout(60), wait(futures[1]))
+
+    @pytest.mark.parametrize("handles", ["nothing", "by awaiting", "by returning"])
+    async def test_limit_cancels_the_coroutine(self, handles: str) -> None:
+        events: list[str] = []
+
+        async def hang() -> str:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                events.append("cancelled")
+                if handles == "nothing":
+                    raise
+                if handles == "by awaiting":
+                    await asyncio.sleep(0)
+                    events.append("awaited")
+            return "late"
+
+        limit = asyncio.timeout(0.001)
+        if handles == "nothing":
+            with pytest.raises(TimeoutError):
+                await run_within(limit, hang())
+        else:
+            assert await run_within(limit, hang()) == "late"
+        assert limit.expired()
+        assert events == ["cancelled", "awaited"][: 2 if handles == "by awaiting" else 1]
+
+    async def test_time_before_the_first_suspension_counts(self) -> None:
+        async def wait() -> None:
+            await asyncio.Event().wait()
+
+        with pytest.raises(TimeoutError):
+            await run_within(asyncio.timeout(-1), wait())
+
+    async def test_cancelling_the_task_cancels_the_coroutine(self) -> None:
+        waiting = asyncio.Event()
+        cancelled: list[str] = []
+
+        async def hang() -> None:
+            waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append("hang")
+
+        task = asyncio.create_task(run_within(asyncio.timeout(60), hang()))
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cancelled == ["hang"]

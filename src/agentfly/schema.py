@@ -94,14 +94,16 @@ class ToolArguments:
         Some formats (Qwen3-Coder, GLM) write every argument as text. A parameter that takes strings gets the text
         itself, even if it is JSON; for any other parameter the text is parsed as JSON.
         """
-        given = dict(arguments)
+        validate = self.adapter.validator.validate_python  # returns a new dict
         try:
             try:
-                return dict(self.adapter.validate_python(given))
+                checked: dict[str, Any] = validate(arguments)
             except pydantic.ValidationError as error:
+                given = dict(arguments)
                 wrongly_typed = {str(e["loc"][0]) for e in error.errors(include_url=False) if e["loc"]}
                 parsed = {name: _parse_text(given[name]) for name in wrongly_typed & given.keys()}
-                return dict(self.adapter.validate_python(given | parsed))
+                checked = validate(given | parsed)
+            return checked
         except pydantic.ValidationError as error:
             wrong = "; ".join(_format_error(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False))
             return f"Error: the arguments of {self.tool!r} do not fit: {wrong}. {self.usage}"

@@ -22,7 +22,7 @@ from agentfly.registry import Registry
 from agentfly.resources import Leases
 from agentfly.schema import caller_namespace, type_hints
 from agentfly.segment import to_plain
-from agentfly.threads import call
+from agentfly.threads import call, run_within
 from agentfly.tooling import Context
 from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
@@ -99,6 +99,8 @@ class Reward:
 
     def env_parameters(self, task: Task, used: Iterable[type[Environment]]) -> dict[str, type[Environment]]:
         """The parameters that receive an environment, with its class, for a chain of this task."""
+        if not self.environments and "env" not in self.parameters:
+            return {}
         env_classes = {name: self._env_class(name, task, used) for name in self.parameters}
         return {name: env_class for name, env_class in env_classes.items() if env_class is not None}
 
@@ -117,8 +119,8 @@ class Reward:
             await leases.get(env_class)  # waiting for an instance does not count against the reward's timeout
         limit = asyncio.timeout(self.timeout)
         try:
-            async with limit:
-                returned = await (leases.act(tuple(set(parameters.values())), run) if parameters else run({}))
+            scoring = leases.act(tuple(set(parameters.values())), run) if parameters else run({})
+            returned = await run_within(limit, scoring)
             return self._to_score(returned, len(trajectory.turns))
         except (EnvironmentFault, RewardFault):
             raise
@@ -134,10 +136,11 @@ class Reward:
             "prediction": prediction,
             "final_response": prediction,
             "trajectory": trajectory,
-            "messages": trajectory.messages,
             "task": task,
             "context": context,
         }
+        if "messages" in self.parameters:
+            offered["messages"] = trajectory.messages
         arguments: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:

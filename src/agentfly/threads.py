@@ -18,7 +18,8 @@ import inspect
 import os
 import queue
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from agentfly.errors import describe
@@ -37,7 +38,8 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     own CancelledError look like a cancellation of the caller. KeyboardInterrupt and the caller's cancellation pass.
     """
     try:
-        if inspect.iscoroutinefunction(function):
+        code = getattr(function, "__code__", None)  # `inspect` takes longer than a short function
+        if (code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         result = await _POOL.run(function, args, kwargs)
         return await result if inspect.isawaitable(result) else result
@@ -48,6 +50,36 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
         raise RuntimeError(describe(error)) from error
+
+
+async def run_within(limit: asyncio.Timeout, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Like `async with limit: return await coroutine`, but sets a timer only if the coroutine suspends.
+
+    Most tools and resets do not: for those the timer would cost more than everything else around the call.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration as finished:
+        result: Result = finished.value
+        return result
+    async with limit:
+        return await _resume(coroutine, awaited)
+
+
+@types.coroutine
+def _resume(coroutine: Coroutine[Any, Any, Result], awaited: Any) -> Generator[Any, Any, Result]:
+    """Await the rest of a coroutine that is suspended on `awaited`."""
+    while True:
+        try:
+            yield awaited
+        except BaseException as error:  # a cancellation, which the coroutine may handle by awaiting something else
+            try:
+                awaited = coroutine.throw(error)
+            except StopIteration as finished:
+                result: Result = finished.value
+                return result
+        else:
+            return (yield from coroutine.__await__())
 
 
 async def compute(function: Callable[..., Result], /, *args: Any) -> Result:

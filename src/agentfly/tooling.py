@@ -24,7 +24,7 @@ from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.registry import Registry
 from agentfly.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.segment import to_plain
-from agentfly.threads import call
+from agentfly.threads import call, run_within
 from agentfly.trajectory import CallRecord, CallStatus, chain_id
 from agentfly.types import Content, Image, Task, ToolCall
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate
@@ -52,7 +52,7 @@ class Context:
         return self.task.columns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would triple the time to create one in every turn
 class ToolResult:
     """The result of a tool call."""
 
@@ -225,8 +225,7 @@ class Tool:
             function = self.function
             if self.owner is not None:  # the instance may be a proxy, whose method runs in another process
                 function = getattr(checked.pop(next(iter(self.injected_parameters))), self._attribute)
-            async with limit:
-                returned = await call(function, **checked)
+            returned = await run_within(limit, call(function, **checked))
             return self._to_result(returned, time.perf_counter() - started)
         except EnvironmentFault:
             raise
@@ -244,7 +243,7 @@ class Tool:
     def _to_result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):
             returned = {"observation": "", "image": returned}
-        if not isinstance(returned, Mapping) or "observation" not in returned:
+        if isinstance(returned, str) or not isinstance(returned, Mapping) or "observation" not in returned:
             text = self._truncate(_to_observation(returned))
             return ToolResult(text, ends_chain=self.ends_chain, name=self.name, seconds=seconds)
         info = dict(returned)

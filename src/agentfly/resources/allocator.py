@@ -94,46 +94,49 @@ class Allocator:
         position and the instances.
         """
         await self.start()
-        request = LeaseRequest(
-            next(self._order) if order is None else order, tuple(map(self.pool, env_classes)), holder
-        )
+        pools = tuple([self.pool(env_class) for env_class in env_classes])
+        if order is None:
+            order = next(self._order)
         while True:
             if self._closed:
                 raise EnvironmentFault("this manager is closed")
-            for pool in request.pools:
+            for pool in pools:
                 pool.raise_if_broken()
-            self._budget.raise_if_never_fits(request.pools)
-            instances = await self._wait(request)
+            self._budget.raise_if_never_fits(pools)
+            asked = time.monotonic()
+            if all(pool.ready() and (pool.is_shared or not pool.waiting) for pool in pools):
+                instances = [pool.lease(holder) for pool in pools]  # it would be first in every queue
+                self._start_missing(*pools)
+            else:
+                request = LeaseRequest(order, pools, holder)
+                timer = self._enqueue(request)
+                try:
+                    instances = await request.future
+                except asyncio.CancelledError:
+                    if request.future.cancelled():
+                        self._dequeue(request)
+                    elif request.future.exception() is None:  # granted at the moment of the cancellation
+                        for instance in request.future.result():
+                            self.release(instance, holder)
+                    raise
+                finally:
+                    timer.cancel()
             if await self._check_health(instances, holder):
                 break
-            request = LeaseRequest(request.order, request.pools, holder)
-        waited = time.monotonic() - request.since
-        for pool in request.pools:
+        waited = time.monotonic() - asked
+        for pool in pools:
             pool.wait.add(waited)
-        return request.order, instances
+        return order, instances
 
-    async def _wait(self, request: LeaseRequest) -> list[Instance]:
-        """Queue a request and wait until it is granted, withdrawn or timed out."""
+    def _enqueue(self, request: LeaseRequest) -> asyncio.TimerHandle:
+        """Queue a request, and grant it if it can be granted. Returns the timer that fails it at its timeout."""
         for pool in request.pools:
             pool.waiting += 1
-            heapq.heappush(pool.queue, request)
+            heapq.heappush(pool.queue, (request.order, request.number, request))
         self._grant(request)
         self._start_missing(*request.pools)
-        if request.pending:
-            seconds = min(pool.settings.wait_timeout for pool in request.pools)
-            timer = asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
-            try:
-                await request.future
-            except asyncio.CancelledError:
-                if request.future.cancelled():
-                    self._dequeue(request)
-                elif request.future.exception() is None:  # granted at the moment of the cancellation
-                    for instance in request.future.result():
-                        self.release(instance, request.holder)
-                raise
-            finally:
-                timer.cancel()
-        return request.future.result()
+        seconds = min(pool.settings.wait_timeout for pool in request.pools)
+        return asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
 
     def _expire(self, request: LeaseRequest, seconds: float) -> None:
         if request.pending:
@@ -177,7 +180,8 @@ class Allocator:
         """Grant the requests that these pools can serve, and start instances for the others."""
         if self._closed:
             return
-        self._grant(*(request for pool in pools for request in pool.candidates()))
+        if any(pool.waiting for pool in pools):
+            self._grant(*[request for pool in pools for request in pool.candidates()])
         self._start_missing(*pools)
 
     def _grant(self, *requests: LeaseRequest) -> None:
@@ -242,7 +246,7 @@ class Allocator:
             pool.record_start_failure(error, begun)
             _LOG.warning("a start of %s failed: %s", pool.name, error)
             if pool.start_failures.broken:
-                for request in [each for each in pool.queue if each.pending]:
+                for request in [each for *_, each in pool.queue if each.pending]:
                     self._fail(request, pool.broken_error())
             else:
                 delay = max(pool.start_failures.retry_at - time.monotonic(), 0.0)
@@ -346,7 +350,7 @@ class Allocator:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for pool in self.pools.values():
-            for request in [each for each in pool.queue if each.pending]:
+            for request in [each for *_, each in pool.queue if each.pending]:
                 self._fail(request, EnvironmentFault("this manager is closed"))
         for task in self._tasks - set(self._closing.values()):
             task.cancel()

@@ -28,6 +28,8 @@ class Budget:
 
     def raise_if_never_fits(self, pools: Iterable[PoolState]) -> None:
         """Raise ConfigError if one instance of each of these pools exceeds the budget."""
+        if self.is_unlimited:
+            return
         requested = list(pools)
         names = " and ".join(pool.name for pool in requested)
         memory = sum(pool.memory_per_instance for pool in requested)
@@ -50,7 +52,8 @@ class Budget:
         if request is None:
             return None
         for other in pools:
-            reserved = other.head is not None and not request < other.head  # one idle instance for an older request
+            # one idle instance is reserved for an older request
+            reserved = other.head is not None and not request < other.head
             if other is not pool and len(other.idle) > reserved:
                 return other
         return None

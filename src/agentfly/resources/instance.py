@@ -11,7 +11,7 @@ from typing import Any
 from agentfly.environment import Environment, InstanceHandle
 from agentfly.errors import EnvironmentFault, describe
 from agentfly.resources.metrics import Holder, LeaseInfo
-from agentfly.threads import call
+from agentfly.threads import call, run_within
 
 _numbers = itertools.count(1)
 
@@ -77,8 +77,7 @@ class Instance:
     async def _call(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:
         limit = asyncio.timeout(timeout)
         try:
-            async with limit:
-                await call(method, *args)
+            await run_within(limit, call(method, *args))
         except EnvironmentFault:
             raise
         except Exception as error:

@@ -144,8 +144,30 @@ class Leases:
 
     async def get(self, env_class: type[E]) -> E:
         """The chain's instance of `env_class`. The first call acquires everything the chain may need, all at once."""
-        if env_class not in self._held:
-            await self._acquire(env_class)
+        if env_class in self._held:
+            return cast("E", self._held[env_class].environment)
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            if env_class not in self._held:
+                if self._plan and env_class not in self._plan:
+                    planned = ", ".join(each.__name__ for each in self._plan)
+                    raise ConfigError(
+                        f"this chain has {planned}; {env_class.__name__} would have to be in the plan of its leases"
+                    )
+                if self._held:
+                    raise ConfigError("name all environments a chain may need when its leases are made")
+                plan = self._plan or (env_class,)
+                shared = [each for each in plan if self._provider.pool(each).settings.scope is Scope.GROUP]
+                if not shared:
+                    _, self._held = await _acquire_all(
+                        self._provider, plan, self._task, holder=self._holder, order=None
+                    )
+                elif self._group is not None:
+                    own = [each for each in plan if each not in shared]
+                    self._held = await self._group.join(shared, own, self._task, self._holder)
+                    self._joined = True
+                else:
+                    raise ConfigError(f"{shared[0].__name__} is shared by a group, and this chain belongs to none")
         return cast("E", self._held[env_class].environment)
 
     async def act(
@@ -175,30 +197,6 @@ class Leases:
             finally:
                 for instance in instances:
                     self._provider.pool(instance.env_class).step.add(time.monotonic() - begun)
-
-    async def _acquire(self, env_class: type[Environment]) -> None:
-        self._lock = self._lock or asyncio.Lock()
-        async with self._lock:
-            if env_class in self._held:
-                return
-            if self._plan and env_class not in self._plan:
-                planned = ", ".join(each.__name__ for each in self._plan)
-                raise ConfigError(
-                    f"this chain has {planned}; {env_class.__name__} would have to be in the plan of its leases"
-                )
-            plan = self._plan or (env_class,)
-            if self._held:
-                raise ConfigError("name all environments a chain may need when its leases are made")
-            scopes = {each: self._provider.pool(each).settings.scope for each in plan}
-            shared = [each for each in plan if scopes[each] is Scope.GROUP]
-            own = [each for each in plan if scopes[each] is not Scope.GROUP]
-            if not shared:
-                _, self._held = await _acquire_all(self._provider, own, self._task, holder=self._holder, order=None)
-            elif self._group is not None:
-                self._held = await self._group.join(shared, own, self._task, self._holder)
-                self._joined = True
-            else:
-                raise ConfigError(f"{shared[0].__name__} is shared by a group, and this chain belongs to none")
 
     async def release(self) -> None:
         """Release all instances."""

@@ -32,20 +32,19 @@ class QueueTimeout(EnvironmentFault):
 class LeaseRequest:
     """A chain's request for one instance from each of several pools, granted all at once."""
 
-    __slots__ = ("_position", "future", "holder", "order", "pools", "since")
+    __slots__ = ("future", "holder", "number", "order", "pools")
 
     def __init__(self, order: int, pools: tuple[PoolState, ...], holder: Holder) -> None:
         self.order = order
         self.pools = pools
         self.holder = holder
-        # A total order, the same in every queue. The chains of a group share `order`: without the second number two of
-        # them could each be first in one queue, and neither first in both.
-        self._position = (order, next(_numbers))
-        self.since = time.monotonic()
+        self.number = next(_numbers)
+        """Decides between the chains of a group, which share `order`: otherwise two of them could each be first in one
+        queue, and neither first in both."""
         self.future: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
 
     def __lt__(self, other: LeaseRequest) -> bool:
-        return self._position < other._position
+        return (self.order, self.number) < (other.order, other.number)
 
     @property
     def pending(self) -> bool:
@@ -55,7 +54,7 @@ class LeaseRequest:
     def grantable(self) -> bool:
         """Whether it is first in every queue and every pool has an instance ready."""
         ready = (pool.ready() and (pool.is_shared or pool.head is self) for pool in self.pools)
-        return self.pending and all(ready)
+        return not self.future.done() and all(ready)
 
 
 @dataclass(slots=True)
@@ -87,8 +86,8 @@ class PoolState:
     leased: dict[int, Instance] = field(default_factory=dict)
     starting: int = 0
     closing: int = 0
-    queue: list[LeaseRequest] = field(default_factory=list)
-    """Heap in request order. Requests that were granted or withdrawn are removed lazily."""
+    queue: list[tuple[int, int, LeaseRequest]] = field(default_factory=list)
+    """Heap of requests with their order and number. Those that were granted or withdrawn are removed lazily."""
     waiting: int = 0
     start_failures: StartFailures = field(default_factory=StartFailures)
     started: int = 0
@@ -101,15 +100,15 @@ class PoolState:
     start: Histogram = field(default_factory=Histogram)
     reset: Histogram = field(default_factory=Histogram)
     step: Histogram = field(default_factory=Histogram)
+    is_shared: bool = field(init=False)
+    """Whether all chains share one instance."""
+
+    def __post_init__(self) -> None:
+        self.is_shared = self.settings.scope is Scope.GLOBAL
 
     @property
     def name(self) -> str:
         return self.env_class.__name__
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all chains share one instance."""
-        return self.settings.scope is Scope.GLOBAL
 
     @property
     def count(self) -> int:
@@ -131,23 +130,27 @@ class PoolState:
     @property
     def head(self) -> LeaseRequest | None:
         """The oldest waiting request; None if the queue is empty."""
-        while self.queue and not self.queue[0].pending:
-            heapq.heappop(self.queue)
-        return self.queue[0] if self.queue else None
+        queue = self.queue
+        while queue and queue[0][2].future.done():
+            heapq.heappop(queue)
+        return queue[0][2] if queue else None
 
     def candidates(self) -> list[LeaseRequest]:
         """The requests that may be granted next: the first in the queue, or all of them for a shared instance."""
         if not self.is_shared:
-            return [self.head] if self.head is not None else []
-        return [each for each in sorted(self.queue) if each.pending] if self.ready() else []
+            head = self.head
+            return [] if head is None else [head]
+        return [request for *_, request in sorted(self.queue) if request.pending] if self.ready() else []
 
     def _shared_instance(self) -> Instance | None:
-        """The leased instance that further chains may lease as well."""
-        return next((each for each in self.leased.values() if not each.evict_reason), None) if self.is_shared else None
+        """The leased instance that further chains may lease as well; None if there is none, or it is not shared."""
+        if not self.is_shared:
+            return None
+        return next((each for each in self.leased.values() if not each.evict_reason), None)
 
     def ready(self) -> bool:
         """Whether an instance can be leased immediately."""
-        return bool(self.idle) or self._shared_instance() is not None
+        return bool(self.idle) or (self.is_shared and self._shared_instance() is not None)
 
     def lease(self, holder: Holder) -> Instance:
         """Lease an instance to a holder; requires `ready()`."""
@@ -163,12 +166,12 @@ class PoolState:
 
     def num_to_start(self) -> int:
         """Number of instances to start under this pool's own limits; may be negative."""
-        if self.start_failures.retry_at > time.monotonic():
-            return 0
         needed = self.waiting
-        if self.is_shared:
-            needed = 0 if self._shared_instance() else min(self.waiting, 1)
+        if needed and self.is_shared:
+            needed = 0 if self._shared_instance() else 1
         missing = needed + self.settings.min_warm - len(self.idle) - self.starting
+        if missing <= 0 or self.start_failures.retry_at > time.monotonic():
+            return 0
         room = missing if self.max_instances is None else self.max_instances - self.count
         return min(missing, room, MAX_CONCURRENT_STARTS - self.starting)
 

@@ -105,6 +105,7 @@ class Chain:
         self.turns: list[TurnRecord] = []
         self.failures: list[Failure] = []
         self.prediction = ""
+        self._name = chain_id(group, chain)
         self._stop_policy = StopPolicy(agent.control)
         self._initial: Sequence[Message] = ()
         self._num_calls = 0
@@ -189,21 +190,22 @@ class Chain:
                     self._record_turn(completion, (), 0.0, 0.0)
                 self._add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
                 return StopReason.CANCELLED
-            reply = self._parse_reply(request, completion)
-            results = await self._run_calls(reply.calls) if reply.calls and not self._summarizing else []
+            reply, message = self._parse_reply(request, completion)
+            calls = message.tool_calls
+            results = await self._run_calls(calls) if calls and not self._summarizing else []
             self._record_turn(completion, results, answered - asked, time.perf_counter() - answered)
             if self._summarizing:
-                self._fold_summary(reply.message.text)
+                self._fold_summary(message.text)
                 continue
             # The answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text.
-            self.prediction = reply.message.text if reply.answer is None else reply.answer
+            self.prediction = message.text if reply.answer is None else reply.answer
             for result in results:
                 if result.ends_chain:
                     self.prediction = Message("tool", result.observation).text
                     break
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
             stop, nudge = self._stop_policy.decide(reply, results, truncation)
-            observations = append_user_text(self.agent.observe(reply.calls[: len(results)], results), nudge)
+            observations = append_user_text(self.agent.observe(calls[: len(results)], results), nudge)
             author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
@@ -238,7 +240,6 @@ class Chain:
         return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens)
 
     def _build_request(self, sampling: Sampling) -> Request:
-        name = chain_id(self.group, self.chain)
         turn = len(self.turns)
         template = self.agent.template
         if template is None or self.agent.backend.prompt_format is PromptFormat.MESSAGES:
@@ -248,7 +249,7 @@ class Chain:
                 sampling,
                 messages=tuple(self.transcript.messages),
                 tools=self.agent.schemas,
-                chain=name,
+                chain=self._name,
                 turn=turn,
                 priority=self.settings.priority,
                 on_text=on_text,
@@ -268,7 +269,7 @@ class Chain:
             sampling,
             stop_ids=template.stop_ids,
             images=segment.images,
-            chain=name,
+            chain=self._name,
             turn=turn,
             priority=self.settings.priority,
             on_tokens=on_tokens,
@@ -276,8 +277,8 @@ class Chain:
 
     # ── after a turn ──
 
-    def _parse_reply(self, request: Request, completion: Completion) -> Reply:
-        """Parse a turn and record it. Every call gets an id, which pairs it with its result."""
+    def _parse_reply(self, request: Request, completion: Completion) -> tuple[Reply, Message]:
+        """Parse a turn and record its message, in which every call has an id, which pairs it with its result."""
         turn = len(self.turns)
         reply = self.agent.read(request, completion)
         if not isinstance(reply, Reply):
@@ -287,19 +288,18 @@ class Chain:
         if len(message.tool_calls) > limit:
             # The first call above the limit is kept: its result states the limit, and every kept call has a result.
             message = replace(message, tool_calls=message.tool_calls[: limit + 1])
-            reply = replace(reply, message=message)
-        if not all(call.id for call in message.tool_calls):
+        without_id = [call for call in message.tool_calls if not call.id]
+        if without_id:
             calls = []
             for call in message.tool_calls:
                 self._num_calls += 1
                 call_id = call.id or f"call{self._num_calls:05d}"
                 calls.append(ToolCall(call.name, call.arguments, call_id, call.problem, call.raw))
             message = Message("assistant", message.content, tuple(calls), message.thinking)
-            reply = Reply(message, reply.answer, reply.problems)
         self.transcript.add_completion(completion, message, self.agent.history_message(message), turn)
         self._unrecorded = completion.finish
         self._emit(ReplyReceived, turn, message)
-        return reply
+        return reply, message
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         runner = ToolRunner(self.agent.toolbox, self.leases, self._context(), self.settings.observer)

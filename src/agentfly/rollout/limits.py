@@ -80,16 +80,18 @@ class StopPolicy:
 
     def decide(self, reply: Reply, results: Sequence[ToolResult], cut: StopReason | None) -> StopDecision:
         """`cut`: the limit that truncated the turn; None if the model ended the turn itself."""
-        statuses = {result.status for result in results}
-        if any(result.ends_chain for result in results):
-            return StopReason.TOOL_END, ()
+        statuses = []
+        for result in results:
+            if result.ends_chain:
+                return StopReason.TOOL_END, ()
+            statuses.append(result.status)
         if cut is not None and CallStatus.OK not in statuses:
             return cut, ()
         if reply.answer is not None:
             return StopReason.ANSWER, ()
         if CallStatus.ERROR in statuses:
             return self._count_failure(self._control.on_tool_error, StopReason.TOOL_FAULT)
-        if results and not reply.problems and statuses <= _SUCCESSFUL:
+        if results and not reply.problems and all(status in _SUCCESSFUL for status in statuses):
             if self._failed_turns:
                 self._failed_turns.clear()
             return None, ()
@@ -108,7 +110,7 @@ class StopPolicy:
         return None, () if rule.nudge is None else (rule.nudge,)
 
 
-_SUCCESSFUL = {CallStatus.OK, CallStatus.SKIPPED}
+_SUCCESSFUL = (CallStatus.OK, CallStatus.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ async def run_chains(
                 done.put_nowait(error)
                 return
 
-    with _infrequent_gc:
+    with infrequent_gc:
         workers = [asyncio.create_task(work()) for _ in range(min(len(jobs), max_concurrent_chains or len(jobs)))]
         try:
             for _ in jobs:
@@ -163,7 +163,7 @@ class _InfrequentGC:
             gc.set_threshold(*self._before)
 
 
-_infrequent_gc = _InfrequentGC()
+infrequent_gc = _InfrequentGC()
 
 
 def validate_run(agent: ChainAgent, tasks: Sequence[Task]) -> None:
@@ -238,7 +238,7 @@ async def run_chain(
     attempt = 0
     env_classes = _environments_of(agent, task)
     name = chain_id(group, chain)
-    shared = groups.enter(group)
+    shared = groups.enter(group) if env_classes else None
     while True:
         async with groups.manager.leases(task, env_classes, group=shared, chain=name) as leases:
             trajectory = await Chain(agent, task, group, chain, settings, leases).run(attempt, failures)
@@ -249,7 +249,8 @@ async def run_chain(
         attempt += 1
         if settings.observer is not None:
             settings.observer(ChainRetried(group, chain, failures[-1]))
-    groups.leave(group)
+    if shared is not None:
+        groups.leave(group)
     if settings.observer is not None:
         settings.observer(ChainEnded(group, chain, trajectory))
     return trajectory

@@ -17,7 +17,7 @@ from agentfly.types import Completion, Message
 class Transcript:
     """One chain's conversation, as messages and as tokens."""
 
-    __slots__ = ("_pending", "_template", "messages", "segments")
+    __slots__ = ("_pending", "_template", "messages", "segment", "segments")
 
     def __init__(self, template: Template | None) -> None:
         """`template` is None if the server renders the prompt."""
@@ -25,12 +25,10 @@ class Transcript:
         self.messages: list[Message] = []
         """The conversation as a new segment would render it."""
         self.segments: list[Segment] = []
+        self.segment: Segment
+        """The last segment. There is none before `begin`."""
         self._pending: tuple[Author, list[Message], int] = (Author.TASK, [], 0)
         """Author, messages and turn of what was added since the last reply; its ids come with the next completion."""
-
-    @property
-    def segment(self) -> Segment:
-        return self.segments[-1]
 
     def begin(self, messages: Sequence[Message], author: Author, turn: int, ids: Sequence[int] | None = None) -> None:
         """Begin a segment with a whole conversation. `ids`: its rendering, if already known."""
@@ -102,4 +100,5 @@ class Transcript:
     def _new_segment(self) -> None:
         if self.segments:
             self.segment.seal()
-        self.segments.append(Segment())
+        self.segment = Segment()
+        self.segments.append(self.segment)

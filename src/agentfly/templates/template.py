@@ -55,7 +55,7 @@ class History(enum.Enum):
     """As the template renders it, e.g. without earlier thinking; each rewrite seals a segment and starts the next."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would triple the time to create one in every turn
 class Extended:
     """The tokens that follow a sampled turn."""
 
@@ -167,7 +167,7 @@ class Template:
         """
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
         opening = self._thinking_opening(prompt)
-        return text if text.lstrip().startswith(opening) else opening + text
+        return text if not opening or text.lstrip().startswith(opening) else opening + text
 
     def _thinking_opening(self, prompt: Sequence[int]) -> str:
         return self.thinking_opening(self.codec.decode(list(prompt[-8:]))) if self._opens_thinking else ""
@@ -306,17 +306,19 @@ class Template:
     ) -> tuple[int, list[int]] | None:
         """The closing token and the ids if `rendering` puts these messages into a known fixed form, else None."""
         contents: list[str] = []
+        shape: tuple[object, ...] = (rendering.__name__,)
         for message in messages:
             content = message.content
             if message.role == "assistant" or not isinstance(content, str) or self._needs_rendering.search(content):
                 return None
             contents.append(content)
-        shape = (rendering.__name__, *[(m.role, m.name) for m in messages])
-        if shape not in self._forms:
+            shape += (message.role, message.name)
+        try:
+            form = self._forms[shape]
+        except KeyError:
             if len(self._forms) >= 4096:
                 self._forms.clear()
-            self._forms[shape] = self._learn_form(messages, rendering)
-        form = self._forms[shape]
+            form = self._forms[shape] = self._learn_form(messages, rendering)
         if form is None:
             return None
         call_ids: list[str] = []

@@ -1,6 +1,12 @@
 """Plain data to bytes and back. Decoding never runs code from the data and rejects everything malformed.
 
 The format is JSON. Types that JSON lacks are objects with a single key that begins with `!`: `{"!bytes": "aGk="}`.
+
+Values are copied, as trees: the host decodes what a hostile process may have written, so sizes and keys are limited, a
+value that contains itself is refused, and few types exist. The JSON parser decodes bottom-up. The code judge needs
+another codec (`environments.code_judge.judge_inside.plain`): between its two processes, inside one sandbox, values keep
+their identity and their cycles, which takes a top-down decoder (about seven times slower on nested lists), and
+exceptions and named tuples are rebuilt as classes, which a host must not do for hostile data.
 """
 
 from __future__ import annotations

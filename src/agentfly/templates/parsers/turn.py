@@ -132,13 +132,13 @@ def make_reply(
 ) -> Reply:
     """Build the reply of a turn from its parts; each problem is reported once."""
     text = content if isinstance(content, str) else join_text(content)
-    message = Message("assistant", text, tuple(calls), join_text(thinking))
-    return Reply(message, None, tuple(dict.fromkeys(problems)))
+    message = Message("assistant", text, tuple(calls), join_text(thinking) if thinking else "")
+    return Reply(message, None, tuple(dict.fromkeys(problems)) if problems else ())
 
 
 def join_text(parts: Sequence[str]) -> str:
     """Join the text between markers; line breaks next to a marker belong to the marker."""
-    return "\n".join(part.strip("\n") for part in parts if part.strip())
+    return "\n".join([part.strip("\n") for part in parts if part.strip()])
 
 
 _parse_thinking = BlockParser()

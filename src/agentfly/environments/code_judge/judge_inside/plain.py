@@ -3,6 +3,9 @@
 A reader creates values of the types listed here only, whatever the other side sends. Mutable containers are numbered on
 both sides in the order in which they occur, so the reply to a call can refer to a container of the request and send its
 new items: a list that the solution sorts in place is sorted for the caller too.
+
+Answers of remote environments (`resources.rpc.codec`) are another contract: copies of trees, limited in size, for a
+host that must not create classes or cyclic values from hostile data.
 """
 
 from __future__ import annotations
