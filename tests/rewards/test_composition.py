@@ -53,7 +53,7 @@ def unasked() -> None:
     asked.clear()
 
 
-def test_a_product_is_what_its_parts_give_multiplied() -> None:
+def test_product_multiplies_its_parts() -> None:
     chain = agent_of(product(shining, half, column), [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 0.25
     assert chain.score.metrics == {"shining": 1.0, "half": 0.5, "half/length": 4, "column": 0.5}
@@ -72,7 +72,7 @@ def test_a_gate_is_open_or_shut(least: float, earned: float) -> None:
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
 
-def test_they_are_rewards_like_others() -> None:
+def test_products_and_gates_nest_and_are_weighted() -> None:
     both = gate("shining", product("half", qa_em, name="right"), name="gated")
     chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 2 * 0.5 + 0.5
@@ -80,12 +80,12 @@ def test_they_are_rewards_like_others() -> None:
     assert chain.score.metrics["gated/right/half"] == 0.5
 
 
-def test_what_a_part_asks_for_in_vain_is_refused_before_anything_is_sampled() -> None:
+def test_missing_column_of_a_part_is_rejected_before_sampling() -> None:
     with pytest.raises(ConfigError, match="reward 'column' asks for 'level'"):
         agent_of(product(shining, column), ["done"]).run_sync({"question": "Light it."})
 
 
-def test_what_is_no_product_is_refused() -> None:
+def test_invalid_product_is_rejected() -> None:
     with pytest.raises(ConfigError, match="at least two rewards"):
         product(shining)
     with pytest.raises(ConfigError, match="no reward is named 'lti'"):

@@ -66,7 +66,7 @@ def test_the_part_of_the_turns_that_have_a_thought(script: list[str], part: floa
         ("<think>" * 100_000, False),
     ],
 )
-def test_a_thought_that_no_template_set_apart(text: str, kept: bool) -> None:
+def test_thinking_in_tags_is_recognized(text: str, kept: bool) -> None:
     assert has_thinking(Message("assistant", text)) is kept
 
 
