@@ -31,7 +31,7 @@ from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
-from agentfly.environments.judge.rewards import Marks, Ruling
+from agentfly.environments.judge.environment import Marks, Ruling
 from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
 from agentfly.environments.shell.state import equal_output, text_similarity

@@ -89,7 +89,6 @@ class BaseAgent:
         self.manager = manager or ResourceManager()
         self.backend = self._build_backend(backend, dict(backend_config or {}), template)
         self.template = self._build_template(template, dict(template_config or {}))
-        self._check_template()
         self.trajectories: tuple[Trajectory, ...] = ()
         """The trajectories of the last finished run."""
 
@@ -247,24 +246,21 @@ class BaseAgent:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
         template = load_template(name, tokenizer, tools=self.schemas, history=history, variables=settings)
         self.backend.attach(template)
-        return template
-
-    def _check_template(self) -> None:
-        """Raise now, not during a run, if the template cannot render tool results or nudges."""
-        template = self.template
-        if template is None or template.history is History.TEMPLATE:
-            return
+        if template.history is History.TEMPLATE:
+            return template
+        # Raise now, not during a run, if the template cannot render tool results or nudges.
         no_call = self.control.on_no_call
         if no_call.then is NextStep.CONTINUE:
             template.extend([] if no_call.nudge is None else [Message("user", no_call.nudge)])
         if not self.native_tools:
             template.extend([Message("user", "u")])
-            return
+            return template
         nudges = {rule.nudge for rule in (self.control.on_invalid_call, self.control.on_tool_error)}
         for each in self.toolbox:
             result = Message("tool", "x", name=each.name, tool_call_id="call00001")
             for nudge in {None, *nudges}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
+        return template
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:

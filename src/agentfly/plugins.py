@@ -14,7 +14,8 @@ importing the package; `Plugin.load` imports one:
     [project.entry-points."agentfly.commands"]
     maze = "maze.cli:app"                    # a typer app: agentfly maze
 
-The environments of this package are declared in the same way, in its pyproject.toml.
+The environments of this package are declared in the same way, in its pyproject.toml. A `Registry` finds decorated
+functions, of entry points and of the running program, by name.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from agentfly.errors import AgentFlyError, ConfigError, describe
 
@@ -128,3 +130,60 @@ def load_attribute(group: str, module: str, name: str) -> Any:
         hint = f". Did you mean {' or '.join(close)}?" if close and not name.startswith("_") else ""
         raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
     return plugin.load()
+
+
+class Named(Protocol):
+    """A decorated function."""
+
+    name: str
+
+    @property
+    def reference(self) -> str:
+        """`module:qualified.name`, which finds it unambiguously."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Generic[T]):
+    """Weak references to all decorated functions. Defining one again at the same place replaces it."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        """`group`: entry points whose modules define more of them; imported when their name is asked for."""
+        self._kind = kind
+        self._group = group
+        self._items: weakref.WeakValueDictionary[str, T] = weakref.WeakValueDictionary()
+
+    def add(self, item: T) -> None:
+        self._items[item.reference] = item
+
+    def find(self, name: str) -> T:
+        """Look up a name or a full reference; a name with two different definitions is an error."""
+        if name in self._items:
+            return self._items[name]
+        # Import the entry point of this name, or that of the environment in `Environment.method`.
+        own_name = name.rpartition(":")[2]
+        env_class, _, method = own_name.partition(".")
+        if plugin := find_plugin(self._group, own_name):
+            entry = plugin.load()
+        elif method and (plugin := find_plugin(ENVIRONMENTS, env_class)):
+            entry = getattr(plugin.load(), method, None)
+        else:
+            entry = None
+        if name in self._items:
+            return self._items[name]
+        items = list(self._items.values())
+        found = {i.reference: i for i in items if name in (i.name, i.reference.rpartition(":")[2])}
+        if hasattr(entry, "reference"):  # else it is a function that returns one
+            found[entry.reference] = entry
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if found:
+            raise ConfigError(
+                f"{len(found)} different {self._kind}s are named {name!r}: {', '.join(sorted(found))}; "
+                "ask for one by its full reference"
+            )
+        known = sorted({i.name for i in items} | {each.name for each in list_plugins(self._group)})
+        close = difflib.get_close_matches(name, known, 3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"no {self._kind} is named {name!r}; there are: {', '.join(known) or 'none'}.{hint}")

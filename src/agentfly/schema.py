@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, SimpleNamespace
 from typing import Any, NotRequired, Optional, get_type_hints
@@ -83,8 +84,16 @@ class ToolArguments:
         except (PydanticUserError, PydanticUndefinedAnnotation, TypeError) as error:
             why = str(error).partition(". ")[0]  # what follows is advice about pydantic's own models
             raise ConfigError(f"tool {tool!r}: no JSON schema can be made of its type hints: {why}") from error
+        descriptions = {each.arg_name: each.description for each in documented.params if each.description}
         for name, spec in schema.setdefault("properties", {}).items():
-            _annotate(spec, documented, parameters[name])
+            if name in descriptions:
+                spec.setdefault("description", descriptions[name])
+            if parameters[name].default is not inspect.Parameter.empty:
+                # A default that JSON cannot represent: the parameter is optional, without a default in the schema.
+                with suppress(ValueError):
+                    default = pydantic_core.to_jsonable_python(parameters[name].default)
+                    json.dumps(default, allow_nan=False)
+                    spec.setdefault("default", default)
         description = "\n\n".join(p for p in (documented.short_description, documented.long_description) if p)
         return cls(tool, description, _tidy(schema), adapter)
 
@@ -101,12 +110,24 @@ class ToolArguments:
             except pydantic.ValidationError as error:
                 given = dict(arguments)
                 wrongly_typed = {str(e["loc"][0]) for e in error.errors(include_url=False) if e["loc"]}
-                parsed = {name: _parse_text(given[name]) for name in wrongly_typed & given.keys()}
-                checked = validate(given | parsed)
+                for name in wrongly_typed & given.keys():
+                    if isinstance(given[name], str):
+                        with suppress(TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
+                            parsed = pydantic_core.from_json(given[name], allow_inf_nan=False)
+                            given[name] = given[name] if isinstance(parsed, str) else parsed
+                checked = validate(given)
             return checked
         except pydantic.ValidationError as error:
-            wrong = "; ".join(_format_error(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False))
-            return f"Error: the arguments of {self.tool!r} do not fit: {wrong}. {self.usage}"
+            problems = []
+            for each in error.errors(include_url=False):
+                where = f"{'.'.join(map(str, each['loc'])):.80}"
+                problem = f"{where!r}: {each['msg'][:1].lower()}{each['msg'][1:]}"
+                if each["type"] == "missing":
+                    problem = f"{where!r} is missing"
+                elif each["type"] == "extra_forbidden":
+                    problem = f"there is no argument {where!r}"
+                problems.append(problem)
+            return f"Error: the arguments of {self.tool!r} do not fit: {'; '.join(problems)}. {self.usage}"
 
     @property
     def usage(self) -> str:
@@ -117,17 +138,6 @@ class ToolArguments:
             for name, spec in self.schema["properties"].items()
         ]
         return f"It takes {', '.join(parameters)}." if parameters else "It takes no arguments."
-
-
-def _parse_text(value: Any) -> Any:
-    """Parse JSON text; other values, including JSON strings, are returned unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        parsed = pydantic_core.from_json(value, allow_inf_nan=False)
-    except (TypeError, ValueError):  # TypeError: half of a surrogate pair, which is not text
-        return value
-    return value if isinstance(parsed, str) else parsed
 
 
 def to_text(value: Any) -> str:
@@ -150,20 +160,6 @@ def _field(tool: str, parameter: inspect.Parameter, hint: Any) -> Any:
     if default is None:
         hint = Optional[hint]  # noqa: UP045 – a hint may be a string, which has no `|`
     return hint if default is parameter.empty else NotRequired[hint]
-
-
-def _annotate(spec: dict[str, Any], documented: docstring_parser.Docstring, parameter: inspect.Parameter) -> None:
-    """Add the parameter's description from the docstring, and its default."""
-    description = next((p.description for p in documented.params if p.arg_name == parameter.name), None)
-    if description:
-        spec.setdefault("description", description)
-    if parameter.default is not parameter.empty:
-        try:
-            default = pydantic_core.to_jsonable_python(parameter.default)
-            json.dumps(default, allow_nan=False)
-        except ValueError:
-            return  # not representable in JSON: the parameter is still optional, without a default in the schema
-        spec.setdefault("default", default)
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
@@ -206,15 +202,6 @@ def _reaches(target: str, node: Any, definitions: Mapping[str, Any], seen: set[s
         seen.add(name)
         return _reaches(target, definitions[name], definitions, seen)
     return any(_reaches(target, value, definitions, seen) for value in node.values())
-
-
-def _format_error(location: tuple[int | str, ...], kind: str, message: str) -> str:
-    where = f"{'.'.join(map(str, location)):.80}"
-    if kind == "missing":
-        return f"{where!r} is missing"
-    if kind == "extra_forbidden":
-        return f"there is no argument {where!r}"
-    return f"{where!r}: {message[:1].lower()}{message[1:]}"
 
 
 def _type_name(spec: Mapping[str, Any]) -> str:

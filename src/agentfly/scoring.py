@@ -18,7 +18,6 @@ from typing import Any, overload
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class
 from agentfly.errors import ConfigError, EnvironmentFault, RewardFault, describe
-from agentfly.registry import Registry
 from agentfly.resources import Leases
 from agentfly.schema import caller_namespace, type_hints
 from agentfly.segment import to_plain
@@ -108,27 +107,6 @@ class Reward:
         self, trajectory: Trajectory, context: Context, leases: Leases, used: Iterable[type[Environment]] = ()
     ) -> Score:
         """Call the reward and validate what it returns. Raises RewardFault and EnvironmentFault."""
-        arguments = self._arguments(trajectory, context)
-        parameters = self.env_parameters(trajectory.task, used)
-
-        async def run(environments: Mapping[type[Environment], Environment]) -> Any:
-            injected = {name: environments[env_class] for name, env_class in parameters.items()}
-            return await call(self.function, **arguments, **injected)
-
-        for env_class in parameters.values():
-            await leases.get(env_class)  # waiting for an instance does not count against the reward's timeout
-        limit = asyncio.timeout(self.timeout)
-        try:
-            scoring = leases.act(tuple(set(parameters.values())), run) if parameters else run({})
-            returned = await run_within(limit, scoring)
-            return self._to_score(returned, len(trajectory.turns))
-        except (EnvironmentFault, RewardFault):
-            raise
-        except Exception as error:
-            wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
-            raise RewardFault(f"reward {self.name!r} {wrong}") from error
-
-    def _arguments(self, trajectory: Trajectory, context: Context) -> dict[str, Any]:
         task = trajectory.task
         prediction = trajectory.prediction[-MAX_PREDICTION:]
         offered = {
@@ -150,9 +128,38 @@ class Reward:
                 continue
             elif name in offered and name not in self.environments:
                 arguments[name] = offered[name]
-        return arguments
+        parameters = self.env_parameters(task, used)
+
+        async def run(environments: Mapping[type[Environment], Environment]) -> Any:
+            injected = {name: environments[env_class] for name, env_class in parameters.items()}
+            return await call(self.function, **arguments, **injected)
+
+        for env_class in parameters.values():
+            await leases.get(env_class)  # waiting for an instance does not count against the reward's timeout
+        limit = asyncio.timeout(self.timeout)
+        try:
+            scoring = leases.act(tuple(set(parameters.values())), run) if parameters else run({})
+            returned = await run_within(limit, scoring)
+            return self._to_score(returned, len(trajectory.turns))
+        except (EnvironmentFault, RewardFault):
+            raise
+        except Exception as error:
+            wrong = f"took longer than {self.timeout:g} s" if limit.expired() else f"failed: {describe(error)}"
+            raise RewardFault(f"reward {self.name!r} {wrong}") from error
 
     def _to_score(self, returned: Any, turns: int) -> Score:
+        def to_number(value: Any) -> float:
+            try:
+                number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
+            except Exception:
+                number = math.nan
+            if not math.isfinite(number):
+                raise RewardFault(
+                    f"reward {self.name!r} returned {value!r:.80}; it may return a finite number, a list with one "
+                    "number per turn, or a dict with 'reward' and metrics"
+                )
+            return number
+
         metrics: dict[str, Any] = {}
         if isinstance(returned, Mapping):
             metrics = dict(returned)
@@ -163,23 +170,11 @@ class Reward:
         if getattr(returned, "ndim", 0):  # an array of numpy or torch
             returned = returned.tolist()
         if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
-            per_turn = tuple(self._to_number(value) for value in returned)
+            per_turn = tuple(to_number(value) for value in returned)
             if len(per_turn) != turns:
                 raise RewardFault(f"reward {self.name!r} returned {len(per_turn)} numbers for a chain of {turns} turns")
             return Score(sum(per_turn), per_turn, metrics)
-        return Score(self._to_number(returned), None, metrics)
-
-    def _to_number(self, value: Any) -> float:
-        try:
-            number = math.nan if isinstance(value, str | bytes | bytearray) else float(value)
-        except Exception:
-            number = math.nan
-        if not math.isfinite(number):
-            raise RewardFault(
-                f"reward {self.name!r} returned {value!r:.80}; it may return a finite number, a list with one number "
-                "per turn, or a dict with 'reward' and metrics"
-            )
-        return number
+        return Score(to_number(returned), None, metrics)
 
 
 @overload
@@ -202,7 +197,7 @@ def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> An
     return decorate if function is None else decorate(function)
 
 
-REWARDS: Registry[Reward] = Registry("reward", plugins.REWARDS)
+REWARDS: plugins.Registry[Reward] = plugins.Registry("reward", plugins.REWARDS)
 """All rewards by name."""
 
 RewardLike = Reward | str

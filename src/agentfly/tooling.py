@@ -21,7 +21,6 @@ from typing import Any, Self, overload
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
 from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.registry import Registry
 from agentfly.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.segment import to_plain
 from agentfly.threads import call, run_within
@@ -395,5 +394,5 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
     raise ConfigError(f"{given!r} is not a tool; decorate it with @tool, or pass an Environment or a tool's name")
 
 
-TOOLS: Registry[Tool] = Registry("tool", plugins.TOOLS)
+TOOLS: plugins.Registry[Tool] = plugins.Registry("tool", plugins.TOOLS)
 """All tools by name."""

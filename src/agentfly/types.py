@@ -80,20 +80,21 @@ def parse_content(value: object) -> Content:
         return ""
     if not isinstance(value, Sequence) or isinstance(value, bytes):
         raise DataError(f"message content is a {type(value).__name__}; it may be text or a list of parts")
-    parts = tuple(_part_of(part) for part in value)
-    return "".join(p for p in parts if isinstance(p, str)) if all(isinstance(p, str) for p in parts) else parts
-
-
-def _part_of(part: object) -> str | Image:
-    if isinstance(part, str | Image):
-        return part
-    if isinstance(part, Mapping):
-        kind = part.get("type")
-        if kind == "text" and isinstance(part.get("text"), str):
-            return str(part["text"])
-        if kind in ("image", "image_url") and part.get(kind, part.get("image")) is not None:
-            return Image.of(part.get(kind, part.get("image")))
-    raise DataError(f"cannot read the message part {part!r:.120}; parts are {{'type': 'text'|'image'|'image_url', …}}")
+    parts: list[str | Image] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        image = part.get(kind, part.get("image")) if kind in ("image", "image_url") else None
+        if isinstance(part, str | Image):
+            parts.append(part)
+        elif kind == "text" and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        elif image is not None:
+            parts.append(Image.of(image))
+        else:
+            raise DataError(
+                f"cannot read the message part {part!r:.120}; parts are {{'type': 'text'|'image'|'image_url', …}}"
+            )
+    return tuple(parts) if any(isinstance(part, Image) for part in parts) else "".join(map(str, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +238,20 @@ class Task:
             return value
         if isinstance(value, str):
             value = {"question": value}
-        if isinstance(value, Mapping):
-            return cls._from_row(value, id)
         if isinstance(value, Sequence):
             return cls(_conversation(value), {}, id)
-        raise DataError(f"a task is a {type(value).__name__}; it may be a question, a list of messages or a row")
-
-    @classmethod
-    def _from_row(cls, row: Mapping[str, Any], id: str) -> Task:
-        columns = {str(name): value for name, value in row.items() if name != "messages"}
+        if not isinstance(value, Mapping):
+            raise DataError(f"a task is a {type(value).__name__}; it may be a question, a list of messages or a row")
+        columns = {str(name): each for name, each in value.items() if name != "messages"}
         given = columns.get("id")
-        if row.get("messages") is not None:
-            messages = _conversation(row["messages"])
-        elif isinstance(row.get("question"), str) and row["question"].strip():
-            images = _require_list(row.get("images"), "images") or list(filter(None, [row.get("image")]))
-            content = (*(Image.of(each) for each in images), row["question"]) if images else row["question"]
-            messages = (_encodable(Message("user", content)),)
+        if value.get("messages") is not None:
+            messages = _conversation(value["messages"])
+        elif isinstance(value.get("question"), str) and value["question"].strip():
+            images = _require_list(value.get("images"), "images") or list(filter(None, [value.get("image")]))
+            question = value["question"]
+            messages = _conversation([Message("user", (*map(Image.of, images), question) if images else question)])
         else:
-            has = ", ".join(map(repr, row)) or "nothing"
+            has = ", ".join(map(repr, value)) or "nothing"
             raise DataError(f"a row needs a non-empty 'question' or 'messages'; it has {has}")
         return cls(messages, columns, id or (str(given) if given is not None else ""))
 
@@ -267,15 +264,13 @@ class Task:
 def _conversation(value: object) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"'messages' must be a non-empty list of messages, not {value!r:.80}")
-    return tuple(_encodable(Message.of(message)) for message in value)
-
-
-def _encodable(message: Message) -> Message:
-    try:
-        message.text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"a message holds half of a surrogate pair at character {error.start}: not text") from None
-    return message
+    messages = tuple(map(Message.of, value))
+    for message in messages:
+        try:
+            message.text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"a message holds half of a surrogate pair at character {error.start}: not text") from None
+    return messages
 
 
 def _require_list(value: object, what: str) -> Sequence[Any]:

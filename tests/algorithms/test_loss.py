@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from agentfly.algorithms.correction import Correction
 from agentfly.algorithms.kl import KLController, kl_divergence, kl_penalty
-from agentfly.algorithms.loss import Aggregation, Loss, Surrogate, TokenBatch, aggregation_weights, combine_metrics
+from agentfly.algorithms.loss import (
+    Aggregation,
+    Correction,
+    Loss,
+    Surrogate,
+    TokenBatch,
+    aggregation_weights,
+    combine_metrics,
+)
 from agentfly.errors import ConfigError
 
 LENGTHS = (3, 1, 0, 5, 2)

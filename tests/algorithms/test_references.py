@@ -9,9 +9,8 @@ import torch
 
 from agentfly.algorithms import GRPO, PPO, RLOO, DrGRPO, ReinforcePP, ReinforcePPBaseline, ReMax
 from agentfly.algorithms.base import Algorithm, Episode, Group
-from agentfly.algorithms.correction import correction_weights
 from agentfly.algorithms.kl import KLController, kl_divergence
-from agentfly.algorithms.loss import Loss, TokenBatch, aggregation_weights, combine_metrics
+from agentfly.algorithms.loss import Loss, TokenBatch, aggregation_weights, combine_metrics, correction_weights
 from tests.algorithms import references
 from tests.algorithms.chains import Array, episode
 from tests.algorithms.fetch import is_there

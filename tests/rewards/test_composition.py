@@ -72,7 +72,7 @@ def test_gate_passes_rewards_from_its_threshold_on(least: float, earned: float) 
     assert ("qa_em" in chain.score.metrics) is bool(earned)
 
 
-def test_products_and_gates_combine_with_other_rewards() -> None:
+def test_products_and_gates_nest_and_are_weighted() -> None:
     both = gate("shining", product("half", qa_em, name="right"), name="gated")
     chain = agent_of({both: 2.0, column: 1.0}, [PRESS, "done"]).run_sync(ROW)[0]
     assert chain.reward == 2 * 0.5 + 0.5
@@ -85,7 +85,7 @@ def test_missing_column_of_a_part_is_rejected_before_sampling() -> None:
         agent_of(product(shining, column), ["done"]).run_sync({"question": "Light it."})
 
 
-def test_invalid_products_are_rejected() -> None:
+def test_invalid_product_is_rejected() -> None:
     with pytest.raises(ConfigError, match="at least two rewards"):
         product(shining)
     with pytest.raises(ConfigError, match="no reward is named 'lti'"):

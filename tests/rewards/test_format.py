@@ -66,7 +66,7 @@ def test_think_format_is_the_fraction_of_turns_with_a_thought(script: list[str],
         ("<think>" * 100_000, False),
     ],
 )
-def test_thought_in_the_text_of_a_message(text: str, kept: bool) -> None:
+def test_thinking_in_tags_is_recognized(text: str, kept: bool) -> None:
     assert has_thinking(Message("assistant", text)) is kept
 
 

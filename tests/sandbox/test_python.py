@@ -92,7 +92,7 @@ async def test_an_error_in_one_line(session) -> None:
 
 
 @pytest.mark.parametrize("code", ["a b", "def f(:\n  pass", "x = 'unclosed", "x\0y", "return 3", "(" * 500])
-async def test_syntax_error_is_an_error(session, code: str) -> None:
+async def test_code_that_does_not_compile_is_an_error(session, code: str) -> None:
     outcome = await session.run(code)
     assert outcome.end is EndReason.ERROR
     assert "Error" in outcome.error

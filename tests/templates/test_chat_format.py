@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import ChatFormat, load_template
-from agentfly.templates.families import CHATML
+from agentfly.templates.families import FORMATS
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Image, Message
@@ -118,15 +118,17 @@ def test_families_without_tools_get_them_by_name(name: str, case: str) -> None:
 
 
 def test_earlier_thinking_is_rendered_if_the_format_defines_it() -> None:
-    format = replace(CHATML, name="t", thinking="<think>{thinking}</think>\n")
+    format = replace(FORMATS["chatml"], name="t", thinking="<think>{thinking}</think>\n")
     text = load(format).render([user("q"), Message("assistant", "a", thinking="hm")], open_turn=False)
     assert text.endswith("<|im_start|>assistant\n<think>hm</think>\na<|im_end|>\n")
-    assert "hm" not in load(CHATML).render([user("q"), Message("assistant", "a", thinking="hm")], open_turn=False)
+    assert "hm" not in load(FORMATS["chatml"]).render(
+        [user("q"), Message("assistant", "a", thinking="hm")], open_turn=False
+    )
 
 
 def test_text_that_looks_like_jinja_or_quotes_is_unchanged() -> None:
     odd = 'a "b" \\n {{ c }} {% d %} \' <<user>> {#'
-    format = replace(CHATML, name="t", default_system=odd, user=f"{odd}{{content}}<|im_end|>")
+    format = replace(FORMATS["chatml"], name="t", default_system=odd, user=f"{odd}{{content}}<|im_end|>")
     assert load(format).render([user("{{ x }}")]).count(odd) == 2
 
 
@@ -156,7 +158,7 @@ BAD = [
 @pytest.mark.parametrize(("change", "said"), BAD, ids=[said for _, said in BAD])
 def test_invalid_format_is_rejected_at_construction(change: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        replace(CHATML, name="mine", **change)  # type: ignore[arg-type]
+        replace(FORMATS["chatml"], name="mine", **change)  # type: ignore[arg-type]
 
 
 def test_content_without_a_form_is_rejected() -> None:

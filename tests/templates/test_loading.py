@@ -8,7 +8,7 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.templates import PARSERS, load_template, names, register_template
-from agentfly.templates.families import CHATML
+from agentfly.templates.families import FORMATS
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message
@@ -108,8 +108,8 @@ def test_tools_that_the_template_does_not_render_are_rejected(name: str) -> None
 
 def test_template_for_tools_is_preferred_if_it_works() -> None:
     tokenizer = ByteTokenizer()
-    chat = CHATML.jinja()
-    tokenizer.chat_template = {"default": replace(CHATML, tools="").jinja(), "tool_use": chat}
+    chat = FORMATS["chatml"].jinja()
+    tokenizer.chat_template = {"default": replace(FORMATS["chatml"], tools="").jinja(), "tool_use": chat}
     assert load_template(None, tokenizer, tools=[TOOL]).source == chat
     assert load_template(None, tokenizer).source != chat
     tokenizer.chat_template = {"default": chat, "tool_use": "{{ tools[0].parameter_definitions.items() }}<|im_end|>"}
@@ -150,10 +150,10 @@ def test_history_is_one_of_two_words() -> None:
 
 
 def test_registered_format_is_found_by_name() -> None:
-    mine = register_template(replace(CHATML, name="test-of-register", default_system="Mine."))
+    mine = register_template(replace(FORMATS["chatml"], name="test-of-register", default_system="Mine."))
     template = load_template("test-of-register", ByteTokenizer())
     assert template.source == mine.jinja()
     assert "Mine." in template.render([Message("user", "u")])
     for taken in ("test-of-register", "chatml", "qwen3-coder"):
         with pytest.raises(ConfigError, match="exists already"):
-            register_template(replace(CHATML, name=taken))
+            register_template(replace(FORMATS["chatml"], name=taken))

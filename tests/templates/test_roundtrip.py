@@ -10,14 +10,14 @@ from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import PARSERS, load_template, register_template
 from agentfly.templates.check import CheckMark, check
-from agentfly.templates.families import CHATML
+from agentfly.templates.families import FORMATS
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.tools import calculate
 from agentfly.types import Message
 from tests.conftest import load_chat_template
 from tests.templates.families import TOOL, call
 
-CHAT = CHATML.jinja()
+CHAT = FORMATS["chatml"].jinja()
 
 
 def tokenizer_with(source: str) -> ByteTokenizer:
@@ -85,7 +85,7 @@ def test_stop_token_before_the_call_is_rejected_with_tools() -> None:
 
 
 def test_format_whose_parser_does_not_parse_its_calls_is_rejected_when_the_agent_is_built() -> None:
-    register_template(replace(CHATML, name="test-wrong-parser", parser="mistral"))
+    register_template(replace(FORMATS["chatml"], name="test-wrong-parser", parser="mistral"))
     settings = {"template": "test-wrong-parser", "backend": "scripted", "backend_config": {"script": ["a"]}}
     with pytest.raises(ConfigError, match=r"its parser 'mistral' does not parse a call .*template='.*'chatml'.* does"):
         HFAgent(tools=[calculate], **settings)

@@ -10,13 +10,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from agentfly.algorithms.base import Algorithm
-from agentfly.algorithms.dr_grpo import DrGRPO
 from agentfly.algorithms.gigpo import GiGPO
-from agentfly.algorithms.grpo import GRPO
+from agentfly.algorithms.grpo import GRPO, RLOO, DrGRPO
 from agentfly.algorithms.ppo import PPO
 from agentfly.algorithms.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from agentfly.algorithms.remax import ReMax
-from agentfly.algorithms.rloo import RLOO
 from agentfly.errors import ConfigError
 
 __all__ = [

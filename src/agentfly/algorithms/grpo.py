@@ -1,4 +1,9 @@
-"""GRPO (Shao et al., 2024): advantages are group-normalized returns."""
+"""GRPO, Dr. GRPO and RLOO: advantages are returns relative to those of the group's other chains.
+
+GRPO     Shao et al., 2024     divided by the group's standard deviation
+DrGRPO   Liu et al., 2025      without the division
+RLOO     Ahmadian et al., 2024 REINFORCE leave-one-out: the baseline is the mean of the other chains
+"""
 
 from __future__ import annotations
 
@@ -20,3 +25,28 @@ class GRPO(Algorithm):
 
     def turn_advantages(self, group: Group) -> list[Array]:
         return group_relative_returns(group, std=True)
+
+
+@dataclass(frozen=True)
+class DrGRPO(Algorithm):
+    """A[i, t] = G[i, t] − mean_i G[i, t]: easy and hard tasks weigh as their rewards do.
+
+    The other half of the published algorithm is the loss aggregation "constant".
+    """
+
+    needs_groups: ClassVar[bool] = True
+
+    def turn_advantages(self, group: Group) -> list[Array]:
+        return group_relative_returns(group)
+
+
+@dataclass(frozen=True)
+class RLOO(Algorithm):
+    """A[i, t] = G[i, t] − mean_{j≠i} G[j, t]; unbiased, since the baseline does not depend on chain i."""
+
+    needs_groups: ClassVar[bool] = True
+
+    def turn_advantages(self, group: Group) -> list[Array]:
+        n = len(group.episodes)
+        scale = n / max(n - 1, 1)  # x − mean of the others = n/(n−1) · (x − mean of all)
+        return [scale * row for row in group_relative_returns(group)]

@@ -10,6 +10,14 @@ and A its advantage, the surrogate per token is
 
 Token weights decide how tokens are averaged. They are computed once per mini-batch, so the losses of its micro-batches
 sum to the mini-batch's, however it is split.
+
+The correction of sampler/learner mismatch multiplies each token's loss by ρ = π_learner / π_sampler. The level is what
+the ratio is taken over, the mode what happens to a ratio too far from 1:
+
+                 truncate: min(ρ, cap)     mask: ρ inside [1/cap, cap], else 0
+    token        each token on its own
+    sequence     product over the sequence: unbiased before the cap, of high variance
+    geometric    geometric mean over the sequence: the same scale at any length
 """
 
 from __future__ import annotations
@@ -22,12 +30,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from agentfly.algorithms.correction import Correction, correction_weights, sequence_mean
 from agentfly.algorithms.kl import MAX_LOG_RATIO, KLEstimator, kl_divergence
 from agentfly.errors import ConfigError
 
 Aggregation = Literal["token", "sequence", "constant"]
 Surrogate = Literal["clip", "gspo", "cispo", "plain"]
+Correction = Literal[
+    "token-truncate", "token-mask", "sequence-truncate", "sequence-mask", "geometric-truncate", "geometric-mask"
+]
 Clip = tuple[float, float] | tuple[float, float, float]
 """How far the ratio may go below 1 and above 1; a third number bounds the ratio where the advantage is negative."""
 
@@ -51,6 +61,40 @@ def aggregation_weights(lengths: Sequence[int], aggregation: Aggregation, consta
     if constant is None or constant < 1:
         raise ConfigError(f"the aggregation 'constant' divides by a length of 1 token or more, not by {constant}")
     return [1 / (count * constant) if length else 0.0 for length in lengths]
+
+
+def sequence_sum(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[tokens] → [sequences]: the sum over each sequence."""
+    return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
+
+
+def sequence_mean(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[tokens] → [tokens]: each value replaced by the mean over its sequence."""
+    counts = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)
+    return (sequence_sum(values, sequence_ids, num_sequences) / counts)[sequence_ids]
+
+
+def correction_weights(
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    sequence_ids: Tensor,
+    *,
+    num_sequences: int,
+    correction: Correction,
+    cap: float,
+) -> tuple[Tensor, Tensor]:
+    """[tokens] each: the factors on the loss, without gradient; and which tokens were truncated or masked."""
+    level, mode = correction.split("-")
+    log_ratio = (old_logprobs - sampler_logprobs).detach()
+    if level == "sequence":
+        log_ratio = sequence_sum(log_ratio, sequence_ids, num_sequences)[sequence_ids]
+    elif level == "geometric":
+        log_ratio = sequence_mean(log_ratio, sequence_ids, num_sequences)
+    ratio = log_ratio.exp()  # may be infinite; the cap makes it finite
+    if mode == "truncate":
+        return ratio.clamp(max=cap), ratio > cap
+    outside = (ratio < 1 / cap) | (ratio > cap)
+    return ratio.masked_fill(outside, 0.0), outside
 
 
 @dataclass(frozen=True)
@@ -115,7 +159,13 @@ class Loss:
             raise ConfigError("this loss has a KL term, and no `reference_logprobs` came with the tokens")
         if self.entropy_coef and tokens.entropies is None:
             raise ConfigError("this loss has an entropy bonus, and no `entropies` came with the tokens")
-        log_ratio = self._log_ratio(tokens)
+        log_ratio = tokens.logprobs - tokens.old_logprobs  # [tokens] log(π / π_old)
+        if self.surrogate == "gspo":
+            # The sequence's ratio, with the gradient of the token alone, so that tokens of one sequence may have
+            # different advantages; where they share one, the gradient is that of the sequence's ratio.
+            whole = sequence_mean(log_ratio.detach(), tokens.sequence_ids, tokens.num_sequences)
+            log_ratio = whole + tokens.logprobs - tokens.logprobs.detach()
+        log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         policy = self._surrogate(tokens, log_ratio.exp())
         metrics = self._measure(tokens, log_ratio.detach())
         if self.correction is not None:
@@ -141,18 +191,6 @@ class Loss:
         loss = torch.stack(list(sums.values())).sum()
         return loss, metrics | {name: term.detach() for name, term in {"loss": loss, **sums}.items()}
 
-    def _log_ratio(self, tokens: TokenBatch) -> Tensor:
-        """[tokens] log(π / π_old), of the token or, for gspo, of its sequence.
-
-        The sequence's ratio carries the gradient of the token alone, so tokens of one sequence may have different
-        advantages; where they share one, the gradient is that of the sequence's ratio.
-        """
-        log_ratio = tokens.logprobs - tokens.old_logprobs
-        if self.surrogate == "gspo":
-            whole = sequence_mean(log_ratio.detach(), tokens.sequence_ids, tokens.num_sequences)
-            log_ratio = whole + tokens.logprobs - tokens.logprobs.detach()
-        return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
     def _surrogate(self, tokens: TokenBatch, ratio: Tensor) -> Tensor:
         """[tokens] The policy loss of each token, before weighting."""
         advantages = tokens.advantages
@@ -173,10 +211,10 @@ class Loss:
         metrics = {
             "tokens": torch.ones_like(ratio).sum(),
             "ratio": ratio.sum(),
-            "ratio_max": _max_or_zero(ratio),
+            "ratio_max": ratio.max() if len(ratio) else ratio.sum(),
             "approx_kl": (ratio - 1 - log_ratio).sum(),
             "mismatch_kl": kl_divergence(tokens.sampler_logprobs, tokens.old_logprobs, "k3").detach().sum(),
-            "mismatch_max": _max_or_zero(mismatch.abs()),
+            "mismatch_max": mismatch.abs().max() if len(ratio) else ratio.sum(),
         }
         if self.surrogate == "plain":
             return metrics
@@ -198,13 +236,13 @@ def combine_metrics(micro_batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
         for name, value in metrics.items():
             values.setdefault(name, []).append(float(value))
     tokens = max(sum(values.get("tokens", ())), 1.0)
-
-    def combine(name: str, each: list[float]) -> float:
+    out: dict[str, float] = {}
+    for name, each in values.items():
         if name.endswith("_max"):
-            return max(each)
-        return sum(each) if name.startswith("loss") or name == "tokens" else sum(each) / tokens
-
-    return {name: combine(name, each) for name, each in values.items()}
+            out[name] = max(each)
+        else:
+            out[name] = sum(each) if name.startswith("loss") or name == "tokens" else sum(each) / tokens
+    return out
 
 
 def average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -217,10 +255,6 @@ def average_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         name: max(values) if name.endswith("_max") else sum(values) / (1 if name == "policy/tokens" else len(values))
         for name, values in out.items()
     }
-
-
-def _max_or_zero(values: Tensor) -> Tensor:
-    return values.max() if len(values) else values.sum()
 
 
 def _require_choice(what: str, name: str, choices: object) -> None:

@@ -33,8 +33,7 @@ def discounted_sum(rewards: Array, discounts: Array) -> Array:
 
 def turn_returns(episode: Episode, gamma: float = 1.0) -> Array:
     """[turns] Return from each turn on, KL penalties included; `gamma` discounts per turn."""
-    segments = _segments_of_turns(episode)
-    rewards = _shared_rewards(episode, segments)
+    rewards, segments, _ = _turn_rewards(episode)
     if episode.penalties is not None:
         np.subtract.at(rewards, episode.turn_index, episode.gather_sampled_tokens(episode.penalties))
     return discounted_sum(rewards, _discounts(episode, segments, gamma))
@@ -42,9 +41,9 @@ def turn_returns(episode: Episode, gamma: float = 1.0) -> Array:
 
 def token_rewards(episode: Episode) -> Array:
     """[sampled] Reward of each sampled token: a turn's reward is on its last token, or on the last one before it."""
+    rewards, _, last = _turn_rewards(episode)
     out = np.zeros(len(episode.turn_index))
-    last = _last_tokens(episode)
-    np.add.at(out, last[last >= 0], _shared_rewards(episode, _segments_of_turns(episode))[last >= 0])
+    np.add.at(out, last[last >= 0], rewards[last >= 0])
     if episode.penalties is not None:
         out -= episode.gather_sampled_tokens(episode.penalties)
     return out
@@ -56,23 +55,20 @@ def token_discounts(episode: Episode, gamma: float) -> Array:
 
 
 def _discounts(episode: Episode, segments: npt.NDArray[np.int32], gamma: float) -> Array:
+    """`gamma` for each step, times the segment discount for the last step of a segment. segments: of each step."""
     ends = np.diff(segments, append=segments[-1:]) > 0
     return np.where(ends, gamma * _SEGMENT_DISCOUNT[episode.segment_reward], gamma)
 
 
-def _last_tokens(episode: Episode) -> npt.NDArray[np.intp]:
-    """[turns] Index of the last sampled token in or before each turn; -1 where there is none."""
-    return np.searchsorted(episode.turn_index, np.arange(len(episode.rewards)), side="right") - 1
+def _turn_rewards(episode: Episode) -> tuple[Array, npt.NDArray[np.int32], npt.NDArray[np.intp]]:
+    """[turns] each: rewards, which segments share if `uniform`; segments; last sampled tokens in or before the turns.
 
-
-def _segments_of_turns(episode: Episode) -> npt.NDArray[np.int32]:
-    """[turns] Segment of each turn; a turn without tokens belongs to the segment before it, or to the first."""
-    return np.append(episode.segment_index, np.int32(0))[_last_tokens(episode)]
-
-
-def _shared_rewards(episode: Episode, segments: npt.NDArray[np.int32]) -> Array:
+    A turn without tokens belongs to the segment before it, or to the first; without tokens before it, its last is -1.
+    """
+    last = np.searchsorted(episode.turn_index, np.arange(len(episode.rewards)), side="right") - 1
+    segments = np.append(episode.segment_index, np.int32(0))[last]
     rewards = episode.rewards.astype(np.float64)
-    return rewards / (1 + segments) if episode.segment_reward == "uniform" else rewards
+    return rewards / (1 + segments) if episode.segment_reward == "uniform" else rewards, segments, last
 
 
 def group_relative_returns(group: Group, gamma: float = 1.0, *, std: bool = False) -> list[Array]:

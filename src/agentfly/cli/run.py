@@ -21,7 +21,7 @@ from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_agent
 from agentfly.data import read_tasks, select
 from agentfly.errors import ConfigError, DataError
-from agentfly.registry import Registry, T
+from agentfly.plugins import Registry, T
 from agentfly.rollout import RunResult
 from agentfly.rollout.config import parse_tasks
 from agentfly.rollout.events import Event, Observer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
@@ -182,13 +182,37 @@ class EvalLog:
         self.close()
 
     def _read(self, settings: Mapping[str, Any]) -> dict[tuple[int, int], ChainResult]:
-        """Read the finished chains; the last result counts where a chain was run more than once."""
-        lines = self._read_lines()
-        first = next(lines, None)
-        if first is None:
+        """Read the finished chains; the last result counts where a chain was run more than once.
+
+        The file is read line by line, since it may exceed memory. A line that a kill left incomplete at the end is cut
+        off: the next line must not be appended to it.
+        """
+        results: dict[tuple[int, int], ChainResult] = {}
+        self._file.seek(0)
+        complete = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                self._file.truncate(complete)
+                break
+            complete += len(line)
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"line {number} of {self.path} is not JSON ({error}); remove it") from error
+            value = value if isinstance(value, dict) else {}
+            if number == 1:
+                self._require_same_settings(value.get("settings"), settings)
+                continue
+            try:
+                result = ChainResult(**value["result"])
+            except (KeyError, TypeError) as error:
+                raise DataError(f"line {number} of {self.path} is not a finished chain: {error!r}") from error
+            results[result.key] = result
+        if not complete:
             append_lines(self.path, [{"settings": settings}])
-            return {}
-        before = first.get("settings")
+        return results
+
+    def _require_same_settings(self, before: Any, settings: Mapping[str, Any]) -> None:
         if not isinstance(before, dict):
             raise ConfigError(f"{self.path} is not an evaluation; give another file or folder")
         for name in {**before, **settings}:
@@ -197,29 +221,3 @@ class EvalLog:
                     f"{self.path} was started with {name}={before.get(name)!r:.80}, not {settings.get(name)!r:.80}; "
                     "give the same settings to resume it, or another file to start a new one"
                 )
-        results = {}
-        for number, line in enumerate(lines, 2):
-            try:
-                result = ChainResult(**line["result"])
-            except (KeyError, TypeError) as error:
-                raise DataError(f"line {number} of {self.path} is not a finished chain: {error!r}") from error
-            results[result.key] = result
-        return results
-
-    def _read_lines(self) -> Iterator[dict[str, Any]]:
-        """Read line by line, since the file may exceed memory.
-
-        A line that a kill left incomplete at the end is cut off: the next line must not be appended to it.
-        """
-        self._file.seek(0)
-        complete = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                self._file.truncate(complete)
-                return
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"line {number} of {self.path} is not JSON ({error}); remove it") from error
-            yield value if isinstance(value, dict) else {}
-            complete += len(line)

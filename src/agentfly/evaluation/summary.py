@@ -22,8 +22,6 @@ from agentfly.types import Task
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
 
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -182,50 +180,41 @@ class Evaluation:
         }
 
     def __rich__(self) -> Group:
+        """A table of all figures, one table per column with a row per value, and the counts."""
         from rich.console import Group
-
-        stops = ", ".join(f"{name} {count}" for name, count in self.stops.items())
-        summary = f"{self.tasks} tasks, {self.chains} chains, {self.unscored} of them unscored; ends: {stops}"
-        return Group(self._figures_table(), *(self._column_table(column) for column in self.by), summary)
-
-    def _figures_table(self) -> Table:
-        """One row per figure."""
-        table = _build_table("", "mean", f"{CONFIDENCE:.0%} interval")
-        for name, each in self._estimates().items():
-            table.add_row(name, each.mean_text, each.interval)
-        table.add_row("turns", f"{self.turns:.1f}")
-        table.add_row("calls", f"{self.calls:.1f}")
-        table.add_row("tokens", f"{self.tokens:.0f}" if self.tokens else "–")
-        return table
-
-    def _column_table(self, column: str) -> Table:
-        """One row per value of the column."""
+        from rich.table import Table
         from rich.text import Text
 
-        table = _build_table(
-            Text(sanitize(column)), "tasks", "reward", "interval", *list(self._estimates())[1:], "unscored"
-        )
-        for value, part in self.by[column].items():
-            reward, *shares = part._estimates().values()
-            means = (share.mean_text for share in shares)
-            table.add_row(
-                Text(sanitize(value)), str(part.tasks), reward.mean_text, reward.interval, *means, str(part.unscored)
-            )
-        return table
+        def build_table(first: str | Text, *others: str) -> Table:
+            table = Table(box=None, header_style="dim", padding=(0, 2, 1, 0), collapse_padding=True)
+            table.add_column(first)
+            for title in others:
+                table.add_column(title, justify="right", no_wrap=True)
+            return table
+
+        estimates = self._estimates()
+        figures = build_table("", "mean", f"{CONFIDENCE:.0%} interval")
+        for name, each in estimates.items():
+            figures.add_row(name, each.mean_text, each.interval)
+        figures.add_row("turns", f"{self.turns:.1f}")
+        figures.add_row("calls", f"{self.calls:.1f}")
+        figures.add_row("tokens", f"{self.tokens:.0f}" if self.tokens else "–")
+        tables = [figures]
+        for column, parts in self.by.items():
+            titles = ("tasks", "reward", "interval", *list(estimates)[1:], "unscored")
+            table = build_table(Text(sanitize(column)), *titles)
+            for value, part in parts.items():
+                reward, *shares = part._estimates().values()
+                figures_of_part = (reward.mean_text, reward.interval, *(share.mean_text for share in shares))
+                table.add_row(Text(sanitize(value)), str(part.tasks), *figures_of_part, str(part.unscored))
+            tables.append(table)
+        stops = ", ".join(f"{name} {count}" for name, count in self.stops.items())
+        counts = f"{self.tasks} tasks, {self.chains} chains, {self.unscored} of them unscored; ends: {stops}"
+        return Group(*tables, counts)
 
     def _estimates(self) -> dict[str, Estimate]:
         shares = {f"pass@{k}": each for k, each in self.pass_at.items()}
         return {"reward": self.reward, **shares, **({} if self.greedy is None else {"greedy": self.greedy})}
-
-
-def _build_table(first: str | Text, *others: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 1, 0), collapse_padding=True)
-    table.add_column(first)
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
 
 
 def summarize(
@@ -242,6 +231,15 @@ def summarize(
     chains: sampled chains per task. threshold: reward from which a chain is a success. zero: a chain without a reward
     counts as reward 0; otherwise it is left out.
     """
+
+    def numbers_first(value: str) -> tuple[float, str]:
+        """Sort key: numbers by size, then other text."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.inf
+        return math.inf if math.isnan(number) else number, value
+
     whole = _compute_figures(results, chains, threshold, zero=zero)
     columns: dict[str, dict[str, Evaluation]] = {}
     for column in by:
@@ -252,7 +250,7 @@ def summarize(
             values.setdefault(text, []).append(result)
         columns[column] = {
             value: _compute_figures(values[value], chains, threshold, zero=zero)
-            for value in sorted(values, key=_numbers_first)
+            for value in sorted(values, key=numbers_first)
         }
     return replace(whole, by=columns)
 
@@ -289,12 +287,3 @@ def _compute_figures(results: Sequence[ChainResult], chains: int, threshold: flo
         stops=dict(Counter(each.stop for each in results).most_common()),
         failures=dict(failures.most_common()),
     )
-
-
-def _numbers_first(value: str) -> tuple[float, str]:
-    """Sort key: numbers by size, then other text."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.inf
-    return math.inf if math.isnan(number) else number, value

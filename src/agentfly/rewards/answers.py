@@ -80,8 +80,23 @@ def has_answer_format(prediction: str) -> bool:
     return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and prediction.rstrip().endswith(_CLOSE)
 
 
-def best_match(prediction: str, *columns: Answers) -> Match:
-    """Match the answer of a reply with each right answer and return the best match."""
+def called_tool(trajectory: Trajectory) -> bool:
+    """Whether a call succeeded in a turn before the last one, which answers."""
+    return any(call.status is CallStatus.OK for turn in trajectory.turns[:-1] for call in turn.calls)
+
+
+def _score(
+    metric: str,
+    prediction: str,
+    *columns: Answers,
+    with_format: bool = False,
+    trajectory: Trajectory | None = None,
+) -> dict[str, float]:
+    """Match the answer of a reply with each right answer of the columns, and score it by a metric of the best match.
+
+    with_format: the format of the reply counts with FORMAT_WEIGHT. trajectory: if given, the score is 0 unless the
+    chain ended with an answer tool, after a turn with a successful call of another tool.
+    """
     right = list[str]()
     for column in columns:
         texts = [column] if isinstance(column, str) else list(column or ())
@@ -91,13 +106,15 @@ def best_match(prediction: str, *columns: Answers) -> Match:
     if not right:
         raise DataError("the row needs a right answer in the column answer, answers or golden_answers")
     answer = extract_answer(prediction)
-    return max((match(answer, each) for each in right), key=lambda found: (found.em, found.f1))
-
-
-def answered_after_tool_call(trajectory: Trajectory) -> bool:
-    """Whether the chain ended with an answer tool, after a turn with a successful call of another tool."""
-    earlier = (call.status for turn in trajectory.turns[:-1] for call in turn.calls)
-    return trajectory.stop is StopReason.TOOL_END and CallStatus.OK in earlier
+    metrics = asdict(max((match(answer, each) for each in right), key=lambda found: (found.em, found.f1)))
+    score = metrics[metric]
+    if with_format:
+        formatted = float(has_answer_format(prediction))
+        score = (1 - FORMAT_WEIGHT) * score + FORMAT_WEIGHT * formatted
+        metrics = {"format": formatted, **metrics}
+    if trajectory is not None:
+        score *= trajectory.stop is StopReason.TOOL_END and called_tool(trajectory)
+    return {"reward": score, **metrics}
 
 
 @reward
@@ -105,8 +122,7 @@ def qa_em(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
     """1 if the answer is a right one, else 0."""
-    found = best_match(prediction, answer, answers, golden_answers)
-    return {"reward": found.em, **asdict(found)}
+    return _score("em", prediction, answer, answers, golden_answers)
 
 
 @reward
@@ -114,8 +130,7 @@ def qa_f1(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
     """F1 of the words of the answer and of the best right answer."""
-    found = best_match(prediction, answer, answers, golden_answers)
-    return {"reward": found.f1, **asdict(found)}
+    return _score("f1", prediction, answer, answers, golden_answers)
 
 
 @reward
@@ -123,7 +138,7 @@ def qa_em_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
     """0.9 for an exact match, and 0.1 for one marked answer at the end of the reply, right or wrong."""
-    return _add_format(prediction, "em", best_match(prediction, answer, answers, golden_answers))
+    return _score("em", prediction, answer, answers, golden_answers, with_format=True)
 
 
 @reward
@@ -131,14 +146,7 @@ def qa_f1_format(
     prediction: str, answer: Answers = None, answers: Answers = None, golden_answers: Answers = None
 ) -> dict[str, float]:
     """0.9 times F1, and 0.1 for one marked answer at the end of the reply, right or wrong."""
-    return _add_format(prediction, "f1", best_match(prediction, answer, answers, golden_answers))
-
-
-def _add_format(prediction: str, metric: str, found: Match) -> dict[str, float]:
-    metrics = asdict(found)
-    formatted = float(has_answer_format(prediction))
-    score = (1 - FORMAT_WEIGHT) * metrics[metric] + FORMAT_WEIGHT * formatted
-    return {"reward": score, "format": formatted, **metrics}
+    return _score("f1", prediction, answer, answers, golden_answers, with_format=True)
 
 
 @reward
@@ -150,8 +158,7 @@ def qa_em_tool(
     golden_answers: Answers = None,
 ) -> dict[str, float]:
     """Exact match of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
-    found = best_match(prediction, answer, answers, golden_answers)
-    return {"reward": found.em * answered_after_tool_call(trajectory), **asdict(found)}
+    return _score("em", prediction, answer, answers, golden_answers, trajectory=trajectory)
 
 
 @reward
@@ -163,5 +170,4 @@ def qa_f1_tool(
     golden_answers: Answers = None,
 ) -> dict[str, float]:
     """F1 of the answer tool's argument, if another call succeeded in an earlier turn; else 0."""
-    found = best_match(prediction, answer, answers, golden_answers)
-    return {"reward": found.f1 * answered_after_tool_call(trajectory), **asdict(found)}
+    return _score("f1", prediction, answer, answers, golden_answers, trajectory=trajectory)

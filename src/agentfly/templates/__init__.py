@@ -92,15 +92,16 @@ def load_template(
         )
         template.parser = PARSERS[parser]
         if tools and not template.shows_tools:
-            problems.append(f"template {label!r} does not show the tools to the model. {_suggest_with_tools(tokens)}")
+            problems.append(f"template {label!r} does not show the tools to the model. {_suggest(tokens, tools=True)}")
             continue
         if tools and template.parser_problem:
             problems.append(
                 f"template {label!r} cannot be used with tools: {template.parser_problem}. "
-                f"{_suggest_with_tools(tokens, exclude=family if name else None)}"
+                f"{_suggest(tokens, tools=True, exclude=family if name else None)}"
             )
             continue
-        report = audit(template, corrected=family.corrected)
+        tool_kinds = ("tool", "tools", "tool, user", "tools, user")
+        report = audit(template, corrected=dict.fromkeys(tool_kinds, family.corrected))
         template.rejections.update(report.rejections)
         template.rewrites.update(report.rewrites)
         return template
@@ -148,20 +149,17 @@ def _find_family(name: str, tokens: set[str]) -> Family:
     return family
 
 
-def _suggest(tokens: set[str]) -> str:
-    fit = [family.name for family in FAMILIES.values() if set(family.needs) <= tokens and family.format is not None]
-    return (
-        f"By its special tokens it could use {', '.join(fit)}."
-        if fit
-        else "No built-in format fits its special tokens."
-    )
-
-
-def _suggest_with_tools(tokens: set[str], exclude: Family | None = None) -> str:
-    fit = [
-        family.name
-        for family in FAMILIES.values()
-        if set(family.needs) <= tokens and family.format is not None and family.format.tools and family is not exclude
-    ]
-    suggestion = f"template={' or '.join(map(repr, fit))} does; or describe" if fit else "Describe"
-    return f"{suggestion} the tools in the system prompt, as ReactAgent does"
+def _suggest(tokens: set[str], *, tools: bool = False, exclude: Family | None = None) -> str:
+    """Name the built-in formats for a tokenizer with these tokens; `tools`: those that describe tools."""
+    fit = []
+    for family in FAMILIES.values():
+        if family.format is None or not set(family.needs) <= tokens or family is exclude:
+            continue
+        if family.format.tools or not tools:
+            fit.append(family.name)
+    if tools:
+        suggestion = f"template={' or '.join(map(repr, fit))} does; or describe" if fit else "Describe"
+        return f"{suggestion} the tools in the system prompt, as ReactAgent does"
+    if not fit:
+        return "No built-in format fits its special tokens."
+    return f"By its special tokens it could use {', '.join(fit)}."

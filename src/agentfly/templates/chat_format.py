@@ -1,6 +1,7 @@
 """Declarative chat formats, for models without a chat template or with an unsuitable one.
 
-A format is compiled to a Jinja template, which is then used like any other template.
+A format is compiled to a Jinja template (`chat_format.jinja` with its texts in place of `<<…>>`), which is then used
+like any other template.
 
     ChatFormat(
         name="plain-turns",
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from importlib import resources
 
 from agentfly.errors import ConfigError
 from agentfly.templates.parsers import PARSERS
@@ -152,7 +154,8 @@ class ChatFormat:
             else _jinja_output(self.system, content="text_of(message.content, 'system')"),
             "opening": _jinja_output(self.opening),
         }
-        return re.sub(r"<<(\w+)>>", lambda part: parts[part[1]], _SKELETON).strip()
+        skeleton = (resources.files(__package__) / "chat_format.jinja").read_text(encoding="utf-8")
+        return re.sub(r"<<(\w+)>>", lambda part: parts[part[1]], skeleton).strip()
 
     def _raise_missing(self, what: str) -> str:
         return f"{{{{- raise_exception({_jinja_string(f'chat format {self.name} has no {what}')}) }}}}"
@@ -168,56 +171,3 @@ def _jinja_output(text: str, **values: str) -> str:
     pieces = _PLACEHOLDER.split(text) if values else [text]
     outputs = [f"({values[piece]})" if i % 2 else _jinja_string(piece) for i, piece in enumerate(pieces) if piece]
     return "".join(f"{{{{- {output} }}}}" for output in outputs)
-
-
-_SKELETON = """
-{%- macro text_of(content, role) %}
-  {%- for part in ([content] if content is string else content or []) %}
-    {%- if part is string or part.type == 'text' %}
-      {%- set text = part if part is string else part.text %}
-      {{- text | trim if role in <<trim>> else text }}
-    {%- else %}
-      <<image>>
-    {%- endif %}
-  {%- endfor %}
-{%- endmacro %}
-<<begin>>
-{%- set first = namespace(prefix='') %}
-{%- set given = messages[0].role == 'system' %}
-{%- set system = text_of(messages[0].content, 'system') if given else <<default_system>> %}
-{%- if tools %}
-  {%- set described %}{% for tool in tools %}<<tool_line>>{% endfor %}{% endset %}
-  {%- set described %}<<tools>>{% endset %}
-  {%- set system = described if system is none else system ~ '\n\n' ~ described %}
-{%- endif %}
-{%- if system is not none %}
-  <<system>>
-{%- endif %}
-{%- for message in (messages[1:] if given else messages) %}
-  {%- if message.role == 'user' %}
-    <<user>>
-    {%- set first.prefix = '' %}
-  {%- elif message.role == 'assistant' %}
-    {%- set text %}
-      {%- if message.thinking or message.reasoning_content %}<<thinking>>{% endif %}
-      {{- text_of(message.content, 'assistant') }}
-    {%- endset %}
-    {%- set calls %}
-      {%- for call in message.tool_calls or [] %}
-        {%- if message.content or not loop.first %}<<between_calls>>{% endif %}
-        <<call>>
-      {%- endfor %}
-    {%- endset %}
-    <<assistant>>
-  {%- elif message.role == 'tool' %}
-    {%- if loop.first or loop.previtem.role != 'tool' %}<<head>>{% endif %}
-    <<tool>>
-    {%- if loop.last or loop.nextitem.role != 'tool' %}<<tail>>{% endif %}
-  {%- else %}
-    <<later_system>>
-  {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  <<opening>>
-{%- endif %}
-"""

@@ -92,24 +92,26 @@ def check(
     except (ConfigError, TemplateError) as error:
         loaded = load_template(template, tokenizer)
         tools_problem = str(error)
-    shows_tools = Renderer(
-        loaded.source, name=loaded.name, tools=tools, variables=special_tokens(tokenizer)
-    ).shows_tools
-    return TemplateReport(loaded.name, tuple(_findings(loaded, tokenizer, tools_problem, shows_tools=shows_tools)))
+    return TemplateReport(loaded.name, tuple(_run_checks(loaded, tokenizer, tools, tools_problem=tools_problem)))
 
 
-def _findings(
-    template: Template, tokenizer: ChatTokenizer, tools_problem: str, *, shows_tools: bool
+def _run_checks(
+    template: Template, tokenizer: ChatTokenizer, tools: Sequence[Mapping[str, Any]], *, tools_problem: str
 ) -> Iterator[CheckResult]:
     yield _check_start(template, tokenizer)
     for row in audit(template).rows:
-        corrected = (
-            row.verdict is AuditVerdict.REFUSED and row.kind.removesuffix(" after thinking") not in template.rejections
-        )
-        verdict = AuditVerdict.CORRECTED if corrected else row.verdict
+        is_rejected = row.kind.removesuffix(" after thinking") in template.rejections
+        is_corrected = row.verdict is AuditVerdict.REFUSED and not is_rejected
+        verdict = AuditVerdict.CORRECTED if is_corrected else row.verdict
         yield CheckResult(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
     yield _check_guard(template)
-    yield _check_end(template, tokenizer)
+    stops = [token for token, i in template.codec.control.items() if i in template.stop_ids]
+    end = str(tokenizer.special_tokens_map.get("eos_token", ""))
+    if end and end not in stops:
+        detail = f"{', '.join(stops)}; the tokenizer's eos_token {end} is not among them"
+        yield CheckResult("end of turn", CheckMark.NOTE, detail)
+    else:
+        yield CheckResult("end of turn", CheckMark.GOOD, ", ".join(stops))
     thinking = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
     yield CheckResult("thinking", CheckMark.GOOD, thinking)
     if template.rewrites:
@@ -118,18 +120,16 @@ def _findings(
     else:
         yield CheckResult("history", CheckMark.GOOD, "append and template are equivalent")
     # A model that sees tools but whose calls are not parsed would end every chain at its first call.
-    refusal = CheckMark.BAD if shows_tools else CheckMark.NOTE
+    renderer = Renderer(template.source, name=template.name, tools=tools, variables=special_tokens(tokenizer))
+    refusal = CheckMark.BAD if renderer.shows_tools else CheckMark.NOTE
     yield CheckResult("tools", refusal if tools_problem else CheckMark.GOOD, tools_problem or "shown to the model")
     parser = next((name for name, parser in PARSERS.items() if parser is template.parser), "your own")
     if template.parser_problem:
         yield CheckResult("parser", refusal, f"{parser}; calls are not parsed: {template.parser_problem}")
     else:
         yield CheckResult("parser", CheckMark.GOOD, parser)
-    yield CheckResult(
-        "images",
-        CheckMark.GOOD if template.shows_images else CheckMark.NOTE,
-        "shown" if template.shows_images else "refused",
-    )
+    images = (CheckMark.GOOD, "shown") if template.shows_images else (CheckMark.NOTE, "refused")
+    yield CheckResult("images", *images)
 
 
 _CONVERSATIONS = (
@@ -177,13 +177,3 @@ def _check_guard(template: Template) -> CheckResult:
     if leaks:
         return CheckResult("guard", CheckMark.BAD, f"{', '.join(leaks[:5])} in a message becomes a control token")
     return CheckResult("guard", CheckMark.GOOD, f"text never becomes one of the {len(ids)} control tokens")
-
-
-def _check_end(template: Template, tokenizer: ChatTokenizer) -> CheckResult:
-    stops = [token for token, i in template.codec.control.items() if i in template.stop_ids]
-    end = str(tokenizer.special_tokens_map.get("eos_token", ""))
-    if end and end not in stops:
-        return CheckResult(
-            "end of turn", CheckMark.NOTE, f"{', '.join(stops)}; the tokenizer's eos_token {end} is not among them"
-        )
-    return CheckResult("end of turn", CheckMark.GOOD, ", ".join(stops))

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 
 from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import ChatTokenizer
@@ -39,7 +39,13 @@ class Codec:
         added = {i: token for i, token in self._whole.get_added_tokens_decoder().items() if token.content}
         self.vocab_size = max(self._whole.get_vocab_size(), 1 + max(added, default=0))
         """Upper bound (exclusive) of all token ids."""
-        control = {i: token for i, token in added.items() if token.special or not _is_ordinary(token.content)}
+        control: dict[int, AddedToken] = {}
+        for i, token in added.items():
+            # Words, numbers and whitespace only extend the vocabulary. SentencePiece writes a space as U+2581;
+            # combining marks are parts of words in many scripts.
+            is_word = all(unicodedata.category(c)[0] in "LMN" or c.isspace() or c == "\u2581" for c in token.content)
+            if token.special or not is_word:
+                control[i] = token
         if not control:
             raise ConfigError("this tokenizer has no control tokens, so the end of a turn cannot be detected")
         self.control: dict[str, int] = {token.content: i for i, token in control.items()}
@@ -111,14 +117,6 @@ class Codec:
         """Decode ids, including control tokens."""
         text: str = self._whole.decode(ids, skip_special_tokens=False)
         return text
-
-
-def _is_ordinary(text: str) -> bool:
-    """Whether an added token only extends the vocabulary: words, numbers and whitespace.
-
-    SentencePiece writes a space as U+2581; combining marks are parts of words in many scripts.
-    """
-    return all(unicodedata.category(char)[0] in "LMN" or char.isspace() or char == "\u2581" for char in text)
 
 
 def unused_character(texts: Sequence[str]) -> str:

@@ -58,8 +58,10 @@ class Form:
 
 def learn_form(render: RenderSlots, messages: int, codec: Codec) -> Form | None:
     """Learn the form of `messages` messages; None if the template does more than insert their contents."""
-    contents = [_slot(i) for i in range(messages)]
-    call_ids = [_slot(messages + i) for i in range(messages)]
+    # Nine letters and digits, which every template accepts as a call id.
+    slots = [f"zX{number:05d}Xz" for number in range(2 * messages)]
+    contents = slots[:messages]
+    call_ids = slots[messages:]
     try:
         close, text = render(contents, call_ids)
         parts = _SLOT.split(text)
@@ -76,11 +78,6 @@ def learn_form(render: RenderSlots, messages: int, codec: Codec) -> Form | None:
     except TemplateError:
         pass
     return None
-
-
-def _slot(number: int) -> str:
-    """Nine letters and digits, which every template accepts as a call id."""
-    return f"zX{number:05d}Xz"
 
 
 def _fill(pieces: Sequence[str | int], values: Sequence[str]) -> str:

@@ -60,11 +60,13 @@ class Renderer:
         self._variables = {"documents": None, **(variables or {}), "tools": [dict(tool) for tool in tools] or None}
         self._needs_content_parts = not self._renders_text("zQ") and self._renders_text([_TEXT])
         self._string_arguments = self._needs_short_ids = False
-        self._string_arguments = self._wants_string_arguments()
-        self._needs_short_ids = (
-            self._try(_conversation_with_call("c1")) is None
-            and self._try(_conversation_with_call("call00000")) is not None
-        )
+        text = self._try_call("call00000")
+        if text is None or "{'q'" in text:
+            # It fails on arguments as an object, or prints them as Python: does it accept a JSON string?
+            self._string_arguments = True
+            text = self._try_call("call00000")
+            self._string_arguments = text is not None and '{"q"' in text
+        self._needs_short_ids = self._try_call("c1") is None and self._try_call("call00000") is not None
 
     def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
         """Render a conversation; `open_turn`: with the generation prompt."""
@@ -134,19 +136,17 @@ class Renderer:
         text = self._render_user(content)
         return "zQ" in text and "'type'" not in text and '"type"' not in text
 
-    def _try(self, messages: Sequence[Message]) -> str | None:
+    def _try_call(self, call_id: str) -> str | None:
+        """Render a conversation with a call of this id; None if the template cannot."""
+        messages = [
+            Message("user", "u"),
+            Message("assistant", "", (ToolCall("f", {"q": "x"}, call_id),)),
+            Message("tool", "r", name="f", tool_call_id=call_id),
+        ]
         try:
             return self.render(messages)
         except TemplateError:
             return None
-
-    def _wants_string_arguments(self) -> bool:
-        """Whether the template fails on arguments as an object or prints them as Python, but accepts a JSON string."""
-        text = self._try(_conversation_with_call("call00000"))
-        if text is not None and "{'q'" not in text:
-            return False
-        self._string_arguments = True
-        return '{"q"' in (self._try(_conversation_with_call("call00000")) or "")
 
 
 def special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
@@ -155,15 +155,6 @@ def special_tokens(tokenizer: ChatTokenizer) -> dict[str, str]:
 
 
 _TEXT = {"type": "text", "text": "zQ"}
-
-
-def _conversation_with_call(call_id: str) -> list[Message]:
-    call = ToolCall("f", {"q": "x"}, call_id)
-    return [
-        Message("user", "u"),
-        Message("assistant", "", (call,)),
-        Message("tool", "r", name="f", tool_call_id=call_id),
-    ]
 
 
 def _make_environment(today: datetime.date) -> jinja2.Environment:
@@ -197,9 +188,17 @@ class _GenerationTag(Extension):
 
 def _comparison_literals(tree: nodes.Template) -> Iterator[str]:
     """Yield the strings that the text of a message could be compared with or searched for."""
+
+    def field_name(node: nodes.Node) -> str:
+        if isinstance(node, nodes.Getattr):
+            return node.attr
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+            return str(node.arg.value)
+        return node.name if isinstance(node, nodes.Name) else ""
+
     for node in tree.find_all(nodes.Compare):
         operands = [node.expr, *(operand.expr for operand in node.ops)]
-        if not any(_field_name(operand) in _NON_TEXT_FIELDS for operand in operands):
+        if not any(field_name(operand) in _NON_TEXT_FIELDS for operand in operands):
             yield from _string_constants(operands)
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr != "get":
@@ -209,14 +208,6 @@ def _comparison_literals(tree: nodes.Template) -> Iterator[str]:
             yield from _string_constants(used.args)
     for assignment in tree.find_all(nodes.Assign):
         yield from _string_constants([assignment.node])
-
-
-def _field_name(node: nodes.Node) -> str:
-    if isinstance(node, nodes.Getattr):
-        return node.attr
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-        return str(node.arg.value)
-    return node.name if isinstance(node, nodes.Name) else ""
 
 
 def _string_constants(operands: Sequence[nodes.Node]) -> Iterator[str]:

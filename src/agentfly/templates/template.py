@@ -12,6 +12,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -115,8 +116,11 @@ class Template:
         self.close_id = self.codec.control[close[0]]
         """The token with which the template itself ends a turn."""
         self._close_pattern = re.compile(match_any(close))
-        self.closes_turns = self._has_closing_token()
+        self.closes_turns = True
         """An assistant turn ends with a token of its own, not with the token that opens the next turn (GLM)."""
+        with suppress(TemplateError):
+            closed = self.render([Message("user", "u"), Message("assistant", "zQ")], open_turn=False)
+            self.closes_turns = self._close_pattern.search(closed, closed.rfind("zQ")) is not None
         self._closers = self.stop_ids if self.closes_turns else None
         self._forms: dict[tuple[object, ...], Form | None] = {}
         self._needs_rendering = re.compile(
@@ -131,8 +135,12 @@ class Template:
         """Kinds of delta after which the template itself renders earlier turns differently, with the difference."""
         self.parser_problem = ""
         """Why the parser does not parse the calls that the template writes; empty if it does."""
-        self.thinking_open = bool(self.thinking_opening(self._generation_prompt()))
+        self.thinking_open = False
         """Whether the generation prompt opens the model's thinking."""
+        with suppress(TemplateError):
+            user = [Message("user", "u")]
+            generation_prompt = self.render(user).removeprefix(self.render(user, open_turn=False))
+            self.thinking_open = bool(self.thinking_opening(generation_prompt))
         self._opens_thinking = self.thinking_open or any(opening in source for opening in _THINKING_OPENINGS)
 
     def start(self, messages: Sequence[Message]) -> list[int]:
@@ -236,28 +244,24 @@ class Template:
         """Rendered text up to and including its last closing token; all of it if there is none."""
         return text[: max((match.end() for match in self._close_pattern.finditer(text)), default=len(text))]
 
-    # ── guard: control tokens spelled out in untrusted text are split by a character that no message contains ──
-
-    def _guard_messages(self, messages: Sequence[Message], guard: str) -> list[Message]:
-        def guard_message(message: Message) -> Message:
-            if message.role not in GUARDED or not any(map(self.codec.forged.search, _texts(message))):
-                return message
-            content = message.content
-            if isinstance(content, str):
-                content = self.codec.cut(content, guard)
-            else:
-                content = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in content)
-            name = self.codec.cut(message.name, guard)
-            call_id = self.codec.cut(message.tool_call_id, guard)
-            return Message(message.role, content, name=name, tool_call_id=call_id)
-
-        return [guard_message(message) for message in messages]
-
     # ── rendering: a whole conversation, or the part after the closing token of a placeholder turn ──
 
     def _render_and_encode(self, messages: Sequence[Message], rendering: Rendering) -> tuple[int, list[int]]:
+        """Render and encode. Control tokens in untrusted text are split by a character that no message contains."""
         guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
-        close, text = rendering(self._guard_messages(messages, guard), guard)
+        guarded: list[Message] = []
+        for message in messages:
+            if message.role in GUARDED and any(map(self.codec.forged.search, _texts(message))):
+                content = message.content
+                if isinstance(content, str):
+                    content = self.codec.cut(content, guard)
+                else:
+                    content = tuple(self.codec.cut(part, guard) if isinstance(part, str) else part for part in content)
+                name = self.codec.cut(message.name, guard)
+                call_id = self.codec.cut(message.tool_call_id, guard)
+                message = Message(message.role, content, name=name, tool_call_id=call_id)
+            guarded.append(message)
+        close, text = rendering(guarded, guard)
         return close, self.codec.encode(text, guard)
 
     def _render_whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
@@ -284,21 +288,6 @@ class Template:
             )
         raise problem
 
-    def _has_closing_token(self) -> bool:
-        """Whether an assistant turn ends with its own token, not with the token that opens the next turn."""
-        try:
-            text = self.render([Message("user", "u"), Message("assistant", "zQ")], open_turn=False)
-        except TemplateError:
-            return True
-        return self._close_pattern.search(text, text.rfind("zQ")) is not None
-
-    def _generation_prompt(self) -> str:
-        try:
-            user = [Message("user", "u")]
-            return self.render(user).removeprefix(self.render(user, open_turn=False))
-        except TemplateError:
-            return ""
-
     # ── fast path: most conversations and deltas fit a form that was learned before ──
 
     def _encode_by_form(
@@ -316,9 +305,19 @@ class Template:
         try:
             form = self._forms[shape]
         except KeyError:
+
+            def render_contents(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
+                filled = [
+                    Message(message.role, text, name=message.name, tool_call_id=call_id)
+                    for message, text, call_id in zip(messages, contents, call_ids, strict=True)
+                ]
+                return rendering(filled, "\ue000")
+
             if len(self._forms) >= 4096:
                 self._forms.clear()
-            form = self._forms[shape] = self._learn_form(messages, rendering)
+            is_fixed = not self.codec.strips_space and not any(self.codec.forged.search(m.name) for m in messages)
+            form = learn_form(render_contents, len(messages), self.codec) if is_fixed else None
+            self._forms[shape] = form
         if form is None:
             return None
         call_ids: list[str] = []
@@ -327,19 +326,6 @@ class Template:
             if not all(re.fullmatch(r"[\w-]+", call_id) for call_id in call_ids):
                 return None
         return form.close, form.ids(contents, call_ids, encode)
-
-    def _learn_form(self, messages: Sequence[Message], rendering: Rendering) -> Form | None:
-        if self.codec.strips_space or any(self.codec.forged.search(message.name) for message in messages):
-            return None
-
-        def render(contents: Sequence[str], call_ids: Sequence[str]) -> tuple[int, str]:
-            filled = [
-                Message(message.role, text, name=message.name, tool_call_id=call_id)
-                for message, text, call_id in zip(messages, contents, call_ids, strict=True)
-            ]
-            return rendering(filled, "\ue000")
-
-        return learn_form(render, len(messages), self.codec)
 
 
 def delta_kind(delta: Sequence[Message]) -> str:

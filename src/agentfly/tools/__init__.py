@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentfly import plugins
-from agentfly.tools.answer import answer, answer_math, answer_qa
-from agentfly.tools.calculate import calculate, calculator
+from agentfly.tools.general import answer, answer_math, answer_qa, calculate, calculator
 
 __all__ = ["answer", "answer_math", "answer_qa", "calculate", "calculator"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.environments.math import MathJudge, judge, math_tasks
+from agentfly.environments.math import MathJudge, environment, math_tasks
 from agentfly.errors import ConfigError, DataError, EnvironmentFault
 
 HAS_DATA = (Path(os.environ.get("AGENTFLY_DATA", "/nowhere")) / "math").is_dir()
@@ -143,14 +143,14 @@ async def test_invalid_right_answer_is_a_data_error(the_judge: MathJudge, right:
 
 async def test_nothing_is_left_after_closing(the_judge: MathJudge) -> None:
     await asyncio.gather(*(the_judge.equal("1", "1") for _ in range(4)))
-    processes = [each._process for each in the_judge._idle]
+    processes = [each.process for each in the_judge._idle]
     assert 1 <= len(processes) <= 2
     await the_judge.close()
     assert all(process.poll() is not None for process in processes)
 
 
 async def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
     made = MathJudge()
     with pytest.raises(ConfigError, match=r"math_verify.*agentfly-rl\[math\]"):
         await made.start()
@@ -160,8 +160,8 @@ async def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyP
 async def test_worker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise ImportError")
-    monkeypatch.setattr(judge, "_INSIDE", broken)
-    monkeypatch.setattr(judge, "find_spec", lambda name: name)
+    monkeypatch.setattr(environment, "_INSIDE", broken)
+    monkeypatch.setattr(environment, "find_spec", lambda name: name)
     made = MathJudge()
     await made.start()
     with pytest.raises(EnvironmentFault, match="does not start"):

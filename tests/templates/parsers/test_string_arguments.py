@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from agentfly.templates import PARSERS
-from agentfly.templates.families import CHATML, GEMMA, LLAMA_3
+from agentfly.templates.families import FORMATS
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.tooling import tool
@@ -53,9 +53,9 @@ def from_llama_cpp(name: str) -> Callable[[], str]:
 _IM_END, _GLM = ("<|im_end|>",), ("<|user|>", "<|observation|>")
 _HARMONY = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>")
 FORMATS = {
-    "chatml": Format(CHATML.jinja, "hermes", _IM_END),
-    "llama-3": Format(LLAMA_3.jinja, "llama-json", ("<|eot_id|>",)),
-    "gemma": Format(GEMMA.jinja, "gemma", ("<end_of_turn>",)),
+    "chatml": Format(FORMATS["chatml"].jinja, "hermes", _IM_END),
+    "llama-3": Format(FORMATS["llama-3"].jinja, "llama-json", ("<|eot_id|>",)),
+    "gemma": Format(FORMATS["gemma"].jinja, "gemma", ("<end_of_turn>",)),
     "qwen2_5": Format(own("qwen2_5"), "hermes", _IM_END),
     "qwen3": Format(from_trl("qwen3"), "hermes", _IM_END),
     "llama3_2": Format(own("llama3_2"), "llama-json", ("<|eot_id|>",)),

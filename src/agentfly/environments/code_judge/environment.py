@@ -151,8 +151,7 @@ class _TestRun:
 
     async def run_session(self, session: Session) -> None:
         """Run the remaining tests as far as this session goes."""
-        files = {_FRAMES: (INSIDE / "frames.py").read_text(), _PACKAGE: ""}
-        files |= {f"{_PACKAGE}.{name}": source for name, source in _inside().items()}
+        files = _inside_modules()
         loading = await session.run(_LOAD.format(package=_PACKAGE, files=files))
         if not loading.ok:
             raise EnvironmentFault(f"the judge does not start: {loading.message or loading.error}")
@@ -199,8 +198,9 @@ class _TestRun:
 
 
 @cache
-def _inside() -> dict[str, str]:
-    """The modules that run inside, each after those it needs."""
-    return {
-        name: (_INSIDE / f"{name}.py").read_text() for name in ("plain", "peer", "solution", "swallowed", "trusted")
-    }
+def _inside_modules() -> dict[str, str]:
+    """The sources of the modules that run inside by name, each after those it needs."""
+    modules = {_FRAMES: (INSIDE / "frames.py").read_text(), _PACKAGE: ""}
+    for name in ("plain", "peer", "checks", "trusted"):
+        modules[f"{_PACKAGE}.{name}"] = (_INSIDE / f"{name}.py").read_text()
+    return modules

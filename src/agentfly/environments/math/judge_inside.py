@@ -1,4 +1,4 @@
-"""Worker process of MathJudge, run as a script: reads answers as JSON lines, replies whether they are right.
+"""Worker process of MathJudge, run as a script: reads answers as frames of JSON, replies whether they are right.
 
 An answer may ask for 9**9**9, which is one operation that no Python code can interrupt. So each comparison has a limit
 of CPU time, after which the kernel ends the process, and the memory of the process is limited.
@@ -17,6 +17,8 @@ from typing import Any
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+from agentfly.sandbox.inside.frames import DATA, NO_LIMIT, PipeChannel, pack, receive
 
 _TARGETS = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
 _MARKED = re.compile(r"\\boxed|(?<!\\)\$")
@@ -52,21 +54,17 @@ def compare(given: str, right: str) -> dict[str, bool]:
     right = _expand_numbers(right)
     gold: list[Any] = []
     if not _WORDS.fullmatch(right):
-        gold = _parse(right if _MARKED.search(right) else rf"\boxed{{{_to_latex(right)}}}")
+        marked = right if _MARKED.search(right) else rf"\boxed{{{_to_latex(right)}}}"
+        gold = parse(marked, _TARGETS, parsing_timeout=None)
     if any(each in (sympy.zoo, sympy.nan) for each in gold):
         gold = []
-    answer = _parse(_mark_answer(_expand_numbers(given))) if gold else []
+    answer = parse(_mark_answer(_expand_numbers(given)), _TARGETS, parsing_timeout=None) if gold else []
     if _is_number(gold) and not _is_number(answer):
         answer = []  # math-verify would compute the number, which is what the model has to do
     # math-verify reads a pair such as (3, 4) as an interval: `3 < x < 4` equals only what can be nothing else.
     is_interval = re.search(r"[\[\]]|\\infty|\\cup", right) is not None
     is_right = bool(answer) and verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=is_interval)
     return {"readable": bool(gold), "right": is_right}
-
-
-def _parse(text: str) -> list[Any]:
-    parsed: list[Any] = parse(text, _TARGETS, parsing_timeout=None)
-    return parsed
 
 
 def _expand_numbers(text: str) -> str:
@@ -110,17 +108,15 @@ def _is_number(parsed: list[Any]) -> bool:
     value, text = (parsed[0], str(parsed[-1])) if parsed else (None, "")
     if isinstance(value, sympy.Eq) and value.lhs.is_Symbol:  # x = 42
         value = value.rhs
-    if isinstance(value, sympy.Mul) and any(map(_is_scale, value.args)) and len(value.args) == 2:
-        value = next((each for each in value.args if not _is_scale(each)), None)
+    if isinstance(value, sympy.Mul) and len(value.args) == 2:  # a number times a power of ten, or a percentage
+        percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
+        factors = [each for each in value.args if each != percent and not _is_power_of_ten(each)]
+        if len(factors) < 2:
+            value = factors[0] if factors else None
     fractions = [tuple(map(int, filter(None, parts))) for parts in _FRACTION.findall(text)]
     is_reduced = all(math.gcd(*parts) == 1 < parts[1] for parts in fractions)
     is_number = isinstance(value, sympy.Number) or _is_power_of_ten(value)
     return is_number and is_reduced and not _SEVERAL.search(_FRACTION.sub("", text))
-
-
-def _is_scale(factor: Any) -> bool:
-    """Whether a factor is a power of ten, or that of a percentage."""
-    return _is_power_of_ten(factor) or factor == sympy.UnevaluatedExpr(sympy.Rational(1, 100))
 
 
 def _is_power_of_ten(value: Any) -> bool:
@@ -138,39 +134,42 @@ def _mark_answer(given: str) -> str:
     text = given.strip().removesuffix(".")
     if _MARKED.search(text):
         return given
-    for candidate in (text, text[_end_of_last(text, _ANSWER_PHRASES) :].strip(" :")):
+    lower = text.lower()
+
+    def text_after(phrases: tuple[str, ...]) -> str:
+        """The text after the last of these phrases; all of it if there is none."""
+        ends = [lower.rfind(each) + len(each) for each in phrases if each in lower]
+        return text[max(ends, default=0) :]
+
+    for candidate in (text, text_after(_ANSWER_PHRASES).strip(" :")):
         formula = _to_latex(candidate).replace(" or ", ", ")  # two answers do not equal one of them
         bare = _MATRIX.sub("0", formula)
         if len(bare) <= _MAX_BARE and _BARE.fullmatch(bare):
             return rf"\boxed{{{formula}}}"
-    matrix = text[_end_of_last(text, _RESULT_PHRASES) :].strip()
+    matrix = text_after(_RESULT_PHRASES).strip()
     return rf"\boxed{{{matrix}}}" if _MATRIX.fullmatch(matrix) else given
 
 
-def _end_of_last(text: str, phrases: tuple[str, ...]) -> int:
-    """Return the position after the last of these phrases; 0 if there is none."""
-    lower = text.lower()
-    return max(position + len(each) if (position := lower.rfind(each)) >= 0 else 0 for each in phrases)
-
-
 def main(seconds: float, memory: int) -> None:
-    """Reply to the lines of the standard input until it is closed."""
+    """Reply to the frames on the standard input until it is closed."""
     logging.disable()
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    with os.fdopen(os.dup(1), "w") as replies, open(os.devnull, "w") as null:
+    channel = PipeChannel(0, os.dup(1))
+    with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 1)  # the output of libraries must not be read as a reply
-        compare("1", "1")  # lazy imports do not count as time of the first answer
-        print("ready", file=replies, flush=True)
-        for line in sys.stdin:
+    compare("1", "1")  # lazy imports do not count as time of the first answer
+    channel.sendall(pack(DATA, b"ready"))
+    while True:
+        try:
+            request = json.loads(receive(channel, NO_LIMIT)[1])
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal is not handled and ends the process
-            try:
-                reply = compare(**json.loads(line))
-            except MemoryError:
-                return  # too little memory is left for the next answer
-            except Exception:  # parsers fail on some texts
-                reply = {"readable": True, "right": False}
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            print(json.dumps(reply), file=replies, flush=True)
+            reply = compare(**request)
+        except (EOFError, MemoryError):
+            return  # the judge has closed, or too little memory is left for the next answer
+        except Exception:  # parsers fail on some texts
+            reply = {"readable": True, "right": False}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.sendall(pack(DATA, json.dumps(reply).encode()))
 
 
 if __name__ == "__main__":

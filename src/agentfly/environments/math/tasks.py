@@ -14,7 +14,7 @@ import ast
 import re
 import tomllib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,14 +30,6 @@ GSM8K = Source("GSM8K", "https://github.com/openai/grade-school-math (train.json
 MATH = Source("MATH", "https://github.com/hendrycks/math, MATH-500 https://github.com/openai/prm800k", "math")
 _INSTRUCTION = re.compile(r"\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*$")
 """An instruction at the end of the question in some copies of the files; it is removed."""
-_NAMES = (
-    "Ada", "Ben", "Chen", "Dora", "Emil", "Fatima", "Gita", "Hugo", "Ines", "Jona", "Kofi", "Lena", "Mira", "Noor",
-)  # fmt: skip
-_THINGS = ("apples", "bolts", "candles", "coins", "eggs", "lamps", "marbles", "nails", "pencils", "stamps", "tiles")
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-    "December",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +45,21 @@ class ProblemKind:
     def draw(self, random: Random) -> tuple[str, str]:
         """Draw a question and the program that computes its answer."""
         numbers = {name: random.randint(*limits) for name, limits in self.ranges.items()}
-        words = {"who": random.choice(_NAMES), "thing": random.choice(_THINGS)}
-        months = {f"month_{name}": _MONTHS[number - 1] for name, number in numbers.items() if number <= len(_MONTHS)}
-        return self.question.format(**numbers, **words, **months), self.program.format(**numbers)
+        words = _load_problems()["words"]
+        chosen = {"who": random.choice(words["names"]), "thing": random.choice(words["things"])}
+        months = {f"month_{name}": words["months"][number - 1] for name, number in numbers.items() if number <= 12}
+        return self.question.format(**numbers, **chosen, **months), self.program.format(**numbers)
+
+
+@cache
+def _load_problems() -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / "problems.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def load_kinds(level: int) -> tuple[ProblemKind, ...]:
     """Load the problem kinds of a level."""
-    text = (resources.files(__package__) / "problems.toml").read_text()
-    return tuple(ProblemKind(**each) for each in tomllib.loads(text)["kinds"] if each["level"] == level)
+    return tuple(ProblemKind(**each) for each in _load_problems()["kinds"] if each["level"] == level)
 
 
 def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
@@ -92,40 +89,29 @@ def run_program(program: str) -> str:
 
 def gsm8k_tasks(split: str) -> list[dict[str, Any]]:
     """Load the word problems of GSM8K: integers, two to eight steps."""
-
-    def read_answer(row: dict[str, Any]) -> str | None:
-        _, separator, answer = str(row.get("answer", "")).rpartition("#### ")
-        return answer.strip().replace(",", "") if separator else None
-
     file = "test.jsonl" if split == "test" else "train.jsonl"
-    return _load_tasks(GSM8K, "gsm8k", split, files=(f"gsm8k_{file}", f"gsm8k/{file}"), read_answer=read_answer)
+    return _load_tasks(GSM8K, "gsm8k", split, files=(f"gsm8k_{file}", f"gsm8k/{file}"))
 
 
 def math_tasks(split: str) -> list[dict[str, Any]]:
     """Load the competition problems of MATH, with `level` and `subject` if the file has them."""
-
-    def read_answer(row: dict[str, Any]) -> str | None:
-        if isinstance(row.get("answer"), str):
-            return str(row["answer"])
-        return extract_box(str(row.get("solution", "")))
-
     files = ("math500.jsonl", "math_test.jsonl") if split == "test" else ("math_train.jsonl",)
-    return _load_tasks(MATH, "math", split, files=files, read_answer=read_answer)
+    return _load_tasks(MATH, "math", split, files=files)
 
 
-def _load_tasks(
-    source: Source,
-    name: str,
-    split: str,
-    *,
-    files: tuple[str, ...],
-    read_answer: Callable[[dict[str, Any]], str | None],
-) -> list[dict[str, Any]]:
+def _load_tasks(source: Source, name: str, split: str, *, files: tuple[str, ...]) -> list[dict[str, Any]]:
     validate_split(split)
     tasks = []
     for number, (place, row) in enumerate(read_rows(source.file(*files))):
         question = row.get("question", row.get("problem"))
-        answer = read_answer(row)
+        answer: str | None
+        if source is GSM8K:  # the answer is at the end of the solution
+            _, mark, result = str(row.get("answer", "")).rpartition("#### ")
+            answer = result.strip().replace(",", "") if mark else None
+        elif isinstance(row.get("answer"), str):
+            answer = row["answer"]
+        else:
+            answer = extract_box(str(row.get("solution", "")))
         if not isinstance(question, str) or not answer:
             raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
         if split == "test" or (zlib.crc32(question.encode()) % 20 == 0) == (split == "validation"):

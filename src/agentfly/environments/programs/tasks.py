@@ -1,9 +1,7 @@
 """Program synthesis tasks: generated functions, and MBPP from its authors' file.
 
-A generated task has one example in the question and hidden tests. Most functions are composed of four parts: the items
-that are taken, a condition on them, a change of each, and what is returned. Letters in braces are placeholders: `{k}`,
-`{p}`, `{q}`, `{l}` and `{m}` for small numbers, `{c}` for a letter. The body of the function decides the split of a
-task, whatever the function is called.
+A generated task has one example in the question and hidden tests. The functions are in `functions.toml`; most are
+composed of parts. The body of the function decides the split of a task, whatever the function is called.
 
 MBPP (mostly basic Python problems) is read from the folder `code` of AGENTFLY_DATA. The splits are the authors', by
 task number.
@@ -11,8 +9,10 @@ task number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from random import Random
 from textwrap import indent
 from typing import Any
@@ -38,155 +38,12 @@ MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": ran
 """Task numbers of each split; `prompt` tasks are examples for few-shot prompts."""
 _MBPP_COLUMNS = {"question": ("query", "text", "prompt"), "solution": ("gold", "code"), "tests": ("tests", "test_list")}
 """Column names in InterCode's file and in the authors' own."""
-
-Arguments = Callable[[Random], tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionSpec:
-    """A function to be written."""
-
-    statement: str
-    parameters: str
-    body: str
-    arguments: Arguments
-    """Draws arguments for a call."""
+KINDS = ("numbers", "strings", "lists")
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSpec:
-    """Parts from which functions are composed."""
-
-    items: str
-    """The items in words."""
-    parameters: str
-    expression: str
-    """The items as a Python expression."""
-    arguments: Arguments
-    conditions: Sequence[tuple[str, str]]
-    """Words after `that`, and the condition on `x`."""
-    changes: Sequence[tuple[str, str]]
-    """What is done to each item, and the expression of `x`."""
-    results: Sequence[tuple[str, str]]
-    """What is returned, and the expression; `@` stands for the items."""
-
-    def draw(self, random: Random) -> FunctionSpec:
-        condition_words, condition = random.choice(self.conditions) if random.random() < 0.8 else ("", "")
-        change_words, change = random.choice(self.changes) if random.random() < 0.7 else ("", "x")
-        result_words, result = random.choice(self.results)
-        first = f"Take {self.items} that {condition_words}." if condition_words else f"Take {self.items}."
-        statement = " ".join(each for each in (first, change_words, result_words) if each)
-        items = f"{change} for x in {self.expression}" + (f" if {condition}" if condition else "")
-        return FunctionSpec(statement, self.parameters, f"return {result.replace('@', items)}", self.arguments)
-
-
-def _list(random: Random) -> tuple[Any, ...]:
-    return ([random.randint(-20, 40) for _ in range(random.randint(5, 9))],)
-
-
-def _number(low: int, high: int) -> Arguments:
-    return lambda random: (random.randint(low, high),)
-
-
-def _text(random: Random) -> tuple[Any, ...]:
-    return (" ".join(random.choices(_WORDS, k=random.randint(4, 8))),)
-
-
-_NUMBER_CONDITIONS = (
-    ("are even", "x % 2 == 0"), ("are odd", "x % 2 == 1"), ("are above {k}", "x > {k}"), ("are below {k}", "x < {k}"),
-    ("can be divided by {k}", "x % {k} == 0"), ("cannot be divided by {k}", "x % {k} != 0"),
-    ("are between {k} and {q}, both included", "{k} <= x <= {q}"),
-)  # fmt: skip
-_NUMBER_CHANGES = (
-    ("Square each.", "x * x"), ("Add {p} to each.", "x + {p}"), ("Subtract {p} from each.", "x - {p}"),
-    ("Multiply each by {p}.", "x * {p}"), ("Subtract each from {q}.", "{q} - x"),
-)  # fmt: skip
-_NUMBER_RESULTS = (
-    ("Return their sum.", "sum(@)"), ("Return the largest, or 0 if there is none.", "max((@), default=0)"),
-    ("Return the smallest, or 0 if there is none.", "min((@), default=0)"),
-    ("Return them as a list.", "[@]"), ("Return them as a list, smallest first.", "sorted(@)"),
-    ("Return them as a list, last one first.", "[@][::-1]"),
-    ("Return what is left of each when it is divided by {p}, as a list.", "[y % {p} for y in (@)]"),
-)  # fmt: skip
-_WORD_CONDITIONS = (
-    ("have more than {l} letters", "len(x) > {l}"), ("have fewer than {m} letters", "len(x) < {m}"),
-    ("contain the letter {c}", "'{c}' in x"), ("do not contain the letter {c}", "'{c}' not in x"),
-    ("have an even number of letters", "len(x) % 2 == 0"), ("do not begin with {c}", "not x.startswith('{c}')"),
-)  # fmt: skip
-_WORD_CHANGES = (
-    ("Write each backwards.", "x[::-1]"), ("Write each in capitals.", "x.upper()"), ("Write each twice.", "x * 2"),
-    ("Keep the first {l} letters of each.", "x[:{l}]"), ("Keep the last {l} letters of each.", "x[-{l}:]"),
-    ("Add {c} to the end of each.", "x + '{c}'"), ("Put {c} before each.", "'{c}' + x"),
-)  # fmt: skip
-_WORD_RESULTS = (
-    ("Return them as a list.", "[@]"), ("Return them as a list in alphabetical order.", "sorted(@)"),
-    ("Return them joined by commas.", "','.join(@)"), ("Return them joined by dashes.", "'-'.join(@)"),
-    ("Return them as one text, last one first, with a space between.", "' '.join([@][::-1])"),
-    ("Return the list of their lengths.", "[len(y) for y in (@)]"),
-)  # fmt: skip
-
-
-def _number_pipeline(items: str, parameters: str, expression: str, arguments: Arguments) -> PipelineSpec:
-    tables = _NUMBER_CONDITIONS, _NUMBER_CHANGES, _NUMBER_RESULTS
-    return PipelineSpec(items, parameters, expression, arguments, *tables)
-
-
-_SPECS: dict[str, tuple[PipelineSpec | FunctionSpec, ...]] = {
-    "numbers": (
-        _number_pipeline("the whole numbers from 1 to n", "n", "range(1, n + 1)", _number(8, 40)),
-        _number_pipeline("the digits of n", "n", "map(int, str(n))", _number(10**5, 10**9)),
-        FunctionSpec(
-            "Return number n of the row that begins with {p} and {q} and in which each further number is the sum of "
-            "the two before it; {p} is number 0.",
-            "n", "a, b = {p}, {q}\nfor _ in range(n):\n    a, b = b, a + b\nreturn a", _number(2, 30),
-        ),
-        FunctionSpec(
-            "Return the digits of n in base {k} as a list, the lowest first.",
-            "n", "digits = []\nwhile n:\n    digits.append(n % {k})\n    n //= {k}\nreturn digits", _number(50, 5000),
-        ),
-        FunctionSpec(
-            "Return a times {p} if a is more than {k} above b, else b times {q}.",
-            "a, b", "return a * {p} if a > b + {k} else b * {q}",
-            lambda random: (random.randint(1, 60), random.randint(1, 60)),
-        ),
-    ),
-    "strings": (
-        PipelineSpec("the words of s", "s", "s.split()", _text, _WORD_CONDITIONS, _WORD_CHANGES, _WORD_RESULTS),
-        FunctionSpec(
-            "Shift every letter of s by {k} places in the alphabet, from z on to a. The letters are small; leave "
-            "spaces as they are.",
-            "s", "return ''.join(c if c == ' ' else chr((ord(c) - 97 + {k}) % 26 + 97) for c in s)", _text,
-        ),
-        FunctionSpec(
-            "Leave out every character of s whose place can be divided by {k}; the first is in place 1.",
-            "s", "return ''.join(c for place, c in enumerate(s, 1) if place % {k})", _text,
-        ),
-        FunctionSpec(
-            "Return a dictionary that says for each letter of s how often it is there, without spaces and without "
-            "letters that are there fewer than {l} times.",
-            "s", "text = s.replace(' ', '')\nreturn {c: text.count(c) for c in text if text.count(c) >= {l}}", _text,
-        ),
-    ),
-    "lists": (
-        _number_pipeline("the numbers in xs", "xs", "xs", _list),
-        _number_pipeline("the sums of neighbours in xs", "xs", "map(sum, zip(xs, xs[1:]))", _list),
-        FunctionSpec("Move the first {l} items of xs to its end, and add {p} to each item.",
-                 "xs", "return [x + {p} for x in xs[{l}:] + xs[:{l}]]", _list),
-        FunctionSpec(
-            "Return the largest sum of {l} neighbours in xs, times {p}.",
-            "xs", "return {p} * max(sum(xs[i:i + {l}]) for i in range(len(xs) - {l} + 1))", _list,
-        ),
-        FunctionSpec(
-            "Begin with {p} and add the items of xs one by one. Return the list of the sums after each item.",
-            "xs", "total, sums = {p}, []\nfor x in xs:\n    total += x\n    sums.append(total)\nreturn sums", _list,
-        ),
-        FunctionSpec(
-            "Cut xs into pieces of {l}; the last may be shorter. Return the list of their sums, each times {p}.",
-            "xs", "return [{p} * sum(xs[i:i + {l}]) for i in range(0, len(xs), {l})]", _list,
-        ),
-    ),
-}  # fmt: skip
-KINDS = tuple(_SPECS)
+@cache
+def _load_functions() -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / "functions.toml").read_text(encoding="utf-8"))
 
 
 def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str]) -> list[dict[str, Any]]:
@@ -196,46 +53,64 @@ def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str]) -> list[
 
     def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
         kind = kinds[number % len(kinds)]
-        spec = random.choice(_SPECS[kind])
-        function = spec.draw(random) if isinstance(spec, PipelineSpec) else spec
+        function = random.choice(_load_functions()[kind])
+        if "items" in function:
+            statement, body = _draw_pipeline(random, function)
+        else:
+            statement, body = function["statement"], function["body"]
         small = random.randint(2, 9)
         values = {"k": small, "p": random.randint(2, 9), "q": small + random.randint(2, 9), "l": random.randint(2, 4),
                   "m": random.randint(4, 6), "c": random.choice("abcdehiklmnorstu")}  # fmt: skip
-        statement, body = function.statement, function.body
         for letter, value in values.items():  # not by str.format: the code has braces of its own
             statement, body = (text.replace(f"{{{letter}}}", str(value)) for text in (statement, body))
         if not belongs_to(body, split):  # checked here too, before the slow search for tests
             return None
-        columns = _make_columns(replace(function, statement=statement, body=body), random)
-        return None if columns is None else (body, {"question": columns.pop("question"), "kind": kind, **columns})
+        # Draw a name, then tests that a constant, or a function that returns an argument, passes at most once: all
+        # arguments and all values differ, and no value equals an argument.
+        name = random.choice(_FUNCTION_NAMES)
+        signature = f"{name}({function['parameters']})"
+        solution = f"def {signature}:\n{indent(body, '    ')}"
+        names: dict[str, Any] = {}
+        exec(solution, names)  # code of `functions.toml`
+        for _ in range(_MAX_ATTEMPTS):
+            calls = [_draw_arguments(random, function["arguments"]) for _ in range(HIDDEN_TESTS + 1)]
+            results = [names[name](*arguments) for arguments in calls]
+            if len(set(map(repr, calls))) < len(calls) or len(set(map(repr, results))) < len(results):
+                continue
+            if any(result in arguments for arguments, result in zip(calls, results, strict=True)):
+                continue
+            example, *tests = (
+                f"assert {name}({', '.join(map(repr, arguments))}) == {result!r}"
+                for arguments, result in zip(calls, results, strict=True)
+            )
+            question = f"Write {signature}. {statement}\n{example}"
+            columns = {"question": question, "kind": kind, "tests": tests, "solution": solution, "example": example}
+            return body, columns
+        return None
 
     return sample_tasks("programs", split, count, seed, draw)
 
 
-def _make_columns(function: FunctionSpec, random: Random) -> dict[str, Any] | None:
-    """Return the columns of a task; None if no tests were found that a trivial function fails.
+def _draw_pipeline(random: Random, function: Mapping[str, Any]) -> tuple[str, str]:
+    """Draw a condition, a change and a result for the items of a pipeline. Returns statement and body."""
+    parts = _load_functions()["parts"][function["parts"]]
+    condition_words, condition = random.choice(parts["conditions"]) if random.random() < 0.8 else ("", "")
+    change_words, change = random.choice(parts["changes"]) if random.random() < 0.7 else ("", "x")
+    result_words, result = random.choice(parts["results"])
+    items = function["items"]
+    first = f"Take {items} that {condition_words}." if condition_words else f"Take {items}."
+    statement = " ".join(each for each in (first, change_words, result_words) if each)
+    generator = f"{change} for x in {function['expression']}" + (f" if {condition}" if condition else "")
+    return statement, f"return {result.replace('@', generator)}"
 
-    A constant, or a function that returns an argument, must pass at most one of the tests: all arguments and all values
-    differ, and no value equals an argument.
-    """
-    name = random.choice(_FUNCTION_NAMES)
-    solution = f"def {name}({function.parameters}):\n{indent(function.body, '    ')}"
-    names: dict[str, Any] = {}
-    exec(solution, names)  # code of this module
-    for _ in range(_MAX_ATTEMPTS):
-        calls = [function.arguments(random) for _ in range(HIDDEN_TESTS + 1)]
-        values = [names[name](*arguments) for arguments in calls]
-        if len(set(map(repr, calls))) < len(calls) or len(set(map(repr, values))) < len(values):
-            continue
-        if any(value == argument for arguments, value in zip(calls, values, strict=True) for argument in arguments):
-            continue
-        example, *tests = (
-            f"assert {name}({', '.join(map(repr, arguments))}) == {value!r}"
-            for arguments, value in zip(calls, values, strict=True)
-        )
-        question = f"Write {name}({function.parameters}). {function.statement}\n{example}"
-        return {"question": question, "tests": tests, "solution": solution, "example": example}
-    return None
+
+def _draw_arguments(random: Random, kind: str | Sequence[Sequence[int]]) -> tuple[Any, ...]:
+    """Draw the arguments of a call: a list of numbers, a text, or one number from each range."""
+    if kind == "list":
+        return ([random.randint(-20, 40) for _ in range(random.randint(5, 9))],)
+    if isinstance(kind, str):
+        return (" ".join(random.choices(_WORDS, k=random.randint(4, 8))),)
+    return tuple(random.randint(low, high) for low, high in kind)
 
 
 def mbpp_tasks(split: str, *, shown: int = 1) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""Repair: a Python package with a bug in a sandbox session, to read, run and repair.
+"""Repair: a Python package with a bug in a sandbox session, to read, run and repair; and its rewards.
 
 The session has the package and some of its tests. The hidden tests are never in it: the reward takes only the package's
-source files and runs the tests on them in another session (see `judge`).
+source files and runs the tests on them in another session (see `judge`). Rewards have no time limit of their own: the
+judge limits the time of each package, and waiting for the judge is not counted.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.repair import tasks
-from agentfly.environments.repair.judge import copy_image_folder, is_source, open_task_sandbox
+from agentfly.environments.repair.judge import RepairJudge, copy_image_folder, is_source, open_task_sandbox
 from agentfly.environments.repair.mutation import Mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import FileAccessError, Outcome
+from agentfly.scoring import reward
 from agentfly.types import Task, ToolCall
 
 _MAX_FILE_BYTES = 1 << 20
@@ -104,3 +106,33 @@ class Repair(CodeInterpreter):
     async def _observe(self, outcome: Outcome) -> dict[str, Any]:
         self._has_run = True
         return await super()._observe(outcome)
+
+
+@reward(timeout=None)
+async def repaired(
+    env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
+) -> dict[str, Any]:
+    """1 if all hidden tests pass, else 0."""
+    fixed, intact = await _pass_rates(env, judge, task, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
+    return {"reward": float(fixed == intact == 1), "fail_to_pass": fixed, "pass_to_pass": intact}
+
+
+@reward(timeout=None)
+async def tests_pass(
+    env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
+) -> dict[str, Any]:
+    """The fraction of the failing hidden tests that pass now; 0 if another test is broken."""
+    fixed, intact = await _pass_rates(env, judge, task, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
+    return {"reward": fixed if intact == 1 else 0.0, "fail_to_pass": fixed, "pass_to_pass": intact}
+
+
+async def _pass_rates(
+    env: Repair, judge: RepairJudge, task: Task, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
+) -> tuple[float, float]:
+    if isinstance(fail_to_pass, str) or isinstance(pass_to_pass, str):
+        raise DataError("the columns 'fail_to_pass' and 'pass_to_pass' must be lists of tests, not texts")
+    if not fail_to_pass:
+        raise DataError("the column 'fail_to_pass' names no test: there is nothing to repair")
+    passing = await judge.passing_tests(task.columns, await env.sources())
+    fixed, intact = (sum(test in passing for test in tests) for tests in (fail_to_pass, pass_to_pass))
+    return fixed / len(fail_to_pass), intact / len(pass_to_pass) if pass_to_pass else 1.0

@@ -17,6 +17,7 @@ import ast
 import json
 import posixpath
 import random
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -132,7 +133,8 @@ class RepairJudge(CodeJudge):
         files = {path: data for path, data in (columns.get("files") or {}).items() if not is_source(path, package)}
         files |= columns["tests"]
         names = [*(columns.get("fail_to_pass") or ()), *(columns.get("pass_to_pass") or ())]
-        tests = sorted({name.partition("::")[0] for name in names} | {path for path in files if _is_pytest_file(path)})
+        found = {path for path in files if re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py\Z", path)}
+        tests = sorted({name.partition("::")[0] for name in names} | found)
         if not tests:
             raise DataError("the task has no test file: none is named test_….py or …_test.py")
 
@@ -213,11 +215,6 @@ def is_source(path: str, package: str) -> bool:
     """Whether a path is a source file of the package, which a chain repairs."""
     is_inside = path == f"{package}.py" or path.startswith(f"{package}/")
     return is_inside and path.endswith(".py") and not is_test_file(path)
-
-
-def _is_pytest_file(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
 async def open_task_sandbox(columns: Mapping[str, Any], mechanism: Mechanism) -> Sandbox:

@@ -190,29 +190,29 @@ class Provider:
         return [Hit(each, 1 / rank) for rank, each in enumerate(passages[:k], 1)]
 
     def _send(self, request: dict[str, Any]) -> list[Passage]:
+        """Send one request and parse the response. Raises ValueError if the response is malformed."""
         if self._rate_limiter is not None:
             self._rate_limiter.acquire_blocking()
         with self._client.stream(**request) as response:
-            if response.is_success:
-                return self._parse(parse_json(read_body_sync(response, self._max_response_bytes)))
             status = response.status_code
-            problem = f"status {status}: {read_error_text_sync(response):.120}"
+            if response.is_success:
+                reply = parse_json(read_body_sync(response, self._max_response_bytes))
+            else:
+                problem = f"status {status}: {read_error_text_sync(response):.120}"
+        if response.is_success:
+            try:
+                passages = self.engine.parse_response(reply)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError) as error:
+                raise ValueError(f"it replied {reprlib.repr(reply)}, which cannot be read ({error!r:.200})") from error
+            if not all(isinstance(text, str) for each in passages for text in (each.title, each.text, each.id)):
+                raise ValueError(f"it replied {reprlib.repr(reply)}: title, text and address must be text")
+            return passages
         if status in _RETRYABLE_STATUSES:
             raise _RetryableSearch(problem, parse_retry_after(response.headers.get("retry-after", "")))
         if status in (401, 403):
             key = self.engine.key
             problem += f"; is {key} right?" if key else "; it refuses access, and is asked without a key"
         raise SearchFailed(problem)
-
-    def _parse(self, reply: Any) -> list[Passage]:
-        """Parse a JSON response. Raises ValueError if it is malformed."""
-        try:
-            passages = self.engine.parse_response(reply)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, DataError) as error:
-            raise ValueError(f"it replied {reprlib.repr(reply)}, which cannot be read ({error!r:.200})") from error
-        if not all(isinstance(text, str) for each in passages for text in (each.title, each.text, each.id)):
-            raise ValueError(f"it replied {reprlib.repr(reply)}: title, text and address must be text")
-        return passages
 
 
 def strip_markup(markup: str) -> str:
@@ -225,25 +225,22 @@ def strip_markup(markup: str) -> str:
 def server(address: str) -> SearchEngine:
     """A retrieval server: `agentfly search serve`, the API of Search-R1, or, if the address ends in /search, the API of
     the original AgentFly."""
-    if address.rstrip("/").endswith("/search"):
-        return SearchEngine(
-            "server",
-            address,
-            lambda query, k, _: {"method": "POST", "json": {"query": query, "top_k": k}},
-            lambda reply: [Passage.of(row, number) for number, row in enumerate(reply["results"])],
-            max_results=100,
-            per_second=None,
-        )
-    address = address.rstrip("/")
-    return SearchEngine(
-        "server",
-        address if address.endswith("/retrieve") else f"{address}/retrieve",
-        lambda query, k, _: {"method": "POST", "json": {"queries": [query], "topk": k, "return_scores": True}},
-        # Without scores, a row is the document itself.
-        lambda reply: [Passage.of(row.get("document", row), number) for number, row in enumerate(reply["result"][0])],
-        max_results=100,
-        per_second=None,
-    )
+    bare = address.rstrip("/")
+    is_single = bare.endswith("/search")
+
+    def build_request(query: str, k: int, _: str) -> dict[str, Any]:
+        batch = {"queries": [query], "topk": k, "return_scores": True}
+        return {"method": "POST", "json": {"query": query, "top_k": k} if is_single else batch}
+
+    def parse_response(reply: Any) -> list[Passage]:
+        rows = reply["results"] if is_single else reply["result"][0]
+        # Without scores, a row of a batch is the document itself.
+        documents = rows if is_single else [row.get("document", row) for row in rows]
+        return [Passage.of(document, number) for number, document in enumerate(documents)]
+
+    batch_url = bare if bare.endswith("/retrieve") else f"{bare}/retrieve"
+    url = address if is_single else batch_url
+    return SearchEngine("server", url, build_request, parse_response, max_results=100, per_second=None)
 
 
 def _parse_rows(rows: Any, title: str, text: str, address: str) -> list[Passage]:

@@ -1,12 +1,17 @@
-"""Search environment: each chain searches passages that all chains share.
+"""Search environment: each chain searches passages that all chains share. And search tools without an environment.
 
 The source of passages is, in this order: the task's column `passages`; the generated encyclopedia that its column
 `encyclopedia` names; the attribute `source` of the class. Indexes are read-only and shared by all instances of a
 process, so an instance stores only which titles its chain has seen.
+
+The tools search the web, Wikipedia, a retrieval server, or any other retriever under a name of your choice. A retriever
+is opened on the first search, so a missing API key is reported only when the tool is used. All chains share the
+connections, the rate limit and the cache of a retriever.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,9 +24,14 @@ from agentfly.environments.search.index import BM25Index, Passage, Retriever, fo
 from agentfly.environments.search.tasks import Encyclopedia
 from agentfly.errors import ConfigError, DataError, EnvironmentFault
 from agentfly.threads import call
-from agentfly.tooling import tool
+from agentfly.tooling import Tool, tool
 from agentfly.types import Task, ToolCall
 
+TOP_K = 3
+"""Number of passages per search."""
+SERVER = "RETRIEVER_API_URL"
+"""Environment variable with the URL of the retrieval server."""
+_EMPTY_QUERY = "Error: the query is empty. Say what to look for."
 _ENCYCLOPEDIAS: OrderedDict[tuple[str, int, int], tuple[Encyclopedia, BM25Index]] = OrderedDict()
 """LRU cache by split, seed and number of articles."""
 _ENCYCLOPEDIAS_LOCK = threading.Lock()
@@ -35,7 +45,7 @@ class Search(Environment):
     scored_by = "qa_em"
     source: ClassVar[Retriever | str | None] = None
     """A retriever, an index folder, the URL of a server or the name of a search engine. None: the task's own."""
-    top_k: ClassVar[int] = 3
+    top_k: ClassVar[int] = TOP_K
     """Number of passages per search."""
     longest: ClassVar[int] = 2000
     """Number of characters of a passage that are shown."""
@@ -87,7 +97,7 @@ class Search(Environment):
             query: What to look for: a name, or a few words that the passage should have.
         """
         if not query.strip():
-            return {"observation": "Error: the query is empty. Say what to look for.", "titles": []}
+            return {"observation": _EMPTY_QUERY, "titles": []}
         try:
             (hits,) = await call(self._retriever.search, [query], self.top_k)
         except SearchFailed as error:  # not the model's fault: any query would have failed
@@ -127,3 +137,58 @@ def _load_encyclopedia(column: Any) -> tuple[Encyclopedia, BM25Index]:
         while len(_ENCYCLOPEDIAS) > 1 and sum(size for _, _, size in _ENCYCLOPEDIAS) > _MAX_CACHED_ARTICLES:
             _ENCYCLOPEDIAS.popitem(last=False)
         return _ENCYCLOPEDIAS[key]
+
+
+async def _search(source: Retriever | str, query: str, top_k: int) -> str:
+    if not query.strip():
+        return _EMPTY_QUERY
+    retriever = await call(open_retriever, source) if isinstance(source, str) else source
+    (hits,) = await call(retriever.search, [query], top_k)
+    return format_hits(hits)
+
+
+def search_tool(source: Retriever | str, name: str = "search", *, top_k: int = TOP_K) -> Tool:
+    """Create a search tool for a retriever, an index folder, the URL of a server, or a search engine by name."""
+
+    @tool(name=name)
+    async def search(query: str) -> str:
+        """Search for passages. Shows the few that fit best, each with its title.
+
+        Args:
+            query: What to look for: a name, or a few words that the passage should have.
+        """
+        return await _search(source, query, top_k)
+
+    return search
+
+
+@tool
+async def google_search(query: str) -> str:
+    """Search the web. Shows the titles and excerpts of the best pages.
+
+    Args:
+        query: What to look for, in the words that a page about it would have.
+    """
+    return await _search("serper", query, TOP_K)
+
+
+@tool
+async def wikipedia_search(query: str) -> str:
+    """Search Wikipedia. Shows the titles and introductions of the best articles.
+
+    Args:
+        query: What to look for: the name of an article, or a few words.
+    """
+    return await _search("wikipedia", query, TOP_K)
+
+
+@tool
+async def retrieve(query: str) -> str:
+    """Search a collection of passages. Shows the few that fit best, each with its title.
+
+    Args:
+        query: What to look for: a name, or a few words that the passage should have.
+    """
+    if not (address := os.environ.get(SERVER)):
+        raise ConfigError(f"set {SERVER} to the address of a retrieval server; `agentfly search serve` starts one")
+    return await _search(address, query, TOP_K)

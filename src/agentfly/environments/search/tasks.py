@@ -9,9 +9,11 @@ containing articles.
 from __future__ import annotations
 
 import json
+import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import count
 from random import Random
 from typing import Any
@@ -36,7 +38,7 @@ class Relation:
     name: str
     target: str
     """Kind of article that the value refers to; otherwise the type of value: `word`, `sea`, `year` or `number`."""
-    sentences: tuple[str, ...]
+    sentences: Sequence[str]
     """Templates of the sentence in the article: {x} is the subject, {y} the value."""
     phrase: str
     """Template of a noun phrase for the value, for questions with several hops."""
@@ -44,30 +46,11 @@ class Relation:
     """Template of a question for the value."""
 
 
-_RELATIONS_TABLE = """
-person   | birthplace | town    | {x} was born in {y}. / {x} first saw the light of day in {y}. | the town where {x} was born | In which town was {x} born?
-person   | mentor     | person  | As a young scholar, {x} was taught by {y}. / The mentor of {x} was {y}. | the mentor of {x} | Who was the mentor of {x}?
-person   | employer   | company | For most of a long career, {x} worked for {y}. / {y} employed {x} for decades. | the company that employed {x} | Which company employed {x}?
-person   | born       | year    | The year of birth is given as {y}. / The birth took place in the year {y}. | the year in which {x} was born | In which year was {x} born?
-town     | country    | country | {x} is a town in {y}. / The town of {x} lies in {y}. | the country in which {x} lies | In which country does {x} lie?
-town     | river      | river   | It stands on the banks of the {y}. / The {y} flows through its old centre. | the river on which {x} stands | On which river does {x} stand?
-town     | mayor      | person  | Its mayor is {y}. / {y} has been elected mayor. | the mayor of {x} | Who is the mayor of {x}?
-town     | population | number  | The population is {y}. / At the last census {y} people lived here. | the population of {x} | What is the population of {x}?
-country  | capital    | town    | The capital of {x} is {y}. / {x} is governed from its capital, {y}. | the capital of {x} | What is the capital of {x}?
-country  | currency   | word    | People pay with the {y}. / Its currency is the {y}. | the currency of {x} | What is the currency of {x}?
-country  | language   | word    | The official language is {y}. / Nearly everybody there speaks {y}. | the language of {x} | What is the official language of {x}?
-company  | founder    | person  | {x} was founded by {y}. / The founder of {x} was {y}. | the founder of {x} | Who founded {x}?
-company  | seat       | town    | Its headquarters are in {y}. / The firm is run from {y}. | the town in which {x} has its headquarters | In which town does {x} have its headquarters?
-company  | founded    | year    | Business began in {y}. / It has existed since {y}. | the year in which {x} was founded | In which year was {x} founded?
-river    | sea        | sea     | The {x} flows into the {y}. / The mouth of the {x} is at the {y}. | the sea that the {x} flows into | Into which sea does the {x} flow?
-river    | source     | town    | Its source is near {y}. / It rises in the hills above {y}. | the town where the {x} rises | Near which town does the {x} rise?
-river    | length     | number  | It is {y} metres long. / From source to mouth it measures {y} metres. | the length of the {x} | How many metres long is the {x}?
-"""  # noqa: E501
 RELATIONS = tuple(
-    Relation(kind, name, target, tuple(sentences.split(" / ")), phrase=phrase, question=question)
-    for kind, name, target, sentences, phrase, question in (
-        map(str.strip, line.split(" | ")) for line in _RELATIONS_TABLE.strip().splitlines()
-    )
+    Relation(**each)
+    for each in tomllib.loads((resources.files(__package__) / "relations.toml").read_text(encoding="utf-8"))[
+        "relations"
+    ]
 )
 _ARTICLE_SHARES = {"person": 0.45, "town": 0.25, "country": 0.05, "company": 0.15, "river": 0.10}
 _RELATIONS_OF = {kind: [each for each in RELATIONS if each.kind == kind] for kind in _ARTICLE_SHARES}

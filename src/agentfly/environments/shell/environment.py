@@ -1,4 +1,4 @@
-"""Shell environment: a sandbox session with the file tree of the task.
+"""Shell environment: a sandbox session with the file tree of the task, and its rewards.
 
 The files that a chain leaves and the output of its last command are compared with those of the gold command, which runs
 on a copy of the tree in a separate session.
@@ -27,6 +27,7 @@ from agentfly.environments.shell.state import (
 )
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Session
+from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
@@ -119,29 +120,30 @@ class Shell(SandboxEnvironment):
     async def evaluate(self, answer: str = "") -> dict[str, Any]:
         """Compare files and output with those of the gold command.
 
-        Returns `match` (both are equal), `similarity` (as in InterCode), `changed` (the files are equal), `said` (the
-        output of the last command, or the final answer, is equal) and `commands`.
+        Returns `match` (both are equal), `similarity` (as in InterCode), `files_correct` (the files are equal),
+        `output_correct` (the output of the last command, or the final answer, is equal) and `commands`.
         """
         expected = await self._run_gold()
         ordered = self._gold is not None and bool(_SORT.search(self._gold))
-        said = not expected.output.strip() or any(
+        output_correct = not expected.output.strip() or any(
             equal_output(text, expected.output, ordered=ordered) for text in (self.printed, answer)
         )
         try:
             state = await read_state(self.session)
         except UnreadableState:
-            return {"match": False, "similarity": 0.0, "changed": False, "said": said, "commands": self.commands}
-        changed = dict(state) == dict(expected.after)
+            scores = {"match": False, "similarity": 0.0, "files_correct": False}
+            return {**scores, "output_correct": output_correct, "commands": self.commands}
+        files_correct = dict(state) == dict(expected.after)
         # A third each for the paths that changed, for their contents, and for the output.
         ours, theirs = (set(diff_states(expected.before, after).items()) for after in (state, expected.after))
         common = [path for path, status in ours & theirs if status != "D"]
         contents = sum(state[path] == expected.after[path] for path in common) / len(common) if common else 1.0
         output = text_similarity(self.printed, expected.output) if expected.output.strip() else 1.0
         return {
-            "match": changed and said,
+            "match": files_correct and output_correct,
             "similarity": (1 - math.erf(len(ours ^ theirs)) + contents + output) / 3,
-            "changed": changed,
-            "said": said,
+            "files_correct": files_correct,
+            "output_correct": output_correct,
             "commands": self.commands,
         }
 
@@ -174,3 +176,17 @@ class Shell(SandboxEnvironment):
         if self._gold is None:
             raise ConfigError("this task has no expert: its row has no column 'gold'")
         return "Done." if self.commands else ToolCall("shell", {"command": self._gold})
+
+
+@reward
+async def shell_match(prediction: str, env: Shell) -> dict[str, Any]:
+    """1 if the files and the output equal those of the gold command, otherwise 0."""
+    scores = await env.evaluate(prediction)
+    return {"reward": float(scores.pop("match")), **scores}
+
+
+@reward
+async def shell_similarity(prediction: str, env: Shell) -> dict[str, Any]:
+    """Mean similarity of changed paths, contents and output, as in InterCode."""
+    scores = await env.evaluate(prediction)
+    return {"reward": scores["similarity"], **scores}

@@ -1,4 +1,4 @@
-"""SQL environment: each chain queries and modifies its own in-memory copy of a database.
+"""SQL environment: each chain queries and modifies its own in-memory copy of a database. And its rewards.
 
 The submitted query and the gold query, which the model never sees, are run on fresh copies.
 """
@@ -24,6 +24,7 @@ from agentfly.environments.sql.database import (
 from agentfly.environments.sql.generator import LEVELS
 from agentfly.environments.sql.images import GOLD_SECONDS, load_image, load_twins
 from agentfly.errors import ConfigError, DataError
+from agentfly.scoring import reward
 from agentfly.threads import call
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
@@ -177,3 +178,17 @@ def _run_select(image: bytes, query: str, seconds: float) -> QueryResult:
     if not result.columns:
         raise QueryFailed("it is not a query: it returns no rows")
     return result
+
+
+@reward
+async def sql_match(prediction: str, env: SQL) -> dict[str, Any]:
+    """1 if the result of the submitted query equals that of the gold query, otherwise 0."""
+    scores = await env.evaluate(prediction)
+    return {"reward": float(scores.pop("match")), **scores}
+
+
+@reward
+async def sql_iou(prediction: str, env: SQL) -> dict[str, Any]:
+    """Intersection over union of the rows of both results, as in InterCode."""
+    scores = await env.evaluate(prediction)
+    return {"reward": scores["iou"], **scores}

@@ -19,8 +19,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from . import solution, swallowed
-from .peer import Peer, RemoteObject
+from . import checks
+from .peer import Peer, RemoteObject, serve_solution
 from .plain import exception_class
 
 _SET_DUMPABLE, _GET_DUMPABLE = 4, 3
@@ -42,9 +42,9 @@ _LAZY = (types.CoroutineType, types.GeneratorType)
 _SILENT_EXCEPTIONS = frozenset(("StopIteration", "StopAsyncIteration", "CancelledError"))
 """Exceptions that end an iterator or a task silently: with StopIteration `all(map(f, cases))` would hold. RuntimeError
 replaces them, as in generators (PEP 479), unless the tests name them."""
-_globals: dict[str, Any] = {"__name__": "tests", swallowed.END: swallowed.report_end}
+_globals: dict[str, Any] = {"__name__": "tests", checks.END: checks.report_end}
 _failed: list[str] = []
-"""Failed assertions of the current step that the solution swallowed."""
+"""Failed assertions of the current step that the solution checks."""
 _skipped: list[str] = []
 """Checks of the current step that the solution kept from being reached."""
 _handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
@@ -101,7 +101,7 @@ class Handle(RemoteObject):
         try:
             swallows = bool(_peer.ask("leave", self, error))
         except BaseException as other:
-            if error is not None and swallowed.is_failed_check(error):
+            if error is not None and checks.is_failed_check(error):
                 if isinstance(other, AssertionError):
                     _mark_as_own(other)
                 else:
@@ -200,16 +200,16 @@ class _SolutionPeer(Peer):
                 del _failed[failed:]
                 _mark_as_own(error)
             silent = {cls.__name__ for cls in type(error).__mro__} & _SILENT_EXCEPTIONS
-            if silent and operation != "next" and not any(map(swallowed.uses_name, silent)):
+            if silent and operation != "next" and not any(map(checks.uses_name, silent)):
                 raise RuntimeError(f"the solution raised {type(error).__name__}") from error
             raise
 
 
 def _record_loss(error: BaseException) -> None:
     """Record what the test loses if the solution swallows this exception of the tests."""
-    if swallowed.is_failed_check(error):
+    if checks.is_failed_check(error):
         _failed.append("the solution swallowed a failed assertion of the test")
-    elif check := swallowed.find_skipped_check(error):
+    elif check := checks.find_skipped_check(error):
         _skipped.append(f"the solution swallowed {type(error).__name__}, so that this was not reached: {check}")
 
 
@@ -265,7 +265,7 @@ def start_solution(source: str) -> str:
     if child == 0:
         try:
             own.close()
-            solution.serve_solution(other)
+            serve_solution(other)
         finally:
             os._exit(0)
     other.close()
@@ -295,8 +295,8 @@ def run(source: str) -> str:
     """Run a step of the tests."""
     _failed.clear()
     _skipped.clear()
-    result = _report(lambda: exec(swallowed.compile_tests(source), _globals))
-    error = [*_failed, *_skipped, swallowed.find_incomplete_test(source)][0]
+    result = _report(lambda: exec(checks.compile_tests(source), _globals))
+    error = [*_failed, *_skipped, checks.find_incomplete_test(source)][0]
     return f"failed: {error}" if result == "passed" and error else result
 
 

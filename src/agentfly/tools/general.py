@@ -1,4 +1,7 @@
-"""Arithmetic without `eval`: only numbers, operators and the functions listed here are evaluated."""
+"""The general tools: `calculate`, and tools that give the final answer and end the chain.
+
+Arithmetic works without `eval`: only numbers, operators and the functions listed here are evaluated.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ _MAX_BITS = 20_000
 """Maximum bits of an integer, also of intermediate results: larger ones would take too much time and memory."""
 _MAX_LENGTH = 10_000
 """Maximum characters of an expression."""
+_MAX_ANSWER = 100_000
+"""Maximum characters of a final answer."""
 
 
 def _power(base: float, exponent: float) -> float:
@@ -100,3 +105,33 @@ def _evaluate(node: ast.AST) -> Any:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ValueError("a number on the way is too large to work out")
     return value
+
+
+@tool(ends_chain=True, max_length=_MAX_ANSWER)
+async def answer(answer: str) -> str:
+    """Give the final answer. Nothing can be done after it.
+
+    Args:
+        answer: The final answer, and nothing else.
+    """
+    return answer
+
+
+@tool(ends_chain=True, max_length=_MAX_ANSWER)
+async def answer_qa(answer: str) -> str:
+    """Give the final answer to the question. Nothing can be done after it.
+
+    Args:
+        answer: The answer in as few words as there are: a name, a date, a number, yes or no; no sentence around it.
+    """
+    return answer
+
+
+@tool(ends_chain=True, max_length=_MAX_ANSWER)
+async def answer_math(answer: str) -> str:
+    """Give the final result of the problem. Nothing can be done after it.
+
+    Args:
+        answer: The result alone: a number or an expression, in LaTeX or plain; no words, and no unit unless asked for.
+    """
+    return answer

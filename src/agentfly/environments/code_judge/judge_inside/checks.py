@@ -27,7 +27,6 @@ _ended: set[str] = set()
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Loop = (ast.For, ast.AsyncFor, ast.While)
-_With = (ast.With, ast.AsyncWith)
 _MAX_CHARACTERS = 200
 
 
@@ -118,9 +117,13 @@ def _remaining_checks(entry: TracebackType) -> Iterator[ast.AST]:
     running: FrameType | None = sys._getframe()
     while running is not None and running is not frame:
         running = running.f_back
-    scopes: list[Any]
+    scopes: list[Any] = []
     if running is not None:
-        scopes = [node for node in ast.walk(tree) if isinstance(node, _With) and _is_in_head(node, frame.f_lineno)]
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.With, ast.AsyncWith)):
+                head_end = max(each.context_expr.end_lineno or 0 for each in node.items)
+                if node.lineno <= frame.f_lineno <= head_end:
+                    scopes.append(node)
     else:
         scopes = [node for node in ast.walk(tree) if isinstance(node, _Function) and _contains(node, line)]
         scopes.sort(key=lambda node: (node.lineno, node.col_offset))
@@ -133,10 +136,6 @@ def _remaining_checks(entry: TracebackType) -> Iterator[ast.AST]:
     for node in _walk_scope(innermost):
         if getattr(node, "end_lineno", 0) >= first and _is_check(node):
             yield node
-
-
-def _is_in_head(node: ast.With | ast.AsyncWith, line: int) -> bool:
-    return node.lineno <= line <= max(each.context_expr.end_lineno or 0 for each in node.items)
 
 
 def _contains(node: Any, line: int) -> bool:
