@@ -102,8 +102,8 @@ def test_broken_property_is_the_only_failure(
 def test_blocked_event_loop_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(check, "GRACE", 0.2)
-    report = check_environment(environments.Blocking, seconds=0.3)
+    monkeypatch.setattr(check, "GRACE", 0.5)
+    report = check_environment(environments.Blocking, seconds=0.5)
     assert "it blocks the event loop" in report.failures["starts"]
 
 

@@ -121,6 +121,7 @@ def test_text_of_any_bytes_has_one_token_per_byte() -> None:
     assert codec.decode(codec.plain(text)) == text
 
 
+@pytest.mark.integration
 def test_tokenizer_without_control_tokens_is_rejected() -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
