@@ -362,7 +362,7 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
     for name, length in lengths.items():
         if length is not None and length > positions:
             raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
-    settings = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
+    settings: dict[str, Any] = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
     backend: Any = settings.pop("backend", "transformers")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
