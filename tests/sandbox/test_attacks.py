@@ -176,7 +176,7 @@ count
     ],
 )
 async def test_hanging_code_is_ended(open_session, monkeypatch, code: str) -> None:
-    monkeypatch.setattr("agentfly.sandbox.session.GRACE", 0.2)
+    monkeypatch.setattr("agentfly.sandbox.host.GRACE", 0.2)
     session = await open_session()
     outcome = await session.run(code, timeout=0.3)
     assert outcome.end in (EndReason.TIMEOUT, EndReason.OUT_OF_MEMORY), outcome.text

@@ -119,7 +119,7 @@ async def test_state_survives_exit_and_interrupt(session, code: str, end: EndRea
 
 
 async def test_timeout_keeps_the_state(session, monkeypatch) -> None:
-    monkeypatch.setattr("agentfly.sandbox.session.GRACE", 60.0)  # a busy machine may interrupt the code late
+    monkeypatch.setattr("agentfly.sandbox.host.GRACE", 60.0)  # a busy machine may interrupt the code late
     outcome = await session.run(
         "done = []\nwhile True:\n    done.append(1)\n    import time; time.sleep(0.01)", timeout=0.5
     )
