@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentfly.sandbox import EndReason, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
+from tests.descriptors import leaked_descriptors, open_descriptors
 from tests.sandbox.test_leftovers import groups_and_folders, wait_for_none
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -27,7 +28,7 @@ async def wait_until_ready(sandbox: LocalSandbox) -> int:
     """Wait for the sessions that are being forked; the number of unused ones."""
     while sandbox._forking:
         await asyncio.gather(*sandbox._forking)
-    return sum(len(stock.hosts) for stock in sandbox._stocks.values())
+    return sum(len(ready.hosts) for ready in sandbox._ready.values())
 
 
 async def test_no_more_sessions_than_declared_are_kept_ready(sandbox) -> None:
@@ -82,7 +83,7 @@ async def test_a_ready_session_that_died_is_not_handed_out(sandbox) -> None:
         await sandbox.open_session()
     assert await wait_until_ready(sandbox) > 0
     sandbox._zygote._process.kill()
-    hosts = [host for stock in sandbox._stocks.values() for host in stock.hosts]
+    hosts = [host for ready in sandbox._ready.values() for host in ready.hosts]
     while not all(host.channel.hung_up() for host in hosts):
         await asyncio.sleep(0.01)
     session = await sandbox.open_session()
@@ -90,14 +91,14 @@ async def test_a_ready_session_that_died_is_not_handed_out(sandbox) -> None:
 
 
 async def test_nothing_is_left_of_ready_sessions() -> None:
-    files = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for wait in (True, False):
         async with await open_sandbox(preload=(), ready_sessions=READY) as sandbox:
             for _ in range(4):
                 await sandbox.open_session()
             if wait:
                 assert await wait_until_ready(sandbox) == READY
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert await leaked_descriptors(before) == set()
     assert await wait_for_none(lambda: groups_and_folders(os.getpid())) == []
 
 

@@ -24,12 +24,13 @@ from agentfly.sandbox.owner import is_leftover, process_name, remove_folder
 from agentfly.sandbox.session import Sandbox
 from agentfly.sandbox.zygote import LaunchPlan, ZygoteHandle
 
-_MAX_STOCKS = 4
+_MAX_READY_LIMITS = 4
+"""Number of different `Limits` that sessions are kept ready for."""
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class _Stock:
+class _ReadySessions:
     """Sessions with the same limits that are forked ahead."""
 
     hosts: deque[SessionHost] = field(default_factory=deque)
@@ -62,8 +63,8 @@ class LocalSandbox(Sandbox):
         self._preload = preload
         self._zygote: ZygoteHandle | None = None
         self._start_lock = asyncio.Lock()
-        self._ready_sessions = ready_sessions
-        self._stocks: OrderedDict[Limits, _Stock] = OrderedDict()
+        self._max_ready = ready_sessions
+        self._ready: OrderedDict[Limits, _ReadySessions] = OrderedDict()
         """The least recently used limits come first."""
         self._forking: set[asyncio.Task[None]] = set()
 
@@ -96,28 +97,28 @@ class LocalSandbox(Sandbox):
 
     async def open_host(self, limits: Limits) -> SessionHost:
         """Take a session that was forked ahead, or open one; then fork others ahead in the background."""
-        stock = self._stocks.setdefault(limits, _Stock())
-        self._stocks.move_to_end(limits)
-        while len(self._stocks) > _MAX_STOCKS:
-            for unused in self._stocks.popitem(last=False)[1].hosts:
+        ready = self._ready.setdefault(limits, _ReadySessions())
+        self._ready.move_to_end(limits)
+        while len(self._ready) > _MAX_READY_LIMITS:
+            for unused in self._ready.popitem(last=False)[1].hosts:
                 unused.start_closing()
         host = None
-        while stock.hosts and host is None and not self._closed:
-            host = stock.hosts.popleft()
+        while ready.hosts and host is None and not self._closed:
+            host = ready.hosts.popleft()
             if host.channel.hung_up():  # it died with its zygote
                 host.start_closing()
                 host = None
         if host is None:
             host = await super().open_host(limits)
-        stock.num_opened += 1
-        while len(stock.hosts) + stock.num_forking < min(stock.num_opened - 1, self._ready_sessions):
-            stock.num_forking += 1
-            forking = asyncio.create_task(self._fork_ahead(limits, stock))
+        ready.num_opened += 1
+        while len(ready.hosts) + ready.num_forking < min(ready.num_opened - 1, self._max_ready):
+            ready.num_forking += 1
+            forking = asyncio.create_task(self._fork_ahead(limits, ready))
             self._forking.add(forking)
             forking.add_done_callback(self._forking.discard)
         return host
 
-    async def _fork_ahead(self, limits: Limits, stock: _Stock) -> None:
+    async def _fork_ahead(self, limits: Limits, ready: _ReadySessions) -> None:
         """Open a session and keep it for the next caller. A failure is logged; that caller opens its own."""
         try:
             host = await super().open_host(limits)
@@ -126,9 +127,9 @@ class LocalSandbox(Sandbox):
                 _LOG.warning("a session could not be forked ahead: %s", error)
             return
         finally:
-            stock.num_forking -= 1
-        if self._stocks.get(limits) is stock:
-            stock.hosts.append(host)
+            ready.num_forking -= 1
+        if self._ready.get(limits) is ready:
+            ready.hosts.append(host)
         else:
             host.start_closing()
 

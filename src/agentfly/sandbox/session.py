@@ -256,7 +256,7 @@ class Session:
         kind, payload = await self._host.channel.receive(*kinds, channel.NOTICE)
         if kind == channel.NOTICE:
             if self._notice or not self._host.direct:
-                raise channel.ProtocolViolation("a notice of an interpreter that there is not")
+                raise channel.ProtocolViolation("a notice of the end of an interpreter that does not exist")
             self._notice = channel.parse(payload, _NOTICE_FORM)
             if kinds:
                 return await self._receive(*kinds)
