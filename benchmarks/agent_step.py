@@ -38,7 +38,8 @@ from agentfly.demonstrations import Demonstrations, demonstrate
 from agentfly.models import resolve
 from agentfly.runs import RunDirectory, StepRecord
 from agentfly.training.config import parse_overrides
-from agentfly.training.trainer import Trainer, TrainPlan
+from agentfly.training.plan import TrainPlan
+from agentfly.training.trainer import Trainer
 from agentfly.types import Completion, Message, Reply, Task, ToolCall
 from benchmarks.table import print_table
 from benchmarks.thread_profile import ThreadProfile

@@ -283,7 +283,8 @@ def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, 
 
 
 def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from agentfly.training.trainer import Trainer, TrainPlan
+    from agentfly.training.plan import TrainPlan
+    from agentfly.training.trainer import Trainer
 
     model = base_of(folder, job["env"]) if job["model"] == "base" else job["model"]
     config = study.config(folder / "models" / model, job["changes"])

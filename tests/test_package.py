@@ -18,7 +18,8 @@ HAS_TORCH = (
     "agentfly.algorithms", "agentfly.backends.weight_files", "agentfly.backends.engine", "agentfly.backends.vllm",
     "agentfly.sft", "agentfly.training.",
 )  # fmt: skip
-NO_TORCH = ["agentfly.training.config"]  # read before a model is loaded, and where torch is not installed
+NO_TORCH = ["agentfly.training.config", "agentfly.training.plan"]
+"""Modules of training that are read before a model is loaded, and where torch is not installed."""
 
 
 def imported_by(code: str) -> set[str]:

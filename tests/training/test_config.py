@@ -12,7 +12,8 @@ import pytest
 
 from agentfly.algorithms import GRPO, PPO
 from agentfly.errors import ConfigError
-from agentfly.training.config import NESTED, TrainConfig, parse_overrides
+from agentfly.training.config import TrainConfig, parse_overrides
+from agentfly.training.config_records import NESTED
 from agentfly.types import Sampling
 
 

@@ -22,6 +22,7 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
+from agentfly.training.plan import TrainPlan
 from agentfly.types import Task
 
 MAX_VALUE_LENGTH = 40
@@ -68,7 +69,7 @@ def resume_run(folder: Path, from_step: int | None) -> None:
         asyncio.run(trainer.run())
 
 
-def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> Any:
+def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> TrainPlan:
     """The plan of a recipe: `agent` as a function, `tasks`, `config`, and perhaps `eval_tasks`.
 
     Files that it names lie `beside` it; None: in its own folder.
@@ -86,8 +87,6 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
             tasks[name] = read_tasks((beside or path.parent) / given)
         else:
             tasks[name] = parse_tasks(given) if given else []
-    from agentfly.training.trainer import TrainPlan
-
     return TrainPlan(partial(make_agent, module), config=config, recipe=path, **tasks)
 
 

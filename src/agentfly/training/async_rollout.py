@@ -265,7 +265,7 @@ class AsyncCollector(Collector):
         self._groups[position] = PendingGroup(position, task, self._size)
 
     def _discard(self, group: PendingGroup, attempt: int | None) -> None:
-        """Forget a group's chains; it runs again as `attempt`, unless that is None."""
+        """Drop a group's chains; it runs again as `attempt`, unless that is None."""
         if attempt is None:
             del self._groups[group.position]
         else:

@@ -24,89 +24,18 @@ from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
 from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
 from agentfly.runs.loggers import validate_loggers
+from agentfly.training.config_records import (
+    CORRECTIONS,
+    FLOATS,
+    NESTED,
+    AsyncTrainingConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    KLConfig,
+    LossConfig,
+    OptimizerConfig,
+)
 from agentfly.types import Sampling
-
-CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """The policy loss."""
-
-    type: Literal["clip", "gspo", "cispo", "plain"] = "clip"
-    """Surrogate: PPO's clipped ratio, GSPO's sequence ratio, CISPO's clipped weight, or the plain policy gradient."""
-    clip: tuple[float, ...] = (0.2, 0.2)
-    """How far the ratio may go below and above 1; a third number bounds it where the advantage is negative."""
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Mean over tokens, mean over sequences of their token means, or sum over tokens divided by a constant length."""
-    entropy_coef: float = 0.0
-    """Entropy bonus coefficient."""
-    correction: str | None = None
-    """Importance-sampling correction for sampler/learner mismatch: token, sequence or geometric, -truncate or -mask."""
-    correction_cap: float = 2.0
-    """Importance ratio above which the correction truncates or masks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLConfig:
-    """The KL penalty against the initial policy."""
-
-    coef: float = 0.0
-    """KL coefficient. 0 disables the reference model."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """KL estimator per token; see `agentfly.algorithms.kl`."""
-    placement: Literal["loss", "reward"] = "loss"
-    """Whether KL is a term of the loss or is subtracted from the reward."""
-    target: float | None = None
-    """KL divergence per token, in nats, that the coefficient is adapted to; None keeps it constant."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
-
-    learning_rate: float = 1e-6
-    """Peak learning rate."""
-    critic_learning_rate: float | None = None
-    """Peak learning rate of the critic; None is `learning_rate`. Refused without a critic."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay of matrices."""
-    warmup_steps: int = 0
-    """Training steps of linear warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; linear and cosine decay to 0 at the last step."""
-    max_grad_norm: float = 1.0
-    """Norm that gradients are clipped to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Evaluation on held-out tasks during training."""
-
-    every: int | None = None
-    """Training steps between evaluations; None evaluates before the first step and after the last."""
-    chains: int = 1
-    """Sampled chains per held-out task; one greedy chain is added."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are written, and how many are retained."""
-
-    every: int = 10
-    """Training steps between checkpoints; the last step always has one."""
-    keep: int = 2
-    """Newest checkpoints to retain; the one with the best evaluation is retained as well."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsyncTrainingConfig:
-    """Rollout and update at the same time, with bounded staleness."""
-
-    max_staleness: int = 0
-    """Maximum age of a trained token in updates since the weights that sampled it; 0 samples and updates in turn."""
-    on_stale: Literal["drop", "recompute"] = "recompute"
-    """What happens to a group that becomes too old: its task is skipped, or its chains run again from the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +132,12 @@ class TrainConfig:
         return min((each for each in limits if each is not None), default=None)
 
     @property
+    def backend_settings(self) -> dict[str, Any]:
+        """A new mapping of the backend's settings; `backend` is its name."""
+        given = {"backend": self.backend} if isinstance(self.backend, str) else self.backend
+        return {"backend": "transformers", **given}
+
+    @property
     def agent_settings(self) -> dict[str, Any]:
         """Arguments of the agent's constructor, where it runs without a learner."""
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
@@ -238,7 +173,7 @@ class TrainConfig:
         for name, value in self.flat().items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if isinstance(value, int) and name not in _FLOATS:
+            if isinstance(value, int) and name not in FLOATS:
                 least = 0 if name in ("optimizer.warmup_steps", "seed", "async_training.max_staleness") else 1
                 if value < least:
                     raise ConfigError(f"{name} must be at least {least}, not {value}")
@@ -276,8 +211,7 @@ class TrainConfig:
                 f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
                 "loss.correction=None would ignore that: write loss.correction=token-truncate"
             )
-        settings = self.backend if isinstance(self.backend, Mapping) else {}
-        if staleness and settings.get("on_update") == "abort":
+        if staleness and self.backend_settings.get("on_update") == "abort":
             raise ConfigError(
                 "backend.on_update='abort' ends running chains at every update, which async_training.max_staleness="
                 f"{staleness} lets run on: write backend.on_update=continue"
@@ -310,15 +244,6 @@ class TrainConfig:
             )
 
 
-NESTED: dict[str, Any] = {
-    "loss": LossConfig,
-    "kl": KLConfig,
-    "optimizer": OptimizerConfig,
-    "evaluation": EvaluationConfig,
-    "checkpoint": CheckpointConfig,
-    "async_training": AsyncTrainingConfig,
-}
-_FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
 _NESTED_NAMES = {
     "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",

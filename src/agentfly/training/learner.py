@@ -29,13 +29,7 @@ from agentfly.backends.engine.loading import load_model, max_positions
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
-from agentfly.training.batch import (
-    ModelInputs,
-    Sample,
-    build_token_batch,
-    gather_field,
-    split_mini_batches,
-)
+from agentfly.training.batch import ModelInputs, Sample, build_token_batch, gather_field, split_mini_batches
 from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, load_adapters, save_adapters

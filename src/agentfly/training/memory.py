@@ -18,6 +18,7 @@ import torch
 from agentfly.backends.engine.loading import config_shape, load_config, max_positions, resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.packed_linear import count_fused_weights
+from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
 from agentfly.training.logprobs import LOGITS
@@ -30,8 +31,6 @@ MARGIN = 0.04
 """Share of the device that a plan leaves free: CUDA context, library workspaces, fragmentation of the allocator."""
 MIN_CACHE_TOKENS = 8192
 """Tokens that the KV cache has room for at least, where the longest chain is not known to be longer."""
-ENGINE_ROWS, ENGINE_TOKENS = 512, 8192
-"""The engine's defaults on a GPU: most requests, and most tokens in one forward pass."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,8 @@ def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
 
 
 def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int) -> MemoryPlan:
-    settings: Mapping[str, Any] = {"backend": config.backend} if isinstance(config.backend, str) else config.backend
-    embedded = settings.get("backend", "transformers") == "transformers"
+    settings = config.backend_settings
+    embedded = settings["backend"] == "transformers"
     device = torch.device("cuda" if on_gpu else "cpu")
     # Bytes of one of the engine's weights; 0 where it runs in another process.
     item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
@@ -198,8 +197,8 @@ def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_
     longest = config.run_options.get("context_length") or 0
     tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
     least_cache = 2 * size.layers * size.kv_width * item * max(MIN_CACHE_TOKENS, longest)
-    rows = settings.get("max_rows") or ENGINE_ROWS
-    step_tokens = settings.get("max_batch_tokens") or ENGINE_TOKENS
+    rows = settings.get("max_rows") or GPU_ROWS
+    step_tokens = settings.get("max_batch_tokens") or GPU_TOKENS
     parts = {
         "weights": 4 * trained + frozen_item * frozen,
         "gradients": 4 * trained,

@@ -174,7 +174,7 @@ class Collector:
         return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)
 
     def advance(self, version: int) -> None:
-        """The weights of `version` have been sent to the backend."""
+        """Called when the weights of `version` have been sent to the backend."""
 
     def pop_metrics(self, seconds: float) -> dict[str, float]:
         """Metrics of the collector itself since the last call, which was `seconds` ago."""
@@ -188,10 +188,10 @@ class Collector:
         """Continue after `step`, with the state of its checkpoint; empty where there is none."""
 
     def mark_checkpoint(self, step: int) -> None:
-        """The checkpoint of `step` is complete."""
+        """Called when the checkpoint of `step` is complete."""
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel chains that are running."""
 
     def _select(self, chains: Sequence[Trajectory]) -> Selection:
         return select_groups(

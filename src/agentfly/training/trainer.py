@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -48,44 +47,15 @@ from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
-from agentfly.training.config import TrainConfig
 from agentfly.training.learner import Learner, LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run, share_gpu
+from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
-from agentfly.types import Task
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """What is trained, on which tasks, and how."""
-
-    make_agent: Callable[..., BaseAgent]
-    """Makes the agent, given `model_name_or_path`, `backend` and `template`."""
-    tasks: Sequence[Task]
-    config: TrainConfig = field(default_factory=TrainConfig)
-    eval_tasks: Sequence[Task] = ()
-    """Held-out tasks; empty disables evaluation."""
-    recipe: Path | None = None
-    """The recipe file, which a resumed run reads again."""
-
-    def __post_init__(self) -> None:
-        evaluation = self.config.evaluation
-        if not self.eval_tasks and evaluation.every is not None:
-            raise ConfigError(f"evaluation.every={evaluation.every} would have no effect: there are no eval_tasks")
-        if not self.eval_tasks and evaluation.chains != 1:
-            raise ConfigError(f"evaluation.chains={evaluation.chains} would have no effect: there are no eval_tasks")
-
-        def content(task: Task) -> str:  # with the columns: two tasks may share a question in different environments
-            return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))
-
-        trained = {content(task) for task in self.tasks}
-        if both := [task.id for task in self.eval_tasks if content(task) in trained]:
-            raise ConfigError(f"{len(both)} of the held-out tasks are trained on too, {both[0]!r} among them")
 
 
 class Trainer:
@@ -378,8 +348,8 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
     for name, length in lengths.items():
         if length is not None and length > positions:
             raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
-    settings: dict[str, Any] = {"backend": config.backend} if isinstance(config.backend, str) else dict(config.backend)
-    backend: Any = settings.pop("backend", "transformers")
+    settings = config.backend_settings
+    backend: Any = settings.pop("backend")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
     memory = plan_run(path, config, device)

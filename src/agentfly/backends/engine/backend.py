@@ -16,6 +16,7 @@ from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
+from agentfly.backends.engine.scheduler import CPU_ROWS, CPU_TOKENS, GPU_ROWS, GPU_TOKENS
 from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec
@@ -70,11 +71,12 @@ class TransformersBackend(Backend):
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
         self._token_texts: dict[int, str] = {}
-        most = tokens or (8192 if gpu else 512)
+        most = tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         if not gpu:
             retain_freed_memory()
         release_helpers()  # those of loading; from here on the engine's thread computes
-        self._engine = Engine(self._runner, min(rows or (512 if gpu else 64), most), most, self.context_length)
+        max_rows = min(rows or (GPU_ROWS if gpu else CPU_ROWS), most)
+        self._engine = Engine(self._runner, max_rows, most, self.context_length)
         weakref.finalize(self, self._engine.stop)  # a backend that is dropped without close() ends its thread
 
     @property

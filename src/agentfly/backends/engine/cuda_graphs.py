@@ -16,10 +16,11 @@ import torch
 
 from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
+from agentfly.backends.engine.batch import Batch, Output
 from agentfly.backends.engine.kv_cache import KVCache
 from agentfly.backends.engine.model_runner import Launched, ModelRunner, sampling_rows
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
-from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
+from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import describe
 
 _LOG = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class StepGraph(AttentionLayout):
         runner = self._runner
         # An id below 0 stands for the token that the row sampled last, which only the GPU knows.
         ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
-        logits = runner._forward(ids[None], self.positions.long()[None], self, self._sample_at.long())
+        logits = runner.forward(ids[None], self.positions.long()[None], self, self._sample_at.long())
         kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
         runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
         runner.logits_buffer[: self.samples].copy_(logits)  # one buffer for all graphs, read where there are filters
@@ -116,7 +117,7 @@ class StepGraph(AttentionLayout):
         else:
             self._step()
         sampling = int(batch.samples.sum())
-        filters = self._runner._scheduler.needs_host_sampling
+        filters = self._runner.scheduler.needs_host_sampling
         if filters and not all(is_plain(request.request.sampling) for request in batch.requests):
             self._sample_filtered(batch, sampling)
         result = self._results[self._turn]
@@ -225,7 +226,7 @@ class GraphRunner(ModelRunner):
 
     def attach(self, scheduler: Scheduler) -> None:
         """Make the GPU's copy of the scheduler's slot table, with one more row for padding."""
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.max_rows, context = scheduler.tables.slots.shape
         self.table = torch.full((self.max_rows + 1, context), self._padding_slot, dtype=torch.int32, device=self.device)
         self.last_tokens = torch.zeros(self.max_rows + 1, dtype=torch.int32, device=self.device)
@@ -238,7 +239,7 @@ class GraphRunner(ModelRunner):
     def warm_up(self) -> None:
         """Capture all steps, the largest first: the others then need no more memory."""
         with torch.cuda.device(self.device):
-            for size in reversed([each for each in SIZES if each < 2 * self._scheduler.max_tokens]):
+            for size in reversed([each for each in SIZES if each < 2 * self.scheduler.max_tokens]):
                 self._graph(size)
 
     @torch.inference_mode()
@@ -258,10 +259,10 @@ class GraphRunner(ModelRunner):
 
     def _update_table(self) -> None:
         """Copy the slots that requests were given since the last step to the GPU's table."""
-        changed = self._scheduler.changed
+        changed = self.scheduler.changed
         if not changed:
             return
-        tables = self._scheduler.tables
+        tables = self.scheduler.tables
         parts = [(row, first, last) for row, (first, last) in changed.items()]
         places = np.concatenate([np.arange(first, last) + row * tables.context for row, first, last in parts])
         slots = np.concatenate([tables.slots[row, first:last] for row, first, last in parts])

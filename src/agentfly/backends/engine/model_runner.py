@@ -14,12 +14,13 @@ import torch
 from agentfly.backends.base import Request
 from agentfly.backends.engine import attention, packed_linear
 from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
+from agentfly.backends.engine.batch import Batch, Output
 from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache
 from agentfly.backends.engine.loading import config_shape
 from agentfly.backends.engine.memory import zeros
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
-from agentfly.backends.engine.scheduler import Batch, Output, Scheduler
+from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import describe
 from agentfly.types import Sampling
 
@@ -71,7 +72,7 @@ class ModelRunner:
         return ContiguousKVCache(capacity, zeros(shape, like))
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Learn which scheduler's batches are to be run."""
+        """Set the scheduler whose batches are run."""
 
     def warm_up(self) -> None:
         """Do ahead of the first request, in the engine's thread, what would delay requests later."""
@@ -134,11 +135,12 @@ class ModelRunner:
             spans.append(QuerySpan(count, start, int(tables.slots[row, 0]), slots))
         ends = np.cumsum(batch.counts)[batch.samples] - 1
         layout = DenseAttention(self.kv_cache, tensor[2], spans)
-        return self._forward(tensor[:1], tensor[1:2], layout, torch.from_numpy(ends).to(self.device))
+        return self.forward(tensor[:1], tensor[1:2], layout, torch.from_numpy(ends).to(self.device))
 
-    def _forward(
+    def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: AttentionLayout, kept: torch.Tensor
     ) -> torch.Tensor:
+        """Return the logits of the tokens at the indices `kept`: [kept, vocab]. ids, positions: [1, tokens]."""
         out = self.model(input_ids=ids, position_ids=positions, logits_to_keep=kept, use_cache=False, layout=layout)
         logits: torch.Tensor = out.logits[0]
         return logits

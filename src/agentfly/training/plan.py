@@ -1,0 +1,40 @@
+"""TrainPlan: agent, tasks and configuration of a run, checked before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentfly.agent import BaseAgent
+from agentfly.errors import ConfigError
+from agentfly.training.config import TrainConfig
+from agentfly.types import Task
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What is trained, on which tasks, and how."""
+
+    make_agent: Callable[..., BaseAgent]
+    """Makes the agent, given `model_name_or_path`, `backend` and `template`."""
+    tasks: Sequence[Task]
+    config: TrainConfig = field(default_factory=TrainConfig)
+    eval_tasks: Sequence[Task] = ()
+    """Held-out tasks; empty disables evaluation."""
+    recipe: Path | None = None
+    """The recipe file, which a resumed run reads again."""
+
+    def __post_init__(self) -> None:
+        evaluation = self.config.evaluation
+        if not self.eval_tasks and evaluation.every is not None:
+            raise ConfigError(f"evaluation.every={evaluation.every} would have no effect: there are no eval_tasks")
+        if not self.eval_tasks and evaluation.chains != 1:
+            raise ConfigError(f"evaluation.chains={evaluation.chains} would have no effect: there are no eval_tasks")
+
+        def content(task: Task) -> str:  # with the columns: two tasks may share a question in different environments
+            return str((task.messages, sorted(task.columns.items(), key=lambda item: item[0])))
+
+        trained = {content(task) for task in self.tasks}
+        if both := [task.id for task in self.eval_tasks if content(task) in trained]:
+            raise ConfigError(f"{len(both)} of the held-out tasks are trained on too, {both[0]!r} among them")
