@@ -80,7 +80,7 @@ def has_answer_format(prediction: str) -> bool:
     return len(marked) == 1 and tags == 2 and bool(marked[0].strip()) and prediction.rstrip().endswith(_CLOSE)
 
 
-def called_tool(trajectory: Trajectory) -> bool:
+def has_successful_call(trajectory: Trajectory) -> bool:
     """Whether a call succeeded in a turn before the last one, which answers."""
     return any(call.status is CallStatus.OK for turn in trajectory.turns[:-1] for call in turn.calls)
 
@@ -113,7 +113,7 @@ def _score(
         score = (1 - FORMAT_WEIGHT) * score + FORMAT_WEIGHT * formatted
         metrics = {"format": formatted, **metrics}
     if trajectory is not None:
-        score *= trajectory.stop is StopReason.TOOL_END and called_tool(trajectory)
+        score *= trajectory.stop is StopReason.TOOL_END and has_successful_call(trajectory)
     return {"reward": score, **metrics}
 
 

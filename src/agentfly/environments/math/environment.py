@@ -27,7 +27,7 @@ from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.math import tasks
 from agentfly.errors import ConfigError, DataError, EnvironmentFault
 from agentfly.extras import require_extra
-from agentfly.rewards.answers import called_tool, extract_answer
+from agentfly.rewards.answers import extract_answer, has_successful_call
 from agentfly.sandbox.inside.frames import DATA, NO_LIMIT, PipeChannel, pack, receive
 from agentfly.scoring import reward
 from agentfly.segment import Author
@@ -182,7 +182,7 @@ async def math_equal_tool(
 ) -> dict[str, float]:
     """1 if the answer is right and a tool was called before it, 0.1 if it is wrong; 0 without a tool call."""
     accuracy = await _accuracy(prediction, answer, judge)
-    used_tool = float(called_tool(trajectory))
+    used_tool = float(has_successful_call(trajectory))
     return {"reward": used_tool * max(accuracy, TOOL_CREDIT), "acc": accuracy, "used_tool": used_tool}
 
 
@@ -202,7 +202,7 @@ async def math_equal_think_tool(
 ) -> dict[str, float]:
     """The reward of `math_equal_tool` if every reply has a thought, else 0."""
     accuracy = await _accuracy(prediction, answer, judge)
-    used_tool, thought = float(called_tool(trajectory)), float(has_thoughts(trajectory))
+    used_tool, thought = float(has_successful_call(trajectory)), float(has_thoughts(trajectory))
     score = thought * used_tool * max(accuracy, TOOL_CREDIT)
     return {"reward": score, "acc": accuracy, "used_tool": used_tool, "thought": thought}
 
