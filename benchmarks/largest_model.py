@@ -95,7 +95,7 @@ def run_case(case: Case) -> Outcome:
     learner = LocalLearner.from_config(model, config)
     plan = case.plan()
     fitted = fit_cache(plan, learner)
-    before = _allocated(on_gpu)
+    before = _allocated_bytes(on_gpu)
     sampled_from = build_model(case.shape, case.device, torch.bfloat16) if on_gpu else model
     settings: dict[str, Any] = {name: value for name, value in ENGINE.items() if name != "backend"}
     kv_memory = fitted.parts["kv_cache"] if on_gpu else 1 << 24
@@ -106,7 +106,7 @@ def run_case(case: Case) -> Outcome:
         await backend.update_weights(weights_for(learner, backend), 0)
         await backend.generate(request)
         nonlocal engine
-        engine = _allocated(on_gpu) - before - (kv_memory if on_gpu else 0)
+        engine = _allocated_bytes(on_gpu) - before - (kv_memory if on_gpu else 0)
         updating = time.perf_counter()
         learner.update(build_samples(SHAPES[case.shape].vocab_size, CHAINS, LENGTH))
         seconds = time.perf_counter() - updating
@@ -131,7 +131,7 @@ def run_case(case: Case) -> Outcome:
     )
 
 
-def _allocated(on_gpu: bool) -> int:
+def _allocated_bytes(on_gpu: bool) -> int:
     return torch.cuda.memory_allocated() if on_gpu else 0
 
 
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     cases = [Case(shape, kind, gib, options.device) for gib, kind in kinds for shape in shapes]
     plans = {case: case.plan() for case in cases}
     predicted = [
-        [f"{case.gib:.0f}", case.kind, case.shape, _needed(plan), "yes" if plan.left >= 0 else "no"]
+        [f"{case.gib:.0f}", case.kind, case.shape, _format_needed(plan), "yes" if plan.left >= 0 else "no"]
         for case, plan in plans.items()
     ]
     print_table("The plan", ["device GiB", "trained", "model", "least GiB", "fits"], predicted)
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
                 at -= 1
     rows = []
     for case, got in outcomes.items():
-        cells = [f"{case.gib:.0f}", case.kind, case.shape, _needed(plans[case])]
+        cells = [f"{case.gib:.0f}", case.kind, case.shape, _format_needed(plans[case])]
         if got.error:
             rows.append([*cells, "no", got.error.replace("|", " ")[:90]])
         else:
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
 
 
-def _needed(plan: MemoryPlan) -> str:
+def _format_needed(plan: MemoryPlan) -> str:
     return f"{(plan.total - plan.left) / GIB:.1f}"
 
 

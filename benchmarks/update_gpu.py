@@ -140,7 +140,7 @@ def time_phases(learner: LocalLearner, samples: list[Sample]) -> dict[str, float
     """Seconds of an update by phase, with the GPU idle between two of them."""
     seconds: dict[str, float] = {}
 
-    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time_calls(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             synchronize(learner.device)
             begun = time.perf_counter()
@@ -152,17 +152,17 @@ def time_phases(learner: LocalLearner, samples: list[Sample]) -> dict[str, float
         return call
 
     class TimedHead(logprobs._ChunkedScore):
-        forward = staticmethod(timed("head forward", logprobs._ChunkedScore.forward))
-        backward = staticmethod(timed("head backward", logprobs._ChunkedScore.backward))
+        forward = staticmethod(time_calls("head forward", logprobs._ChunkedScore.forward))
+        backward = staticmethod(time_calls("head backward", logprobs._ChunkedScore.backward))
 
     backbone = learner._policy.backbone
     with (
         patch(logprobs, _chunked_score=TimedHead.apply),
-        patch(backbone, hidden_states=timed("layers forward", backbone.hidden_states)),
-        patch(torch.Tensor, backward=timed("layers backward", torch.Tensor.backward)),
-        patch(learner._optimizer, step=timed("optimizer", learner._optimizer.step)),
+        patch(backbone, hidden_states=time_calls("layers forward", backbone.hidden_states)),
+        patch(torch.Tensor, backward=time_calls("layers backward", torch.Tensor.backward)),
+        patch(learner._optimizer, step=time_calls("optimizer", learner._optimizer.step)),
     ):
-        timed("whole", learner.update)(samples)
+        time_calls("whole", learner.update)(samples)
     seconds["layers backward"] -= seconds["head backward"]
     seconds["rest"] = 2 * seconds["whole"] - sum(seconds.values())
     return seconds
