@@ -1,7 +1,7 @@
 """Training steps of a recipe: tokens a second, and where the time of a step goes.
 
     python -m benchmarks.agent_step RECIPE [field=value …] [--steps 3] [--warmup 1] [--profile]
-    python -m benchmarks.agent_step alfworld --random 135m --backends transformers,vllm
+    python -m benchmarks.agent_step alfworld --random smollm2-135m --backends transformers,vllm
 
 `--random SHAPE` trains random weights of a published shape. Their replies mean nothing, so the expert's calls are run
 in their place, in a cycle, without the last one: every chain has `max_turns` turns of `sampling.max_tokens` tokens.
@@ -41,18 +41,10 @@ from agentfly.training.config import parse_overrides
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.types import Completion, Message, Reply, Task, ToolCall
+from benchmarks.shapes import SHAPES, build_model
 from benchmarks.table import print_table
 from benchmarks.thread_profile import ThreadProfile
 
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tiny": ("llama", {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2}),
-    "135m": ("llama", {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3}),
-    "3b": ("qwen2", {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936}),
-}  # fmt: skip
-"""SmolLM2-135M and Qwen2.5-3B, and a small one. The vocabulary is the tokenizer's where none is given."""
 BACKENDS: dict[str, dict[str, Any]] = {
     "transformers": {"backend": "transformers"},
     "vllm": {"backend": "vllm", "on_update": "finish", "max_rows": 512, "context_length": 8192},
@@ -62,15 +54,11 @@ _TASK: ContextVar[Task] = ContextVar("task")
 
 def write_random_model(shape: str, tokenizer: str, folder: Path) -> None:
     """Write random weights of a shape in bfloat16, with the tokenizer of another model."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    kind, sizes = SHAPES[shape]
     tokens = AutoTokenizer.from_pretrained(tokenizer)
-    fields = {"vocab_size": len(tokens), "max_position_embeddings": 8192, "tie_word_embeddings": True, **sizes}
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        config = AutoConfig.for_model(kind, **fields)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = build_model(shape, device, torch.bfloat16, vocab=len(tokens))
     model.save_pretrained(folder)
     tokens.save_pretrained(folder)
 

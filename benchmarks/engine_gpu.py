@@ -3,7 +3,7 @@
 Random weights of a published shape in bfloat16. A workload is a number of chains: a prompt, then turns that sample a
 fixed number of tokens, with an observation between them. vLLM is measured in the same run where it is installed.
 
-    python -m benchmarks.engine_gpu [--shape 135m|3b] [--workloads decode,turns,...] [--rounds 3] [--profile]
+    python -m benchmarks.engine_gpu [--shape qwen2.5-3b] [--workloads decode,turns,...] [--rounds 3] [--profile]
 """
 
 import argparse
@@ -18,23 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
 from agentfly.types import Sampling
+from benchmarks.shapes import SHAPES, build_model
 from benchmarks.table import print_table
 
-SHAPES: dict[str, Any] = {
-    "135m": LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
-    ),
-    "3b": Qwen2Config(
-        vocab_size=151936, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16,
-        num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
-    ),
-}  # fmt: skip
 KV_MEMORY = 40 << 30
 WARMUP = 2
 """Rounds before the measured ones: steps are captured when their number of tokens first occurs."""
@@ -235,17 +225,16 @@ def profile(ours: Ours, chains: list[Chain]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=SHAPES, default="135m")
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of decoding; the figures are not meaningful")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(SHAPES[arguments.shape], dtype=torch.bfloat16).eval()
+    model = build_model(arguments.shape, "cuda", torch.bfloat16)
     begun = time.perf_counter()
     ours = Ours(model)
     ours(independent(random.Random(0), 1000, 1, 8, 2))
@@ -256,12 +245,13 @@ def main() -> None:
     else:
         print("vLLM is not installed: left out")
     rows = []
-    for group in arguments.workloads.split(","):
+    rounds = 1 if arguments.quick else arguments.rounds
+    for group in ["decode"] if arguments.quick else arguments.workloads.split(","):
         for name, build in WORKLOADS[group].items():
             cells = [name]
             for run in sides.values():
                 rates = []
-                for turn in range(arguments.rounds + WARMUP):  # no prompt is seen twice
+                for turn in range(rounds + WARMUP):  # no prompt is seen twice
                     chains = build(random.Random(turn), model.config.vocab_size)
                     begun = time.perf_counter()
                     sampled = run(chains)

@@ -1,5 +1,6 @@
 """Published model shapes as configurations, and models of random weights built on the device."""
 
+import copy
 from typing import Any
 
 import torch
@@ -38,8 +39,13 @@ SHAPES: dict[str, Any] = {
 """`test` is no published shape: it is for smoke runs on a CPU."""
 
 
-def build_model(shape: str, device: str, dtype: torch.dtype) -> Any:
-    """A model of random weights, initialized on the device, which takes a second where a CPU takes minutes."""
+def build_model(shape: str, device: str, dtype: torch.dtype, *, vocab: int = 0) -> Any:
+    """Build a model of random weights, on the device: that takes a second where a CPU takes minutes.
+
+    vocab: least size of the vocabulary, for a tokenizer that has more tokens than the shape.
+    """
+    config = copy.deepcopy(SHAPES[shape])
+    config.vocab_size = max(config.vocab_size, vocab)
     torch.manual_seed(0)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

@@ -24,7 +24,7 @@ def test_steps_of_a_recipe_are_split_by_phase(small_model: Path, capsys: pytest.
 
 def test_random_weights_play_the_experts_calls_for_all_turns(small_model: Path) -> None:
     overrides = {"tasks_per_step": 2, "num_chains": 2, "max_turns": 3, "sampling.max_tokens": 4}
-    figures = agent_step.measure("lookup", overrides, steps=1, warmup=0, shape="tiny", tokenizer=str(small_model))
+    figures = agent_step.measure("lookup", overrides, steps=1, warmup=0, shape="test", tokenizer=str(small_model))
     assert figures["turns"] == 3
     assert figures["read/turn"] > 0  # observations of real calls
 
