@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from agentfly.sandbox import EndReason, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
 from tests.descriptors import leaked_descriptors, open_descriptors
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 READY = 3
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def sandbox() -> AsyncIterator[LocalSandbox]:
     try:
         opened = await open_sandbox(preload=(), ready_sessions=READY)

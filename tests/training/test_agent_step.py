@@ -1,4 +1,4 @@
-"""The benchmark of whole training steps, with models that know nothing."""
+"""The benchmark of whole training steps, with untrained models."""
 
 from pathlib import Path
 

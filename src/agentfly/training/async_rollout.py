@@ -1,4 +1,4 @@
-"""The rollout of asynchronous training: groups run while the learner updates, and weights change under them.
+"""The rollout of asynchronous training: groups run while the learner updates and while weights change.
 
 Version v are the weights after v updates; step n trains version n - 1 and produces version n. A token of version w that
 is trained in step n has the age n - 1 - w, which never exceeds `max_staleness`:
