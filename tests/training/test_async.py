@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import TaskSampler
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Task
+from agentfly.types import Completion, FinishReason, Task
 from tests.training.test_loop import APART, RECIPE
 
 ASYNC = {"max_staleness": 1}
@@ -199,14 +200,15 @@ async def test_a_chain_that_becomes_too_old_is_discarded_and_counted(
 
 
 class WaitingAgent(HFAgent):
-    """Its first group samples its second turn only when the gate is open."""
+    """Every chain has two turns, and those of the first group begin the second one when the gate is open."""
 
     gate: asyncio.Event
 
     async def generate_async(self, request: Request) -> Completion:
         if request.turn == 1 and request.chain.startswith("0/"):
             await self.gate.wait()
-        return await super().generate_async(request)
+        completion = await super().generate_async(request)
+        return replace(completion, finish=FinishReason.STOP)  # a turn that is cut at its limit would end the chain
 
 
 async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
@@ -220,11 +222,10 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
         made.gate = gate
         return made
 
-    config = plan_of(
-        vowels, small_model, async_training={"max_staleness": 2}, max_turns=2, checkpoint={"every": 1}
-    ).config
+    config = plan_of(vowels, small_model, async_training={"max_staleness": 2}, max_turns=2).config
     async with Trainer(TrainPlan(agent, TASKS, config), folder) as trainer:
         await trainer.train_step()
+        trainer.learner.save(tmp_path / "version-1")
         gate.set()
         await wait_for_chains(folder, 0)
         await trainer.train_step()
@@ -236,7 +237,7 @@ async def test_tokens_of_one_chain_have_the_probabilities_of_their_own_weights(
         (segment,) = chain.segments
         versions = segment.weight_versions[segment.mask]
         assert set(versions.tolist()) == {0, 1}
-        for version, path in ((0, small_model), (1, folder / "checkpoints" / "step-000001" / "model")):
+        for version, path in ((0, small_model), (1, tmp_path / "version-1")):
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             tokens = torch.from_numpy(segment.tokens.astype(np.int64))
             with torch.no_grad():

@@ -161,6 +161,7 @@ def llm_judge(rubric: str = RUBRIC, *, judge: type[Judge] = Judge, name: str = "
 
 
 llm_as_judge_reward = llm_judge(name="llm_as_judge_reward")
+"""Points of a judge model from 0 to 10, divided by 10. A column `answer` is shown to it as the reference."""
 
 
 @reward(timeout=None)
