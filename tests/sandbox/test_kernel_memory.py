@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from agentfly.sandbox import EndReason, Limits
 
@@ -94,7 +95,7 @@ accepted.recv(5)
     assert (await session.run(code)).value == "b'hello'"
 
 
-@pytest.fixture(params=["zygote", "namespaces"])
+@pytest_asyncio.fixture(params=["zygote", "namespaces"], loop_scope="session")
 async def unlimited(request, open_session, sandboxes, monkeypatch):
     """A session that no control group limits, as an ordinary user has it."""
     sandbox = await sandboxes.get(request.param)

@@ -170,11 +170,11 @@ async def test_cgroup_v2(tmp_path, monkeypatch) -> None:
     assert isinstance(found, Cgroups)
     assert found.version == 2
     assert found.parents == dict.fromkeys(("memory", "pids", "cpu"), own)
-    group = found._make_folders()
+    group = found._make_folders(("memory", "pids", "cpu"))
     folder = group.folders["memory"]
     for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
         (folder / name).touch()
-    monkeypatch.setattr(found, "_make_folders", lambda: group)
+    monkeypatch.setattr(found, "_make_folders", lambda controllers: group)
     found.create(Limits(memory=100 << 20, processes=10, cpus=0.5))
     assert (folder / "memory.max").read_text() == str(100 << 20)
     assert (folder / "pids.max").read_text() == "11"
