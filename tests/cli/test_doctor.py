@@ -44,6 +44,9 @@ def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
     fits = runner.invoke(app, [*plan, "80", "lora_rank=16", "gradient_checkpointing=true", "micro_batch_tokens=4096"])
     assert fits.exit_code == 0, fits.output
     assert "left" in fits.output
+    hopeless = runner.invoke(app, [*plan, "4"])
+    assert hopeless.exit_code == 1, hopeless.output
+    assert "take a smaller model or a larger device" in hopeless.output
 
 
 def test_memory_options_without_a_model_are_rejected() -> None:

@@ -78,6 +78,7 @@ def test_every_field_is_documented() -> None:
         ({"model.size": 3}, "model='tiny' has nothing inside"),
         ({"loss.aggregation": "constant"}, "give sampling.max_tokens"),
         ({"async_training.max_staleness": -1}, "async_training.max_staleness must be at least 0"),
+        ({"async_training": True}, "write async_training.max_staleness=…"),
         ({"async_training.max_staleness": 1}, "write loss.correction=token-truncate"),
         (
             {

@@ -117,7 +117,7 @@ def run(
     tokens: Annotated[bool, typer.Option("--tokens", help="Print all tokens, colored by author.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, as JSON lines.")] = None,
 ) -> None:
-    """Run an agent from a recipe or flags, on a question or rows of a dataset, and show its chains live."""
+    """Run an agent from a recipe or flags, and show its chains live."""
     import agentfly.cli.run as running
 
     flags = running.drop_unset(
@@ -167,7 +167,7 @@ def demo(
     changes: Overrides = None,
     run: RunFolder = None,
 ) -> None:
-    """Train a small agent without GPU or model download: the recipe `lookup`, a few minutes on two cores."""
+    """Train a small agent, without a GPU or a download. It is the recipe `lookup`; a few minutes on two cores."""
     import agentfly.cli.train as training
 
     training.train_recipe(recipes.find_recipe(recipes.DEMO), changes or [], run)
@@ -213,7 +213,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Evaluate an agent on held-out tasks: rewards, pass@k, confidence intervals and failures."""
+    """Evaluate an agent on held-out tasks. Prints rewards, pass@k, confidence intervals and failures."""
     import agentfly.cli.evaluate as evaluating
     import agentfly.cli.run as running
 
@@ -269,7 +269,7 @@ def sft(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Fine-tune a model on demonstrations from a file or from the environment's expert."""
+    """Fine-tune a model on demonstrations. They come from a file or from the environment's expert."""
     import agentfly.cli.run as running
 
     running.require_torch("sft")

@@ -21,7 +21,7 @@ def doctor(
         typer.Option(min=0, help="GPU memory in GiB to plan for with --memory; default: this machine's device."),
     ] = None,
 ) -> None:
-    """Report which sandboxes work on this machine, and why the others do not; with --memory, whether a run fits."""
+    """Report which sandboxes work; with --memory, whether a run fits."""
     if memory is not None:
         _plan_memory(memory, changes or [], device_gib)
         return
@@ -32,13 +32,13 @@ def doctor(
     import asyncio
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from agentfly.extras import find_package_conflict
     from agentfly.sandbox import probe_mechanisms
 
-    columns = ("sandbox", "", "finding", "memory", "not limited", "boundary")
-    table = Table(*columns, title="doctor", title_justify="left")
+    finding = Column("finding", overflow="fold")
+    table = Table("sandbox", "", finding, "memory", "not limited", "boundary", title="sandboxes", title_justify="left")
     for verdict in asyncio.run(probe_mechanisms()):
         held = verdict.capabilities
         mark = "[green]works[/]" if verdict.ok else "[red]no[/]"
@@ -70,22 +70,27 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
     else:
         config = TrainConfig(model=recipe_or_model).override(overrides)
     from agentfly.backends.engine.loading import load_config, resolve_device
+    from agentfly.backends.engine.memory import cache_bytes
     from agentfly.models import resolve
-    from agentfly.training.memory import GIB, ModelSize, device_memory, plan_memory
+    from agentfly.training.memory import GIB, NO_CHANGE_FITS, ModelSize, device_memory, format_gib, plan_memory
 
     device = resolve_device(None)
     total = device_memory(device) if device_gib is None else int(device_gib * GIB)
     on_gpu = device_gib is not None or device.type == "cuda"
     size = ModelSize.from_config(load_config(resolve(config.model)))
-    plan = plan_memory(size, config, total, on_gpu=on_gpu)
+    kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU the least; a run gives it what is left
+    plan = plan_memory(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache)
     where = "GPU" if on_gpu else "this machine's main memory"
     table = Table("part", "GiB", title=f"{config.model} on {total / GIB:.1f} GiB ({where})", title_justify="left")
     for name, size_of_part in plan.parts.items():
         if size_of_part:
-            table.add_row(name.replace("_", " "), f"{size_of_part / GIB:.2f}")
-    table.add_row("left", f"{plan.left / GIB:.2f}", style="green" if plan.left >= 0 else "red")
+            table.add_row(name.replace("_", " "), format_gib(size_of_part))
+    table.add_row("left", format_gib(plan.left), style="green" if plan.left >= 0 else "red")
     Console().print(table)
     if plan.left < 0:
-        fitting = "\n".join(f"  {change}" for change in plan.fitting) or "  none: take a smaller model"
-        Console().print(f"It does not fit. Changes that would make it fit:\n{fitting}", highlight=False, markup=False)
+        advice = f"{NO_CHANGE_FITS}."
+        if plan.fitting:
+            advice = "Changes that would make it fit, and what the run takes then:"
+        lines = (f"It does not fit. {advice}", *(f"  {change}" for change in plan.fitting))
+        Console().print("\n".join(lines), highlight=False, markup=False)
         raise typer.Exit(1)

@@ -47,7 +47,7 @@ def start_command(
     row: TaskRow = None,
     once: Annotated[bool, typer.Option("--once", help="Close them after reporting how they started.")] = False,
 ) -> None:
-    """Start instances, report how they started, and keep them warm until Ctrl-C."""
+    """Start instances and keep them warm until Ctrl-C. Prints how they started."""
     from agentfly.cli.env_instances import resolve_task, start_instances
     from agentfly.cli.resolve import resolve_environment
 
@@ -77,7 +77,7 @@ def check_command(
     instances: Annotated[int, typer.Option("--instances", "-n", min=1, help="Number of concurrent instances.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="CPU time limit of each property, in seconds.")] = 120.0,
 ) -> None:
-    """Check that an environment keeps the contract, property by property."""
+    """Check that an environment keeps the contract. Prints a line per property."""
     from rich.text import Text
 
     from agentfly.cli.env_instances import make_console
@@ -114,7 +114,7 @@ def new_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment: tic_tac_toe, or TicTacToe.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; default: a folder of that name, here.")] = None,
 ) -> None:
-    """Scaffold a working environment with tasks, expert, reward, tests and a recipe."""
+    """Scaffold a working environment. It has tasks, expert, reward, tests and a recipe."""
     from agentfly.cli.env_new import create_environment
 
     create_environment(name, out)
@@ -125,7 +125,7 @@ def status_command(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Update every second, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per update.")] = False,
 ) -> None:
-    """Show the pools and leases of your environments in all processes on this machine."""
+    """Show the pools and leases of environments. They are those of all your processes on this machine."""
     from agentfly.cli.env_instances import show_status
 
     show_status(watch=watch, as_json=as_json)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agentfly.cli.live_view import sanitize_text
@@ -67,26 +67,22 @@ def show_environments(
     """
     env_classes = list(env_classes)
     console = make_console()
-    table = Table("environment", "description", "tools", "scope", "runtime", box=None, header_style="dim")
+    name_column = Column("environment", no_wrap=True)
+    table = Table(name_column, "description", "scope", "runtime", box=None, header_style="dim")
     for env_class in env_classes:
         description = (env_class.__doc__ or "").strip().partition("\n")[0]
         runtime = env_class.pool.runtime if isinstance(env_class.pool.runtime, str) else env_class.pool.runtime.name
         scope = {Scope.CHAIN: "chain", Scope.GROUP: "group", Scope.GLOBAL: "global"}[env_class.pool.scope]
-        cells = (env_class.__name__, description, ", ".join(_tool_names(env_class)) or "–", scope, runtime)
+        cells = (env_class.__name__, description, scope, runtime)
         table.add_row(*(sanitize_text(Text(cell)) for cell in cells))
     console.print(table)
-    for env_class in env_classes:
-        if tools and _tool_names(env_class):
+    for env_class in env_classes if tools else ():
+        with suppress(ConfigError):  # it has no tools: rewards and other tools use it
             console.print(tool_lines(Toolbox([env_class])), end="")
     for error in errors:
         console.print(sanitize_text(Text(str(error), "red")), soft_wrap=True)
-
-
-def _tool_names(env_class: type[Environment]) -> list[str]:
-    try:
-        return Toolbox([env_class]).names
-    except ConfigError:  # it has no tools: rewards and other tools use it
-        return []
+    if not tools:
+        console.print("\nagentfly env list NAME describes the tools of one; agentfly env play NAME calls them by hand.")
 
 
 def tool_lines(toolbox: Toolbox) -> Text:

@@ -61,14 +61,16 @@ def list_command(context: typer.Context) -> None:
     """List the installed recipes, or copy one to edit it."""
     if context.invoked_subcommand is not None:
         return
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from agentfly.cli.env_instances import make_console
     from agentfly.cli.live_view import sanitize_text
 
     console = make_console()
-    table = Table("recipe", "description", "needs", box=None, header_style="dim")
+    table = Table(
+        Column("recipe", no_wrap=True), "description", Column("needs", no_wrap=True), box=None, header_style="dim"
+    )
     problems = []
     for name in dict.fromkeys(each.name for each in plugins.list_plugins(plugins.RECIPES)):
         try:

@@ -34,9 +34,9 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
     require_torch("train")
     overrides = parse_overrides(changes)
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
+    plan = plan_recipe(recipe, overrides)
     from agentfly.training.trainer import Trainer
 
-    plan = plan_recipe(recipe, overrides)
     place = folder or _create_free_folder(Path("runs"), recipe.name)
     try:
         metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}

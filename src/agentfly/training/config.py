@@ -197,7 +197,7 @@ class TrainConfig:
         if not 1 < loss.correction_cap < math.inf:
             raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")
         if loss.correction not in (None, *CORRECTIONS):
-            raise ConfigError(f"there is no correction {loss.correction!r}; there are {', '.join(CORRECTIONS)}")
+            raise ConfigError(f"there is no correction {loss.correction!r}; there are {', '.join(CORRECTIONS)}, None")
         low, high, dual = (*loss.clip, math.inf)[:3] if 2 <= len(loss.clip) <= 3 else (math.nan,) * 3
         if not (0 <= low <= 1 and 0 <= high < math.inf and dual > 1 + high):
             raise ConfigError(
@@ -301,7 +301,8 @@ def _parse_field(name: str, value: Any, hint: Any) -> Any:
             return record
         if not isinstance(value, NESTED[name]):
             first = fields(NESTED[name])[0].name
-            raise ConfigError(f"{name}={value!r:.60}: {name} is a group of fields; write {name}.{first}={value!r:.60}")
+            inner = "…" if isinstance(value, bool) else f"{value!r:.60}"
+            raise ConfigError(f"{name}={value!r:.60}: {name} is a group of fields; write {name}.{first}={inner}")
         value = {each.name: getattr(value, each.name) for each in fields(value)}
         hints = typing.get_type_hints(NESTED[name])
         return NESTED[name](**{key: _parse_field(f"{name}.{key}", each, hints[key]) for key, each in value.items()})

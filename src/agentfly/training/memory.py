@@ -31,6 +31,10 @@ MARGIN = 0.04
 """Share of the device that a plan leaves free: CUDA context, library workspaces, fragmentation of the allocator."""
 MIN_CACHE_TOKENS = 8192
 """Tokens that the KV cache has room for at least, where the longest chain is not known to be longer."""
+NO_CHANGE_FITS = (
+    "Neither gradient checkpointing nor a smaller micro-batch nor LoRA makes it fit: take a smaller model or a larger "
+    "device"
+)
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,11 @@ class MemoryPlan:
         return self.total - sum(self.parts.values())
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name.replace('_', ' ')} {_gib(size)}" for name, size in self.parts.items() if size)
+        parts = ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in self.parts.items() if size)
         how = "measured" if self.measured else "estimated"
         return (
-            f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {_gib(self.left)} left of "
-            f"{_gib(self.total)}"
+            f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {format_gib(self.left)} left of "
+            f"{format_gib(self.total)}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -117,12 +121,7 @@ class MemoryPlan:
         """
         if self.left + (0 if self.measured else self.parts["activations"]) >= 0:
             return
-        change = (
-            "Neither gradient checkpointing nor a smaller micro-batch nor LoRA makes it fit: take a smaller model or a "
-            "larger device"
-        )
-        if self.fitting:
-            change = f"With one of these changes it would fit: {'; '.join(self.fitting)}"
+        change = f"It would fit with one of these: {'; '.join(self.fitting)}" if self.fitting else NO_CHANGE_FITS
         raise ConfigError(f"this run does not fit into memory. {self}. {change}")
 
 
@@ -147,7 +146,7 @@ def plan_memory(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: boo
         other = _plan(size, config.override(changes), total, on_gpu=on_gpu, kv_cache=kv_cache)
         if other.left >= 0:
             written = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
-            fitting.append(f"{written} ({_gib(total - other.left)} GiB)")
+            fitting.append(f"{written} ({format_gib(total - other.left)} GiB)")
     return replace(plan, fitting=tuple(fitting))
 
 
@@ -288,5 +287,6 @@ def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
     return {"enable_sleep_mode": True, **settings, "engine": engine}
 
 
-def _gib(size: int) -> str:
+def format_gib(size: int) -> str:
+    """Format bytes as GiB."""
     return f"{size / GIB:.1f}" if abs(size) >= GIB / 10 else f"{size / GIB:.2g}"
