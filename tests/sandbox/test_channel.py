@@ -206,11 +206,11 @@ async def _answer_twice(host: FakeHost) -> None:
 @pytest.mark.parametrize(
     ("sent", "request_of_the_host"),
     [
-        (frame(b"R", {"id": 1, **OK}), {"do": "restart", "why": "forged"}),
-        (frame(b"R", b"{"), {"do": "restart", "why": "forged"}),
-        (frame(b"A", {"id": 1}), {"do": "restart", "why": "forged"}),
-        (b"no frame at all", {"do": "restart", "why": "forged"}),
-        (struct.pack(">Ic", 1 << 31, b"R"), {"do": "restart", "why": "forged"}),
+        (frame(b"R", {"id": 1, **OK}), {"do": "restart", "why": "forged", "direct": True}),
+        (frame(b"R", b"{"), {"do": "restart", "why": "forged", "direct": True}),
+        (frame(b"A", {"id": 1}), {"do": "restart", "why": "forged", "direct": True}),
+        (b"no frame at all", {"do": "restart", "why": "forged", "direct": True}),
+        (struct.pack(">Ic", 1 << 31, b"R"), {"do": "restart", "why": "forged", "direct": True}),
         (b"", {"do": "hangup"}),
     ],
 )
@@ -235,6 +235,37 @@ async def test_interpreter_that_breaks_its_own_channel_is_replaced(
     assert outcome.files_kept
     assert not outcome.state_kept
     assert (await play(host, lambda n: answered(n, OK), lambda _: session.run("y"))).value == "1", "relayed from now on"
+
+
+async def test_interrupt_that_crosses_the_reply_is_over_before_the_next_call(host, monkeypatch) -> None:
+    monkeypatch.setattr(host_module, "GRACE", 60)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    host.direct = channel.SessionChannel(ours)
+    session = Session(open_another, host)
+    running = asyncio.create_task(session.run("x"))
+    asked = await asyncio.get_running_loop().sock_recv(theirs, 1000)
+    assert await host.question() == {"do": "interrupt", "why": "killed", "direct": True}
+    theirs.send(frame(b"R", {"id": struct.unpack_from(">Q", asked, 5)[0], **OK}))
+    request = await asyncio.wait_for(host.question(), 60)
+    assert request["do"] == "output", "the session init has handled the interrupt when it answers this"
+    assert not running.done()
+    await host.say(frame(b"A", {"id": request["id"], "dropped": 0}))
+    assert (await running).value == "1"
+    theirs.close()
+    host.direct.close()
+
+
+async def test_peer_that_sends_instead_of_reading_does_not_fill_the_memory(host) -> None:
+    """Bytes that arrive while a long message is sent stay in the socket until an answer is expected."""
+    session = Session(open_another, host)
+    await play(host, lambda n: answered(n, OK), lambda _: session.run("x"))
+    running = asyncio.create_task(session.run("#" * (4 << 20)))
+    flood = asyncio.create_task(host.say(bytes(64 << 20)))
+    outcome = await running
+    assert (outcome.end, outcome.files_kept) == (EndReason.TIMEOUT, False)
+    assert len(host.channel._buffer._data) < 1 << 20
+    await flood
 
 
 async def test_notice_of_an_unknown_interpreter_ends_the_session(host) -> None:

@@ -1,13 +1,14 @@
 """Sessions that are forked ahead of need: fresh, bounded in number, used once, and gone with their sandbox."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from agentfly.sandbox import EndReason, Limits, LocalSandbox, SandboxUnavailable, open_sandbox
+from agentfly.sandbox import EndReason, Limits, LocalSandbox, SandboxUnavailable, channel, open_sandbox
 from tests.descriptors import leaked_descriptors, open_descriptors
 from tests.sandbox.test_leftovers import groups_and_folders, wait_for_none
 
@@ -114,3 +115,14 @@ async def test_code_is_not_run_if_the_interpreter_died_before(sandbox) -> None:
     assert "was not run" in outcome.message
     assert await session.list_files() == []
     assert (await session.run("print('again')\n1")).text == "again\n1"
+
+
+async def test_late_request_to_stop_a_command_does_not_stop_python(sandbox) -> None:
+    session = await sandbox.open_session()
+    await session.run("import time; kept = 5")
+    for step in ("interrupt", "restart"):
+        request = json.dumps({"do": step, "why": "killed", "direct": False}).encode()
+        await session._host.channel.send(channel.QUESTION, request)
+        await session.list_files()  # the session init has handled the request
+        outcome = await session.run("kept")
+        assert (outcome.end, outcome.value) == (EndReason.OK, "5")

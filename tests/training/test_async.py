@@ -291,6 +291,24 @@ async def test_cancelled_run_ends_its_chains_and_resumes(tmp_path: Path, small_m
     assert [record.step for record in trained_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
+async def test_run_with_a_journal_that_lacks_lines_is_resumed(
+    tmp_path: Path, small_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step that is not recorded, before one that is: the groups of the first must be run again."""
+    plan = plan_of(vowels, small_model, zero_variance="keep")
+    async with Trainer(plan, tmp_path / "run") as trainer:
+        for _ in range(3):
+            await trainer.train_step()
+    lines = read_journal(tmp_path / "run")
+    first = next(line["groups"][0] for line in lines if line.get("step") == 1)
+    kept = [line for line in lines if line.get("step") != 1 and line.get("group") != first]
+    (tmp_path / "run" / "rollout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    async with asyncio.timeout(60):
+        await Trainer(plan, tmp_path / "run", resume=True).run()
+    assert "step 2 cannot be repeated" in caplog.text
+    assert [record.step for record in trained_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
 CHANGES = [
     "loggers=[]", "steps=8", "checkpoint.every=3", "evaluation.every=null", "async_training.max_staleness=2",
     "loss.correction=token-truncate",

@@ -93,6 +93,24 @@ def test_only_the_failed_optimizer_step_is_repeated() -> None:
     torch.testing.assert_close(weights_of(learner), weights_of(plain), rtol=1e-3, atol=1e-4)
 
 
+def test_optimizer_that_runs_out_of_memory_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learner_of(model_of(), micro_batch_tokens=60)
+    passes = run_out_of_memory(learner, lambda number, tokens: False)
+    steps = []
+
+    def fail() -> None:
+        steps.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(learner._optimizer._adam, "step", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.update(samples(*LENGTHS))
+    assert len(steps) == 1
+    assert sum(passes) == sum(num_input_tokens(each.segment) for each in samples(*LENGTHS)), "no pass was repeated"
+    assert (learner._runner.tokens, learner._runner.retries) == (60, 0)
+    assert all(each.grad is None for each in learner.trainable_weights.values())
+
+
 def test_sample_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
     learner = learner_of(model_of())
     before = weights_of(learner).clone()

@@ -187,7 +187,8 @@ class SessionChannel:
             self._loop = None
 
     async def _wait(self, writing: bool = False) -> None:
-        """Wait until the socket is ready, without reading."""
+        """Wait until the socket is ready, without reading: a peer that sends meanwhile would fill the buffer."""
+        self._stop_reading()
         loop = asyncio.get_running_loop()
         waiting = self._waiting = loop.create_future()
         add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)

@@ -106,12 +106,15 @@ class Deadline:
         self._at = 0.0
         """When to take the next step, in the time of the event loop."""
         self._steps: list[str] = []
+        self._direct = False
+        """Whether the running call went to the interpreter itself."""
         self.expired = False
         """Whether the time limit of the last call passed before its answer came."""
 
-    def start(self, host: SessionHost, seconds: float) -> None:
-        """Start a call with this time limit."""
+    def start(self, host: SessionHost, seconds: float, *, direct: bool = False) -> None:
+        """Start a call with this time limit. direct: it goes to the interpreter, past the session init."""
         self._host = host
+        self._direct = direct
         self._steps = ["interrupt", "restart", "expire"]
         self.expired = False
         self._set(max(seconds, 0.0))
@@ -153,5 +156,6 @@ class Deadline:
             if self._host.direct:
                 self._host.direct.expire()
         else:
-            self._host.channel.send_now(channels.QUESTION, json.dumps({"do": step, "why": "killed"}).encode())
+            request = {"do": step, "why": "killed", "direct": self._direct}
+            self._host.channel.send_now(channels.QUESTION, json.dumps(request).encode())
             self._set(GRACE)

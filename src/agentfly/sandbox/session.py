@@ -165,10 +165,11 @@ class Session:
             await self._resume()
             call = results.CallResult(seconds, self._limits)
             deadline = self._deadline
-            deadline.start(self._host, seconds)
+            direct = self._host.direct if question["do"] == "run" else None
+            deadline.start(self._host, seconds, direct=direct is not None)
             try:
-                if question["do"] == "run" and self._host.direct:
-                    await self._exchange_directly(self._host.direct, question["code"], call)
+                if direct:
+                    await self._exchange_directly(direct, question["code"], call)
                 else:
                     await self._exchange(question, call)
             except channel.ChannelError as error:
@@ -228,14 +229,15 @@ class Session:
             raise
         except channel.ChannelError as error:
             closed = isinstance(error, channel.ChannelClosed)
-            request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged"}
+            request = {"do": "hangup"} if closed else {"do": "restart", "why": "forged", "direct": True}
             self._host.channel.allow(self._call_budget)
             await self._host.channel.send(channel.QUESTION, json.dumps(request).encode())
             while self._notice is None:
                 await self._receive()
             call.answer = {**self._notice, "ran": not (isinstance(error, channel.ChannelClosed) and error.unread)}
             self._close_direct()
-        if call.reply is None or call.reply.output:
+        # Also if the reply and an interrupt crossed: once the session init answers, none is left for the next call.
+        if call.reply is None or call.reply.output or self._deadline.expired:
             self._deadline.extend(_FILE_SECONDS)
             await self._exchange({"do": "output"}, call)
 

@@ -329,18 +329,25 @@ class AsyncCollector(Collector):
             positions = line["groups"] if "step" in line else [line["group"]]
             while self._sampler.position <= max(positions):
                 self._add_group()
-            groups = [self._groups[position] for position in positions]
+            groups = [self._groups[position] for position in positions if position in self._groups]
+            if len(groups) < len(positions):
+                _LOG.warning("the rollout journal lacks the beginning of group %d; its rest is not used", positions[0])
+                break
             if "chain" in line:
                 groups[0].add(Trajectory.from_json(line["chain"]))
             elif "discard" in line:
                 self._discard(groups[0], line["discard"])
-            elif all(group.complete for group in groups):
+            elif all(group.complete for group in groups) and line["step"] == step + len(self._recorded) + 1:
                 self._recorded[line["step"]] = groups
                 for position in positions:
                     del self._groups[position]
             else:
-                _LOG.warning("step %d cannot be repeated: JSON cannot hold some of its chains", line["step"])
+                _LOG.warning("step %d cannot be repeated: chains of it, or a step before it, are missing", line["step"])
                 break
+        last = step + len(self._recorded)
+        for group in list(self._groups.values()):  # without a complete journal: later weights are trained once more
+            if max(group.versions, default=0) > last:
+                self._discard(group, group.attempt + 1)
 
     def _load_group(self, value: Mapping[str, Any]) -> PendingGroup:
         position = value["position"]

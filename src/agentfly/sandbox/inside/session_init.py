@@ -203,14 +203,16 @@ class SessionInit:
         _, payload = frames.receive(self.host, MAX_QUESTION)
         question = json.loads(payload)
         do = question["do"]
+        # Requests to stop a call may arrive after its end: they must not stop another one.
+        is_running = self.direct if question.get("direct") else self.call is not None
         if do == "interrupt":
             with contextlib.suppress(ProcessLookupError):
                 if self.shell:
                     os.killpg(self.shell, signal.SIGKILL)
-                elif self.call or self.direct:
+                elif is_running:
                     os.killpg(self.pid, signal.SIGINT)  # as a terminal does: its children too
         elif do == "restart":
-            if self.call or self.direct:  # otherwise the answer is on its way already
+            if is_running:  # otherwise the answer is on its way already
                 self.restart(question["why"], None)
         elif do == "hangup":  # the host found the channel of the interpreter closed
             if self.direct and not self.hung_up_at:
