@@ -240,6 +240,7 @@ def main() -> None:
         rest = [each for each in given if each != "--backends" or not next(given)]
         compare_backends(arguments.backends.split(","), arguments.recipe, rest)
         return
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # as the command line does
     figures = measure(
         arguments.recipe,
         parse_overrides(arguments.overrides),
