@@ -15,7 +15,7 @@ def test_steps_of_a_recipe_are_split_by_phase(small_model: Path, capsys: pytest.
     profile = ThreadProfile()
     figures = agent_step.measure("lookup", overrides, steps=1, warmup=1, profile=profile)
     phases = [figures[f"{name} s"] for name in ("sampling", "tools", "waiting", "update", "sync", "other")]
-    assert sum(phases) == pytest.approx(figures["step s"])
+    assert sum(phases) == pytest.approx(figures["step s"], rel=0.05)
     assert figures["chains"] == 4
     assert figures["tokens/s"] > 0
     assert profile.cpu["engine"] > 0
