@@ -296,10 +296,10 @@ def test_run_that_cannot_fit_is_refused_with_numbers_and_changes() -> None:
     assert plan.left < 0
     with pytest.raises(ConfigError) as refused:
         plan.require_fit()
-    said = str(refused.value)
-    assert "weights 28.4, gradients 28.4, optimizer 56.7" in said
-    assert "of 80.0" in said
-    assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in said
+    message = str(refused.value)
+    assert "weights 28.4, gradients 28.4, optimizer 56.7" in message
+    assert "more than the 80.0 available" in message
+    assert "lora_rank=16 gradient_checkpointing=true micro_batch_tokens=4096" in message
     with pytest.raises(ConfigError, match="take a smaller model or a larger device"):
         plan_memory(qwen_7b(), TrainConfig(), 16 * GIB, on_gpu=True).require_fit()
 

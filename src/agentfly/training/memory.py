@@ -105,10 +105,10 @@ class MemoryPlan:
     def __str__(self) -> str:
         parts = ", ".join(f"{name.replace('_', ' ')} {format_gib(size)}" for name, size in self.parts.items() if size)
         how = "measured" if self.measured else "estimated"
-        return (
-            f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {format_gib(self.left)} left of "
-            f"{format_gib(self.total)}"
-        )
+        remainder = f"{format_gib(self.left)} left of {format_gib(self.total)}"
+        if self.left < 0:
+            remainder = f"{format_gib(-self.left)} more than the {format_gib(self.total)} available"
+        return f"Memory in GiB: {parts} (activations {how} for {self.tokens:,} tokens); {remainder}"
 
     def to_json(self) -> dict[str, Any]:
         """The plan for the run directory, sizes in bytes."""
