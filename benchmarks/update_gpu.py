@@ -4,24 +4,24 @@ Random weights of a published shape, all of them trained: float32 weights and Ad
 1,000 tokens, half of them sampled. Each variant is one setting changed against the first; a variant that fails is
 reported in its row, and the others still run.
 
-    python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants plain,checkpointing,…] [--device cpu]
+    python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants NAME,…] [--device cpu]
 """
 
 import argparse
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.errors import describe
 from agentfly.training import logprobs
+from agentfly.training import model as training_model
 from agentfly.training.batch import Sample
 from agentfly.training.learner import LocalLearner
 from benchmarks.shapes import SHAPES, build_model
@@ -39,29 +39,17 @@ class Variant:
     micro_batch: int = 8192
     """Maximum tokens in one forward pass."""
     checkpointing: bool = False
-    compiled: bool = False
-    """torch.compile of every decoder layer."""
-    compiled_head: bool = False
-    """torch.compile of the head's chunk: logits to log-probabilities, and their gradient."""
-    logits: int | None = None
-    """Logits in memory at once; None is the default."""
-    attention: SDPBackend | None = None
-    low_residual: bool = False
-    """Residual stream in bfloat16, as in the engine, not in float32."""
+    compiled: bool = True
+    """Layers and head are compiled, as the learner does on a GPU."""
 
 
 VARIANTS = {
-    "plain": Variant(),
+    "as trained": Variant(),
     "checkpointing": Variant(checkpointing=True),
-    "compiled layers and head": Variant(compiled=True, compiled_head=True),
-    "compiled and bf16 residual": Variant(compiled=True, compiled_head=True, low_residual=True),
-    "compiled with 16k tokens": Variant(16384, compiled=True, compiled_head=True),
-    "compiled with 16k checkpointed": Variant(16384, compiled=True, compiled_head=True, checkpointing=True),
-    "bf16 residual": Variant(low_residual=True),
-    "flash attention": Variant(attention=SDPBackend.FLASH_ATTENTION),
-    "cuDNN attention": Variant(attention=SDPBackend.CUDNN_ATTENTION),
-    "head chunks twice as large": Variant(logits=1 << 28),
-    "compiled layers": Variant(compiled=True),
+    "16k tokens": Variant(16384),
+    "16k tokens, checkpointing": Variant(16384, checkpointing=True),
+    "not compiled": Variant(compiled=False),
+    "not compiled, checkpointing": Variant(compiled=False, checkpointing=True),
 }
 
 
@@ -112,27 +100,21 @@ def synchronize(device: torch.device) -> None:
 
 
 def build_learner(model: Any, variant: Variant) -> LocalLearner:
-    learner = LocalLearner(
+    return LocalLearner(
         model, micro_batch_tokens=variant.micro_batch, gradient_checkpointing=variant.checkpointing, precision="auto"
     )
-    network = learner._policy.backbone.model
-    if variant.low_residual:
-        network.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.bfloat16())
-    if variant.compiled:
-        for layer in network.model.layers:
-            layer.compile(dynamic=True)
-    return learner
 
 
 @contextmanager
 def apply(variant: Variant) -> Iterator[None]:
     """The settings of a variant that are not the learner's own."""
-    chunk = logprobs.LOGITS if variant.logits is None else {**logprobs.LOGITS, "cuda": variant.logits}
-    functions = {name: getattr(logprobs, name) for name in ("_score_chunk", "_grad_logits")}
-    if variant.compiled_head:
-        functions = {name: torch.compile(each, dynamic=True) for name, each in functions.items()}
-    kernel: Any = nullcontext() if variant.attention is None else sdpa_kernel(variant.attention)
-    with patch(logprobs, LOGITS=chunk, **functions), kernel:
+    if variant.compiled:
+        yield
+        return
+    with (
+        patch(training_model, compile_layers=lambda model: None),
+        patch(logprobs, _fuse=lambda function, device: function),
+    ):
         yield
 
 
@@ -204,8 +186,8 @@ def profile(learner: LocalLearner, samples: list[Sample]) -> None:
 def run_variant(model: Any, variant: Variant, samples: list[Sample], *, detailed: bool) -> list[str]:
     """Run a warm-up update and a measured one; returns the cells of the variant's row."""
     device = next(model.parameters()).device
-    learner = build_learner(model, variant)
     with apply(variant):
+        learner = build_learner(model, variant)
         begun = time.perf_counter()
         learner.update(samples)
         synchronize(device)
@@ -233,13 +215,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=1000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--profile", default="plain,compiled layers and head", help="variants that are profiled")
+    parser.add_argument("--profile", default="as trained", help="variants that are profiled")
     parser.add_argument("--seconds", type=float, default=240, help="no variant starts after this time")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
     options = parser.parse_args(arguments)
     if options.quick:
         options.device, options.shape, options.chains, options.length = "cpu", "test", 6, 64
-        options.variants = "plain,checkpointing"
+        options.variants = "as trained,checkpointing"
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return

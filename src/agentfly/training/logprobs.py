@@ -11,7 +11,9 @@ mismatch that the loss measures and corrects.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -95,12 +97,13 @@ class _ChunkedScore(torch.autograd.Function):
         tokens: Tensor, temperatures: Tensor, chunk: int, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         head = Head(weight, bias, scale, softcap).to(dtype)
+        score_chunk = _fuse(_score_chunk, hidden.device.type)
         logsumexp = torch.empty_like(temperatures)
         logprobs = torch.empty_like(temperatures)
         entropies = torch.empty_like(temperatures)
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            logsumexp[part], logprobs[part], entropies[part] = _score_chunk(
+            logsumexp[part], logprobs[part], entropies[part] = score_chunk(
                 head, hidden[part].to(dtype), tokens[part], temperatures[part]
             )
         context.save_for_backward(hidden, weight, bias, tokens, temperatures, logsumexp, entropies)
@@ -112,6 +115,7 @@ class _ChunkedScore(torch.autograd.Function):
         hidden, weight, bias, tokens, temperatures, logsumexp, entropies = context.saved_tensors
         scale, softcap, chunk, dtype = context.settings
         head = Head(weight, bias, scale, softcap).to(dtype)
+        compute_grad = _fuse(_grad_logits, hidden.device.type)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if context.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and context.needs_input_grad[2] else None
@@ -120,7 +124,7 @@ class _ChunkedScore(torch.autograd.Function):
             part = slice(start, start + chunk)
             states = hidden[part].to(dtype)
             per_token = (each[part] for each in (tokens, temperatures, logsumexp, entropies, *grads))
-            grad_logits = _grad_logits(head, states, *per_token, with_entropy=with_entropy).to(dtype)  # [chunk, vocab]
+            grad_logits = compute_grad(head, states, *per_token, with_entropy=with_entropy).to(dtype)  # [chunk, vocab]
             grad_hidden[part] = grad_logits @ head.weight
             if grad_weight is not None and grad_weight.dtype == dtype:
                 grad_weight.addmm_(grad_logits.T, states)
@@ -164,6 +168,12 @@ def _grad_logits(
     grad.scatter_add_(1, tokens[:, None], grad_logprobs[:, None])
     grad.mul_((head.scale / temperatures)[:, None])
     return grad if softcap_slope is None else grad.mul_(softcap_slope)
+
+
+@cache
+def _fuse(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """The function with its elementwise operations fused on a GPU, where reading and writing the logits dominates."""
+    return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
 _chunked_score: Any = _ChunkedScore.apply

@@ -270,7 +270,8 @@ def device_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return free_memory()
     free, total = torch.cuda.mem_get_info(device)
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    index = torch.cuda.current_device() if device.index is None else device.index  # torch.device("cuda") has none
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
     own = torch.cuda.memory_reserved(device)
     return min(free + own, int(total * fraction))
 

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.attention import attend_dense, register_attention
 from agentfly.backends.engine.loading import resolve_dtype
-from agentfly.backends.engine.model_runner import share_weights, supports_packing
+from agentfly.backends.engine.model_runner import compile_layers, share_weights, supports_packing
 from agentfly.errors import ConfigError, describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits
@@ -35,6 +35,8 @@ class Backbone:
         on_cpu = next(model.parameters()).device.type == "cpu"  # on a GPU, launching many small kernels dominates
         self.packed = on_cpu and supports_packing(model)
         self.model = share_weights(model, ATTENTION if self.packed else None)
+        if not on_cpu:
+            compile_layers(self.model)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             # Layers checkpoint only in training mode. Their submodules stay in eval mode; dropout rates become 0.

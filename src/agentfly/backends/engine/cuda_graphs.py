@@ -18,7 +18,7 @@ from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
 from agentfly.backends.engine.batch import Batch, Output
 from agentfly.backends.engine.kv_cache import KVCache
-from agentfly.backends.engine.model_runner import Launched, ModelRunner, sampling_rows
+from agentfly.backends.engine.model_runner import Launched, ModelRunner, compile_layers, sampling_rows
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import describe
@@ -216,10 +216,8 @@ class GraphRunner(ModelRunner):
         self._graphs: dict[int, StepGraph] = {}
         self._turn = 0
         self.captures = True
-        decoder = self.model.get_decoder()
-        layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
-        for layer in layers if compiled else ():
-            layer.compile(dynamic=True)
+        if compiled:
+            compile_layers(self.model)
 
     def _build_cache(self, capacity: int, shape: tuple[int, ...], like: torch.Tensor) -> KVCache:
         return KVCache(capacity, like.new_zeros(shape))

@@ -212,6 +212,19 @@ def share_weights(model: Any, attention_by: str | None = None) -> Any:
     return twin.eval()
 
 
+def compile_layers(model: Any) -> None:
+    """Let torch fuse the small operations of each decoder layer, at its first use.
+
+    A layer is compiled again for another gradient mode, for frozen weights and for a batch of one row. All models of a
+    class share the limit on how often: engine, learner, reference model and critic need more than torch's default.
+    """
+    decoder = model.get_decoder()
+    layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
+    for layer in layers:
+        layer.compile(dynamic=True)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+
+
 # ── whether a model can run over packed batches: tried, not looked up ──
 
 TRIAL_WINDOW = 8

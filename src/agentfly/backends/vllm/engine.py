@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -277,6 +278,7 @@ class VLLMEngine:
             prepared = await compute(self._prepare, weights)
             try:
                 if self._sleep_level:  # the KV cache is allocated last: loading needs memory of its own
+                    torch.cuda.empty_cache()  # what the learner's allocator keeps is vLLM's memory now
                     await llm.wake_up(["weights"])
                     await self._load(llm, self._complete(prepared), version)
                     self.version = version  # before requests run again
@@ -346,6 +348,7 @@ class VLLMEngine:
     async def _wake_up(self) -> None:
         async with self._update_lock:
             llm = await self._ensure_alive()
+            torch.cuda.empty_cache()
             if self._sleep_level == 2:
                 in_use = self._complete(WeightFiles(None, None))
                 await llm.wake_up(["weights"])
