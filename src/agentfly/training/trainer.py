@@ -148,13 +148,16 @@ class Trainer:
             learn = partial(_run_on_stream, self._stream)
             samples = await compute(learn, compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
             metrics: dict[str, float] = {}
-            if samples:
-                metrics = await compute(learn, self.learner.update, samples)
-            else:
-                self.learner.skip_update()
+            writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
+            try:
+                if samples:
+                    metrics = await compute(learn, self.learner.update, samples)
+                else:
+                    self.learner.skip_update()
+            finally:
+                await writing
         with self._time_phase("publish"):
-            sync = sync_weights(self.learner, self.agent.backend, self.step, self._canary)
-            await asyncio.gather(sync, compute(self._write_batch, batch, samples))
+            await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             self._collector.advance(self.step)
         if "policy/kl" in metrics:
             self._kl.update(metrics["policy/kl"], len(batch.trajectories))
