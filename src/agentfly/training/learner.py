@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from agentfly.segment import Floats
 from agentfly.training.batch import ModelInputs, Sample, build_token_batch, gather_field, split_mini_batches
 from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
-from agentfly.training.lora import MergedWeights, has_adapters, load_adapters, save_adapters
+from agentfly.training.lora import MergedWeights, has_adapters, read_adapters, save_adapters
 from agentfly.training.micro_batches import MicroBatchRunner, name_samples, require_finite
 from agentfly.training.model import Policy, Precision, computes_in_low_precision
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
@@ -65,6 +65,7 @@ class Learner(Protocol):
     def load(self, folder: Path) -> None: ...
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
     def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
 
 class LocalLearner:
@@ -98,38 +99,49 @@ class LocalLearner:
         constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
         warmup_steps and total_steps count updates.
         """
-        weights = trainable_parameters(model)
+        trainable_parameters(model)  # raises where there is nothing to train
+        device = self._compute_device(model)
         self.model = model
         self.loss = loss or Loss()
         self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
         self._epochs = epochs
         self._mini_batches = mini_batches
         self._seed = seed
-        self._policy = Policy(model, gradient_checkpointing=gradient_checkpointing)
-        lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
-        make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
-        self._optimizer = make_optimizer(weights.items(), lr)
-        self._runner = MicroBatchRunner(
-            self.device,
-            micro_batch_tokens,
-            padded=not self._policy.backbone.packed,
-            low_precision=computes_in_low_precision(precision, model),
-        )
+        self._policy = Policy(model, device, gradient_checkpointing=gradient_checkpointing)
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
-            self._reference = Policy(copy.deepcopy(model).requires_grad_(False))
+            self._reference = Policy(copy.deepcopy(model).requires_grad_(False), device)
         self._critic: Critic | None = None
         if critic:
+            self._critic = Critic(model, device, gradient_checkpointing=gradient_checkpointing)
+        self._runner = self._build_runner(
+            micro_batch_tokens,
+            padded=not self._policy.backbone.packed,
+            low_precision=computes_in_low_precision(precision, model, device),
+        )
+        self._place_models()
+        lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
+        make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
+        self._optimizer = make_optimizer(trainable_parameters(self._policy.backbone.model).items(), lr)
+        if self._critic is not None:
             own = replace(lr, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
-            self._critic = Critic(
-                model,
-                lambda weights: make_optimizer(weights.items(), own),
-                gradient_checkpointing=gradient_checkpointing,
-            )
+            self._critic.optimizer = make_optimizer(trainable_parameters(self._critic.backbone.model).items(), own)
         self._updates = 0
 
+    # ── what the sharded learner does differently ──
+
+    def _compute_device(self, model: Any) -> torch.device:
+        device: torch.device = next(model.parameters()).device
+        return device
+
+    def _build_runner(self, tokens: int, *, padded: bool, low_precision: bool) -> MicroBatchRunner:
+        return MicroBatchRunner(self.device, tokens, padded=padded, low_precision=low_precision)
+
+    def _place_models(self) -> None:
+        """Called when all models exist, before the optimizers take their weights."""
+
     @classmethod
-    def from_config(cls, model: Any, config: TrainConfig) -> LocalLearner:
+    def from_config(cls, model: Any, config: TrainConfig, **placement: Any) -> Self:
         loss = Loss(
             surrogate=config.loss.type,
             clip=config.loss.clip,  # type: ignore[arg-type]
@@ -159,6 +171,7 @@ class LocalLearner:
             reference=config.kl.coef > 0,
             critic=config.algorithm.needs_values,
             seed=config.seed,
+            **placement,
         )
 
     @property
@@ -367,14 +380,19 @@ class LocalLearner:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Load the weights that `save` wrote. The reference model is unchanged."""
+        for name, saved in self._read_weights(folder).items():
+            self.trainable_weights[name].copy_(saved)
+
+    def _read_weights(self, folder: Path) -> dict[str, Tensor]:
+        """The weights that `save` wrote, one for each that is trained."""
         if has_adapters(self.model):
-            load_adapters(self.model, folder)
-            return
-        saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
+            saved = read_adapters(self.model, folder)
+        else:
+            saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
         for name, weight in self.trainable_weights.items():
             if name not in saved or saved[name].shape != weight.shape:
                 raise DataError(f"the model in {folder} is not the one being trained: its weight {name} differs")
-            weight.copy_(saved[name])
+        return {name: saved[name].detach() for name in self.trainable_weights}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state beside the model's weights: tensors, and JSON values."""
@@ -395,3 +413,6 @@ class LocalLearner:
         self._runner.tokens = values.get("micro_batch_tokens", self._runner.tokens)
         # precision="auto" is measured in every process: a resumed run keeps what the run began with.
         self._runner.low_precision = values.get("low_precision", self.low_precision)
+
+    def close(self) -> None:
+        """Release other processes; there are none."""
