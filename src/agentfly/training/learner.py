@@ -347,7 +347,8 @@ class LocalLearner:
             zeros = np.zeros(length, np.float32)
             segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
             sample = Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
-            batch = [replace(sample) for _ in range(max(self._runner.tokens // length, 1))]
+            count = max(self._runner.tokens // length, 1)
+            batch = [replace(sample) for _ in range(count * self._runner.ranks)]
             retries = self._runner.retries
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
@@ -359,7 +360,7 @@ class LocalLearner:
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.empty_cache()
             if self._runner.retries == retries:
-                return peak - before, length * len(batch)
+                return peak - before, length * count
 
     # ── weights and state ──
 

@@ -174,7 +174,8 @@ def fit_cache(
     if learner.device.type != "cuda":
         return plan
     needed, tokens = learner.measure_update(longest)
-    parts = {**plan.parts, "activations": max(needed - plan.parts["gradients"], 0)}
+    # What is gathered is part of the measured peak.
+    parts = {**plan.parts, "gathered_weights": 0, "activations": max(needed - plan.parts["gradients"], 0)}
     total = device_memory(learner.device)
     spare = total - sum(parts.values()) + parts["kv_cache"]
     parts["kv_cache"] = kv_memory or max(min(spare, total // 2), parts["kv_cache"])
@@ -290,13 +291,13 @@ def device_memory(device: torch.device) -> int:
     return min(free + own, int(total * fraction))
 
 
-def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """vLLM's settings for the learner's GPU, where they are not given.
+def share_gpu(settings: Mapping[str, Any], model: Any, ranks: int = 1) -> dict[str, Any]:
+    """vLLM's settings for the learner's GPU, where they are not given. ranks: that share the learner's memory.
 
     It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
     what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
     """
-    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad)
+    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad) // ranks
     free, total = torch.cuda.mem_get_info()
     engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
     return {"enable_sleep_mode": True, **settings, "engine": engine}

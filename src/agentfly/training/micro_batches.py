@@ -35,6 +35,8 @@ class MicroBatchRunner:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of the forward and backward passes."""
         self.low_precision = low_precision
+        self.ranks = 1
+        """Number of processes that share the passes."""
         self._padded = padded
 
     def autocast(self) -> torch.autocast:

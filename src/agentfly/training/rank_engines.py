@@ -36,6 +36,7 @@ class RankFleet(FleetBackend):
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Let every rank's engine take the learner's weights; `weights` is not read."""
         await compute(self._update, version)
+        self._failures = [0] * len(self.members)
         for member in self.members[1:]:
             assert isinstance(member, RemoteEngine)
             member.version = version
@@ -92,11 +93,12 @@ class RemoteEngine(Backend):
                 await asyncio.to_thread(thread.join)
 
     def _send(self) -> None:
-        while True:
-            message = self._outbox.get()
-            self._ranks.send(message, self._rank)
-            if message is None:
-                return
+        with suppress(RuntimeError):  # the other rank is gone, which `_receive` reports
+            while True:
+                message = self._outbox.get()
+                self._ranks.send(message, self._rank)
+                if message is None:
+                    return
 
     def _receive(self) -> None:
         fault: Exception = BackendFault(CLOSED)

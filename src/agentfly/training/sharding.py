@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -41,6 +41,8 @@ class Ranks:
     """
 
     def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.init()  # else the mesh would select the device LOCAL_RANK, and this process sees one only
         self._store, self.rank, self.size = next(rendezvous("env://"))
         self.device = device
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -119,7 +121,8 @@ class Ranks:
         with self._lock:
             if dist.is_initialized():
                 if self.leads:
-                    self.broadcast(None)
+                    with suppress(RuntimeError):  # another rank is gone
+                        self.broadcast(None)
                 dist.destroy_process_group()
 
     # ── models and tensors ──
@@ -176,6 +179,7 @@ class ShardedRunner(MicroBatchRunner):
 
     def __init__(self, ranks: Ranks, tokens: int, *, padded: bool, low_precision: bool) -> None:
         super().__init__(ranks.device, tokens, padded=padded, low_precision=low_precision)
+        self.ranks = ranks.size
         self._ranks = ranks
 
     def _run(

@@ -378,7 +378,7 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
         shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
         backend = open_backend("transformers", model=learner.model, **shared)  # the learner's own weights
     if backend in ("vllm", "async_vllm") and device.type == "cuda":
-        settings = share_gpu(settings, learner.model)
+        settings = share_gpu(settings, learner.model, 1 if ranks is None else ranks.size)
     agent = plan.make_agent(
         model_name_or_path=path,
         backend=backend,
