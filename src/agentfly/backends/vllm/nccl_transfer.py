@@ -42,7 +42,7 @@ class NCCLWeightSender:
         )
 
     def send(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send weights by their names in the checkpoint. They are iterated over twice: for their shapes, and to send."""
+        """Send weights by their names in the checkpoint. They are read twice: for their shapes, and to send."""
         self._weights = list(weights) if isinstance(weights, Iterator) else weights
         self._engine.send_weights()
         self._weights = ()
