@@ -99,6 +99,7 @@ def test_run_on_two_ranks_equals_the_run_of_one_process(
     tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     changes = ["steps=3", "loggers=[]", "evaluation.every=null", "optimizer.learning_rate=0.001"]
     with pytest.raises(ConfigError, match=r"gpus=2, but torch .* sees 0 GPUs here: leave gpus out, or start the ranks"):
         cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "refused")

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from agentfly.errors import ConfigError
@@ -60,7 +61,7 @@ def take_part(config: TrainConfig, command: Sequence[str] = (), *, resumed: bool
 def start_ranks(gpus: int, command: Sequence[str]) -> None:
     """Run one process per GPU until all have ended; an error of one ends all. Exits with the code of the first."""
     import torch
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -77,11 +78,19 @@ def start_ranks(gpus: int, command: Sequence[str]) -> None:
         )
     threads = str(max((os.cpu_count() or 1) // gpus, 1))
     os.environ["OMP_NUM_THREADS"] = min(os.environ.get("OMP_NUM_THREADS", threads), threads, key=int)
-    launch = LaunchConfig(
-        1, 1, gpus, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=str(os.getpid()), max_restarts=0
-    )
     try:
-        elastic_launch(launch, sys.executable)(*command)
+        with TemporaryDirectory(prefix="agentfly-ranks-") as logs:
+            launch = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=gpus,
+                run_id=str(os.getpid()),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                logs_specs=DefaultLogsSpecs(log_dir=logs),
+            )
+            elastic_launch(launch, sys.executable)(*command)
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)

@@ -67,11 +67,12 @@ class RemoteEngine(Backend):
         return self.version
 
     async def generate(self, request: Request) -> Completion:
-        if self._closed:
-            raise BackendFault(CLOSED)
         number = next(self._numbers)
         future: Future[Completion] = Future()
         self._pending[number] = future
+        if self._closed:  # after the line above: the receiving thread fails what is pending when it ends
+            del self._pending[number]
+            raise BackendFault(CLOSED)
         self._outbox.put((number, replace(request, on_tokens=None, on_text=None)))
         try:
             completion = await asyncio.wrap_future(future)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from agentfly.agent import wait_for
+from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
 from agentfly.errors import AgentFlyError
 from agentfly.models.huggingface import hide_progress_bars
@@ -116,10 +117,12 @@ class ShardedLearner(LocalLearner):
     @_on_all_ranks
     def open_engine(self, settings: Mapping[str, Any]) -> TransformersBackend:
         """Open this rank's engine; those of ranks other than 0 answer rank 0's requests."""
-        self._engine = TransformersBackend(**settings)
+        engine = open_backend("transformers", **settings)
+        assert isinstance(engine, TransformersBackend)
+        self._engine = engine
         if not self.ranks.leads:
-            EngineServer(self.ranks, self._engine)
-        return self._engine
+            EngineServer(self.ranks, engine)
+        return engine
 
     @_on_all_ranks
     def update_engine(self, version: int) -> None:
