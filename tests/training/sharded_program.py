@@ -1,6 +1,6 @@
 """What the tests of the sharded learner run on every rank, under torchrun; rank 0 writes the results to a file.
 
-torchrun --nproc-per-node 2 -m tests.training.sharded_program OUT CASE…
+torchrun --nproc-per-node 2 -m tests.training.sharded_program FOLDER raise|kill CASE…
 """
 
 import os
@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig
 
 from agentfly.algorithms.loss import Loss
-from agentfly.errors import NonFiniteError
+from agentfly.errors import NonFiniteError, RankError, describe
 from agentfly.training.batch import Sample
 from agentfly.training.learner import LocalLearner
 from agentfly.training.lora import add_lora
@@ -69,13 +69,15 @@ def given(learner: LocalLearner) -> list[Sample]:
     return batch
 
 
-def exercise(learner: LocalLearner, folder: Path) -> dict[str, Any]:
-    """Score, update and save; everything that came of it."""
+def exercise(learner: LocalLearner, folder: Path, *, brief: bool = False) -> dict[str, Any]:
+    """Score, update and save; everything that came of it. brief: score and update once."""
     batch = given(learner)
     segments = [each.segment for each in batch]
     found: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
-    found["metrics"] = [learner.update(batch) for _ in range(3)]
+    found["metrics"] = [learner.update(batch) for _ in range(1 if brief else 3)]
     found["gradients"] = learner.gradients  # type: ignore[attr-defined]
+    if brief:
+        return found
     found["weights"] = {name: each.clone() for name, each in learner.weights(merged=True)}
     found["later scores"] = learner.score(segments, 0.9)
     if learner._critic is not None:
@@ -93,17 +95,24 @@ def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
     return {"metrics": metrics, "weights": {name: each.clone() for name, each in learner.weights(merged=True)}}
 
 
-def fail(learner: ShardedLearner, ranks: Ranks, how: str) -> None:
-    """Rank 1 raises, or is killed, in the middle of an update."""
+def fail(learner: ShardedLearner, how: str) -> str:
+    """Rank 1 raises, or is killed, in the middle of an update: the error of rank 0."""
 
     def stop(*_: Any) -> None:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError("the disk of rank 1 is full")
 
-    if ranks.rank == 1:
+    if learner.ranks.rank == 1:
         learner._policy.backbone.model.model.layers[1].register_forward_pre_hook(stop)
-    learner.update(samples(*LENGTHS)) if ranks.leads else learner.follow()
+    if not learner.ranks.leads:
+        learner.follow()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it; rank 0 ends without it, too
+    try:
+        learner.update(samples(*LENGTHS))
+    except (RankError, RuntimeError) as error:
+        return describe(error)
+    return "no error"
 
 
 def refuse_broken_samples(learner: ShardedLearner) -> str:
@@ -118,36 +127,31 @@ def refuse_broken_samples(learner: ShardedLearner) -> str:
     return "no error"
 
 
-def main(folder: Path, *cases: str) -> None:
+def main(folder: Path, how_to_fail: str, *cases: str) -> None:
     torch.set_num_threads(1)
     ranks = Ranks(torch.device("cpu"))
     results: dict[str, Any] = {}
-    if cases in (("raise",), ("kill",)):
-        learner = build("grpo", ShardedLearner, ranks=ranks)
-        assert isinstance(learner, ShardedLearner)
-        fail(learner, ranks, cases[0])
-        return
-    learner = ShardedLearner(model_of(), ranks=ranks, precision="float32")
-    if ranks.leads:
-        results["not finite"] = refuse_broken_samples(learner)
-        ranks.broadcast(None)
-    else:
-        learner.follow()
     for case in cases:
         learner = build(case, ShardedLearner, ranks=ranks)
         assert isinstance(learner, ShardedLearner)
         if not ranks.leads:
             learner.follow()
             continue
-        results[case] = exercise(learner, folder / f"{case}-sharded")
+        brief = ranks.size > 2
+        results[case] = exercise(learner, folder / f"{case}-sharded", brief=brief)
         if "state" in results[case]:
             results[case]["resumed"] = resume(learner, folder / case, torch.load(folder / f"{case}.pt"))
         shards = [each.to_local().numel() for each in learner.trainable_weights.values()]  # type: ignore[attr-defined]
         results[case]["numel"] = sum(shards), sum(each.numel() for each in learner.trainable_weights.values())
         ranks.broadcast(None)
+    learner = ShardedLearner(model_of(), ranks=ranks, precision="float32")
     if ranks.leads:
-        torch.save(results, folder / "sharded.pt")
-    torch.distributed.destroy_process_group()
+        results["not finite"] = refuse_broken_samples(learner)
+        ranks.broadcast(None)
+    else:
+        learner.follow()
+    results["failed"] = fail(learner, how_to_fail)
+    torch.save(results, folder / "sharded.pt")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
 from agentfly.errors import AgentFlyError
 from agentfly.models.huggingface import hide_progress_bars
+from agentfly.training.batch import ModelInputs
 from agentfly.training.learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
 from agentfly.training.micro_batches import MicroBatchRunner
@@ -66,6 +68,12 @@ class ShardedLearner(LocalLearner):
     def _place_models(self) -> None:
         for model in self._models():
             self.ranks.shard(model, low_precision=self.low_precision)
+        # FSDP takes the data types of trainable weights from the first forward pass, which must not be one of the
+        # reference: peft freezes adapters while they are disabled.
+        tokens = np.arange(2, dtype=np.int32)
+        with torch.no_grad():
+            self._policy.backbone.logits(ModelInputs((tokens,), (tokens,), tokens))
+        self._reshard()
 
     def _models(self) -> list[Any]:
         parts = (self._policy, self._reference, self._critic)
