@@ -28,7 +28,7 @@ from agentfly.algorithms.base import SegmentArrays
 from agentfly.errors import describe
 from agentfly.training import logprobs
 from agentfly.training.batch import Sample
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks

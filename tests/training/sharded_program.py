@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from agentfly.algorithms.loss import Loss
 from agentfly.errors import NonFiniteError, RankError, describe
 from agentfly.training.batch import Sample
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks, gather

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 from agentfly.errors import ConfigError  # noqa: E402
 from agentfly.training.batch import Sample, num_input_tokens  # noqa: E402
 from agentfly.training.config import TrainConfig  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.memory import GIB, ModelSize, activation_bytes, plan_memory  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402

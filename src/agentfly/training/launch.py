@@ -18,7 +18,7 @@ from agentfly.training.config import TrainConfig
 if TYPE_CHECKING:
     import torch
 
-    from agentfly.training.learner import LocalLearner
+    from agentfly.training.local_learner import LocalLearner
     from agentfly.training.sharding import Ranks
 
 
@@ -104,7 +104,7 @@ def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None
 
     from agentfly.backends.engine.loading import load_model
     from agentfly.models import resolve
-    from agentfly.training.learner import LocalLearner
+    from agentfly.training.local_learner import LocalLearner
     from agentfly.training.lora import add_lora
     from agentfly.training.memory import frozen_weight_dtype
 

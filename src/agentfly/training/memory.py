@@ -25,7 +25,7 @@ from agentfly.training.config import TrainConfig
 from agentfly.training.logprobs import LOGITS
 
 if TYPE_CHECKING:
-    from agentfly.training.learner import LocalLearner
+    from agentfly.training.local_learner import LocalLearner
 
 GIB = 2**30
 MARGIN = 0.04

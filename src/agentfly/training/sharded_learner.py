@@ -26,7 +26,7 @@ from agentfly.backends.engine import TransformersBackend
 from agentfly.errors import AgentFlyError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.training.batch import ModelInputs
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
 from agentfly.training.micro_batches import MicroBatchRunner
 from agentfly.training.rank_engines import EngineServer, RankFleet

@@ -48,7 +48,8 @@ from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
 from agentfly.training.launch import build_learner, started_by_torchrun
-from agentfly.training.learner import Learner, LocalLearner
+from agentfly.training.learner import Learner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
