@@ -339,9 +339,8 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
 def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
-    Asynchronous training samples from a copy: an update would change shared weights in the middle of a forward pass.
-    So does distributed training: the learner has shards. The memory plan is checked before the model is loaded, and
-    again when the update has been measured.
+    Asynchronous training samples from a copy, since an update would change shared weights in the middle of a pass, and so
+    does distributed training. The memory plan is checked before the model is loaded, and when the update was measured.
     """
     config = plan.config
     path = resolve(config.model)
@@ -365,15 +364,14 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
     learner = build_learner(config, device, ranks)
     if embedded and device.type == "cuda":
-        longest = config.run_options.get("context_length")
-        memory = fit_cache(memory, learner, longest=longest, kv_memory=settings.get("kv_memory"))
+        longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
+        memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
         memory.require_fit()
         settings["kv_memory"] = memory.parts["kv_cache"]
     _LOG.info("%s", memory)
-    copied = asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32
     if embedded and isinstance(learner, ShardedLearner):
         backend = learner.open_engines({"model": path, **settings})
-    elif embedded and copied:
+    elif embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
         backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
     elif embedded:
         shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
