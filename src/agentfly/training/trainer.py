@@ -88,8 +88,7 @@ class Trainer:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
             learner, agent, self.memory = _build_learner_and_agent(plan)
-            undo.callback(learner.close)
-            undo.callback(lambda: wait_for(agent.close()))
+            undo.callback(lambda: (wait_for(agent.close()), learner.close()))
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
                 learner.load(model_folder)
@@ -339,8 +338,8 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
 def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
-    Asynchronous training samples from a copy, since an update would change shared weights in the middle of a pass, and so
-    does distributed training. The memory plan is checked before the model is loaded, and when the update was measured.
+    Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
+    forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
     """
     config = plan.config
     path = resolve(config.model)
