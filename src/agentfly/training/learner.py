@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
@@ -19,6 +20,8 @@ class Learner(Protocol):
     The scores are one [tokens] array per segment, 0 where the model did not sample.
     """
 
+    @property
+    def device(self) -> torch.device: ...
     @property
     def low_precision(self) -> bool: ...
     @property

@@ -49,7 +49,6 @@ from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
 from agentfly.training.launch import build_learner, started_by_torchrun
 from agentfly.training.learner import Learner
-from agentfly.training.local_learner import LocalLearner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
@@ -88,7 +87,8 @@ class Trainer:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
             learner, agent, self.memory = _build_learner_and_agent(plan)
-            undo.callback(lambda: (wait_for(agent.close()), learner.close()))
+            undo.callback(learner.close)
+            undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
                 learner.load(model_folder)
@@ -98,7 +98,7 @@ class Trainer:
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
-            self.learner: Learner = learner
+            self.learner = learner
             self.agent = agent
             self._plan = plan
             self._writer = writer
@@ -335,7 +335,7 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
     return result
 
 
-def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
+def _build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
     Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
