@@ -55,7 +55,7 @@ def largest_difference(one: list[Any], other: list[Any]) -> float:
 @pytest.mark.parametrize(
     ("ranks", "how", "failure"),
     [
-        (2, "kill", "RuntimeError: .*Connection closed by peer"),
+        (2, "kill", r"RuntimeError: .*Connection (closed|reset) by peer"),
         (3, "raise", "RankError: rank 1 failed: OSError: the disk of rank 1 is full"),
     ],
 )
@@ -98,7 +98,7 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
         for name in ("policy/loss", "policy/grad_norm"):
             assert resumed["metrics"][name] == pytest.approx(many["resumed"]["metrics"][name], rel=1e-3, abs=1e-5)
     assert found["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
-    assert re.match(failure, found["failed"])
+    assert re.match(failure, found["failed"]), found["failed"]
 
 
 def test_run_on_two_ranks_equals_the_run_of_one_process(
@@ -106,7 +106,8 @@ def test_run_on_two_ranks_equals_the_run_of_one_process(
 ) -> None:
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    changes = ["steps=3", "loggers=[]", "evaluation.every=null", "checkpoint.keep=3", "optimizer.learning_rate=0.001"]
+    changes = ["steps=3", "loggers=[]", "evaluation.every=null", "checkpoint.keep=3", "precision=float32"]
+    changes += ["optimizer.learning_rate=0.001"]
     with pytest.raises(ConfigError, match=r"gpus=2, but torch .* sees 0 GPUs here: leave gpus out, or start the ranks"):
         cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "refused")
     cli_train.train_recipe(Recipe(RECIPE), changes, tmp_path / "one")
