@@ -21,7 +21,7 @@ from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
 from agentfly.errors import describe
 from agentfly.training.config import TrainConfig
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import MemoryPlan, ModelSize, fit_cache, frozen_weight_dtype, plan_memory
 from agentfly.training.weight_sync import weights_for

@@ -1,18 +1,23 @@
 """One update of the learner on a GPU: tokens/s, model FLOPs utilization (MFU), peak memory, and where the time goes.
 
-Random weights of a published shape, all of them trained: float32 weights and AdamW, products in bfloat16. Chains have
-1,000 tokens, half of them sampled. Each variant is one setting changed against the first; a variant that fails is
-reported in its row, and the others still run.
+Random weights of a published shape: float32 weights and AdamW, products in bfloat16. Chains have 1,000 tokens, half of
+them sampled. Each variant is one setting changed against the first; a variant that fails is reported in its row, and
+the others still run. With --sharded, the learner of one process and the one sharded with FSDP2, on one rank over NCCL
+(gloo on a CPU), are compared: all weights and LoRA.
 
-    python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants NAME,…] [--device cpu]
+    python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants "as trained;16k tokens"]
+    python -m benchmarks.update_gpu --sharded --shape qwen2.5-7b
 """
 
 import argparse
 import gc
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,10 @@ from agentfly.errors import describe
 from agentfly.training import logprobs
 from agentfly.training import model as training_model
 from agentfly.training.batch import Sample
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
+from agentfly.training.lora import add_lora
+from agentfly.training.sharded_learner import ShardedLearner
+from agentfly.training.sharding import Ranks
 from benchmarks.shapes import SHAPES, build_model
 from benchmarks.table import print_table
 
@@ -41,6 +49,8 @@ class Variant:
     checkpointing: bool = False
     compiled: bool = True
     """Layers and head are compiled, as the learner does on a GPU."""
+    lora_rank: int | None = None
+    sharded: bool = False
 
 
 VARIANTS = {
@@ -50,6 +60,14 @@ VARIANTS = {
     "16k tokens, checkpointing": Variant(16384, checkpointing=True),
     "not compiled": Variant(compiled=False),
     "not compiled, checkpointing": Variant(compiled=False, checkpointing=True),
+}
+SHARDED_VARIANTS = {
+    f"{learner}, {weights}{', checkpointing' if checkpointing else ''}": Variant(
+        checkpointing=checkpointing, lora_rank=16 if weights == "LoRA" else None, sharded=learner == "FSDP2"
+    )
+    for weights in ("LoRA", "all weights")
+    for checkpointing in (False, True)
+    for learner in ("one process", "FSDP2")
 }
 
 
@@ -70,16 +88,18 @@ def build_samples(vocabulary: int, chains: int, length: int) -> list[Sample]:
 def count_flops(model: Any, tokens: int, length: int) -> float:
     """FLOPs of forward and backward pass, without what is recomputed.
 
-    6 per weight and token (2 forward, 4 backward; an embedding that is also the head counts once, one that is not does
-    not), and for causal attention 12 · layers · heads · head width per token and key, half of which are masked.
+    Per token 6 per trained weight (2 forward, 4 backward) and 4 per frozen one; an embedding that is also the head
+    counts once, one that is not does not. For causal attention 12 · layers · heads · head width per token and key, half
+    of which are masked.
     """
     config = model.config
-    weights = sum(each.numel() for each in model.parameters())
-    if not config.tie_word_embeddings:
-        weights -= model.get_input_embeddings().weight.numel()
+    embedding = None if config.tie_word_embeddings else model.get_input_embeddings().weight
+    weights = sum(
+        (6.0 if each.requires_grad else 4.0) * each.numel() for each in model.parameters() if each is not embedding
+    )
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * config.num_hidden_layers * config.num_attention_heads * width * length / 2
-    return tokens * (6.0 * weights + attention)
+    return tokens * (weights + attention)
 
 
 @contextmanager
@@ -99,10 +119,29 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def build_learner(model: Any, variant: Variant) -> LocalLearner:
-    return LocalLearner(
-        model, micro_batch_tokens=variant.micro_batch, gradient_checkpointing=variant.checkpointing, precision="auto"
-    )
+@cache
+def join_ranks(device: torch.device) -> Ranks:
+    """The ranks that torchrun started; without it, one rank in this process."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, str(value))
+    return Ranks(device)
+
+
+def build_learner(shape: str, device: torch.device, variant: Variant) -> LocalLearner:
+    low = variant.lora_rank is not None and device.type == "cuda"  # frozen weights as in training
+    model = build_model(shape, device.type, torch.bfloat16 if low else torch.float32)
+    if variant.lora_rank is not None:
+        model = add_lora(model, variant.lora_rank)
+    settings: dict[str, Any] = {
+        "micro_batch_tokens": variant.micro_batch,
+        "gradient_checkpointing": variant.checkpointing,
+        "precision": "auto" if device.type == "cuda" else "float32",
+    }
+    if variant.sharded:
+        return ShardedLearner(model, ranks=join_ranks(device), **settings)
+    return LocalLearner(model, **settings)
 
 
 @contextmanager
@@ -183,11 +222,12 @@ def profile(learner: LocalLearner, samples: list[Sample]) -> None:
     print_table("Longest kernels", ["kernel", "calls", "ms", "share"], rows)
 
 
-def run_variant(model: Any, variant: Variant, samples: list[Sample], *, detailed: bool) -> list[str]:
+def run_variant(
+    shape: str, device: torch.device, variant: Variant, samples: list[Sample], *, detailed: bool
+) -> list[str]:
     """Run a warm-up update and a measured one; returns the cells of the variant's row."""
-    device = next(model.parameters()).device
     with apply(variant):
-        learner = build_learner(model, variant)
+        learner = build_learner(shape, device, variant)
         begun = time.perf_counter()
         learner.update(samples)
         synchronize(device)
@@ -202,7 +242,7 @@ def run_variant(model: Any, variant: Variant, samples: list[Sample], *, detailed
             print_table("Phases, the GPU idle between them", ["phase", "s", "share"], cells)
             profile(learner, samples[:16])
     tokens = sum(len(each.segment.tokens) for each in samples)
-    mfu = count_flops(model, tokens, len(samples[0].segment.tokens)) / seconds / PEAK_FLOPS
+    mfu = count_flops(learner.model, tokens, len(samples[0].segment.tokens)) / seconds / PEAK_FLOPS
     peak = metrics.get("update/peak_memory_bytes", 0.0) / GIB
     norm = f"{metrics['policy/grad_norm']:.5g}"
     return [f"{seconds:.2f}", f"{tokens / seconds:,.0f}", f"{mfu:.3f}", f"{peak:.1f}", f"{first:.1f}", norm]
@@ -214,33 +254,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--chains", type=int, default=57)
     parser.add_argument("--length", type=int, default=1000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", help="names, separated by semicolons; default: all")
+    parser.add_argument("--sharded", action="store_true", help="compare one process with FSDP2, all weights and LoRA")
     parser.add_argument("--profile", default="as trained", help="variants that are profiled")
     parser.add_argument("--seconds", type=float, default=240, help="no variant starts after this time")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
     options = parser.parse_args(arguments)
     if options.quick:
         options.device, options.shape, options.chains, options.length = "cpu", "test", 6, 64
-        options.variants = "as trained,checkpointing"
+        options.variants = options.variants or (None if options.sharded else "as trained;checkpointing")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
     begun = time.perf_counter()
     samples = build_samples(SHAPES[options.shape].vocab_size, options.chains, options.length)
-    model = build_model(options.shape, options.device, torch.float32)
-    print(f"model built in {time.perf_counter() - begun:.1f} s", flush=True)
+    variants = SHARDED_VARIANTS if options.sharded else VARIANTS
+    profiled = () if options.sharded else options.profile.split(";")
+    device = torch.device(options.device)
     rows = []
-    for name in options.variants.split(","):
+    for name in options.variants.split(";") if options.variants else variants:
         if time.perf_counter() - begun > options.seconds:
             rows.append([name, "not started: time is up"])
             continue
         try:
-            cells = run_variant(model, VARIANTS[name], samples, detailed=name in options.profile.split(","))
+            cells = run_variant(options.shape, device, variants[name], samples, detailed=name in profiled)
         except Exception as error:
             cells = [describe(error).splitlines()[0][:120]]
         rows.append([name, *cells])
         print(" | ".join(rows[-1]), flush=True)
-        model.zero_grad(set_to_none=True)
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()

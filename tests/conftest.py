@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "conformance/test_prebuilt.py",
     "templates",
     "training/test_loop.py",
+    "training/test_sharded.py",
     "resources/runtimes/container",
     "resources/runtimes/test_ray.py",
     "conformance/test_check.py",

@@ -21,7 +21,7 @@ from agentfly.errors import ConfigError, DataError  # noqa: E402
 from agentfly.evaluation.evaluator import evaluate  # noqa: E402
 from agentfly.models.lookup import draw  # noqa: E402
 from agentfly.sft import SftStep, demonstration_segments, measure_fit, train_sft  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.trajectory import Trajectory  # noqa: E402
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import torch
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.training.batch import Sample
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from benchmarks.sides.update_work import LEARNING_RATE, Chain, Work, measure
 
 TOKENS = 2048

@@ -229,7 +229,7 @@ class BaseAgent:
             raise ConfigError(f"backend={backend!r} and backend_config['backend']={name!r} disagree; write one")
         if name in ("transformers", "vllm", "async_vllm") and self.model_name_or_path == BYTES:
             raise ConfigError("name a model (`agentfly models` lists those available offline), or a backend")
-        if name in ("client", "transformers", "vllm", "async_vllm"):
+        if name in ("client", "fleet", "transformers", "vllm", "async_vllm"):
             settings.setdefault("model", self.model_name_or_path)
         if name == "client":
             settings.setdefault("prompt_format", PromptFormat.MESSAGES if template is None else PromptFormat.TOKENS)

@@ -6,6 +6,7 @@
     ├── TemplateError       the chat template cannot do what the rollout needs; raised before the first token
     ├── NonFiniteError      non-finite logits or loss; names the layer or the samples, ends the run
     ├── WeightSyncError     the backend does not have the learner's weights; ends the run
+    ├── RankError           another process of a distributed run failed; ends the run
     ├── RecordError         a trajectory would become inconsistent (a wrong append, a value JSON cannot keep)
     └── Fault               a component failed while a chain ran; the failure policy decides
         ├── EnvironmentFault    an environment died or hung; a new instance may work
@@ -44,6 +45,10 @@ class NonFiniteError(AgentFlyError):
 
 class WeightSyncError(AgentFlyError):
     """The backend does not sample from the learner's weights."""
+
+
+class RankError(AgentFlyError):
+    """Another process of a distributed run failed."""
 
 
 class Fault(AgentFlyError):

@@ -20,7 +20,7 @@ from agentfly.backends.engine.loading import load_model, max_positions, resolve_
 from agentfly.errors import ConfigError, DataError
 from agentfly.models import resolve
 from agentfly.training.batch import ModelInputs, Sample, split_micro_batches
-from agentfly.training.learner import LocalLearner
+from agentfly.training.local_learner import LocalLearner
 from agentfly.training.model import Backbone
 from agentfly.trajectory import Trajectory
 

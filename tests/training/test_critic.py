@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
 
 from agentfly.errors import NonFiniteError, RecordError  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from tests.backends.engine.test_architectures import PACKED, PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402

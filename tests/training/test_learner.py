@@ -19,7 +19,7 @@ from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.optimizer import LRSchedule  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402

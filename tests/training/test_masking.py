@@ -12,7 +12,7 @@ from torch import Tensor  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
 from tests.backends.engine.tiny import model_of  # noqa: E402
 from tests.training.pieces import samples  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="training needs torch: pip install '
 from agentfly.errors import ConfigError  # noqa: E402
 from agentfly.training.batch import Sample, num_input_tokens  # noqa: E402
 from agentfly.training.config import TrainConfig  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import add_lora  # noqa: E402
 from agentfly.training.memory import GIB, ModelSize, activation_bytes, plan_memory  # noqa: E402
 from tests.backends.engine.test_architectures import PLAIN, built  # noqa: E402
@@ -282,6 +282,16 @@ def test_plan_counts_every_copy_of_the_weights() -> None:
     assert 1.0 < billions["engine_fused_weights"] < 1.2
     assert plan.left == plan.total - sum(plan.parts.values())
     plan.require_fit()
+    sharded = plan_memory(
+        size,
+        TrainConfig(kl={"coef": 0.1}, algorithm="ppo", gpus=4),
+        400 * GIB,
+        on_gpu=True,  # type: ignore[arg-type]
+    )
+    for part in ("weights", "gradients", "optimizer", "reference", "critic"):
+        assert sharded.parts[part] == plan.parts[part] // 4
+    assert sharded.parts["engine_weights"] == plan.parts["engine_weights"]
+    assert sharded.parts["gathered_weights"] > plan.parts["gathered_weights"] == 0
     lora = plan_memory(size, TrainConfig(lora_rank=16), 400 * GIB, on_gpu=True)
     assert lora.parts["weights"] == 2 * size.parameters + 4 * 16 * size.linear_width
     assert lora.parts["optimizer"] == 8 * 16 * size.linear_width

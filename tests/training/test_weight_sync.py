@@ -14,7 +14,7 @@ from torch import Tensor  # noqa: E402
 from agentfly.backends.base import Backend, Request  # noqa: E402
 from agentfly.backends.engine import TransformersBackend  # noqa: E402
 from agentfly.errors import WeightSyncError  # noqa: E402
-from agentfly.training.learner import LocalLearner  # noqa: E402
+from agentfly.training.local_learner import LocalLearner  # noqa: E402
 from agentfly.training.lora import MergedWeights, add_lora  # noqa: E402
 from agentfly.training.weight_sync import Canary, sync_weights, weights_for  # noqa: E402
 from agentfly.types import Completion  # noqa: E402

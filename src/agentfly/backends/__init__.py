@@ -13,6 +13,7 @@ from agentfly.extras import install_command
 BACKENDS = {
     "async_vllm": ("agentfly.backends.vllm", "VLLMBackend"),
     "client": ("agentfly.backends.client", "ClientBackend"),
+    "fleet": ("agentfly.backends.fleet", "FleetBackend"),
     "scripted": ("agentfly.backends.scripted", "ScriptedBackend"),
     "transformers": ("agentfly.backends.engine", "TransformersBackend"),
     "vllm": ("agentfly.backends.vllm", "VLLMBackend"),

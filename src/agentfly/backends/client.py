@@ -17,7 +17,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -42,7 +42,8 @@ from agentfly.templates.template import Template
 from agentfly.threads import compute
 from agentfly.types import Completion
 
-if TYPE_CHECKING:  # it imports torch, which a client needs only for weight updates
+if TYPE_CHECKING:  # they import torch, which a client needs only for weight updates
+    from agentfly.backends.vllm.nccl_transfer import NCCLWeightSender
     from agentfly.backends.weight_files import WeightFolder
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class ClientBackend(Backend):
         context_length: int | None = None,
         weight_version: int = 0,
         weights_dir: str | None = None,
+        weight_transfer: Literal["files", "nccl"] = "files",
         timeout: float = 3600.0,
         max_connections: int = 256,
         retries: int = 4,
@@ -90,6 +92,8 @@ class ClientBackend(Backend):
             context_length: With tokens, the maximum length of prompt and completion; None: ask the server.
             weight_version: The version of every token until `update_weights` is called.
             weights_dir: Folder for weight updates, which the server must be able to read; None: shared memory.
+            weight_transfer: How weight updates reach vLLM: as files, or over NCCL from this process's GPU (vLLM 0.26 on
+                both sides; not tested).
             timeout: Seconds without receiving a byte.
             max_connections: Maximum number of concurrent connections.
             retries: Maximum number of retries of a request.
@@ -112,6 +116,8 @@ class ClientBackend(Backend):
         except ValueError:
             values = " or ".join(repr(known.value) for known in PromptFormat)
             raise ConfigError(f"prompt_format={prompt_format!r}; it may be {values}") from None
+        if weight_transfer not in ("files", "nccl") or (weight_transfer == "nccl" and weights_dir is not None):
+            raise ConfigError(f"weight_transfer={weight_transfer!r}: it is 'files', or 'nccl' without weights_dir")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self.exact = exact
@@ -138,6 +144,8 @@ class ClientBackend(Backend):
         self.weight_version = weight_version
         self._weights_parent = None if weights_dir is None else Path(weights_dir).expanduser()
         self._weight_folder: WeightFolder | None = None
+        self._over_nccl = weight_transfer == "nccl"
+        self._nccl_sender: NCCLWeightSender | None = None
         self._update_lock = UpdateLock()
         self._inconsistent = ""
         """Why the server's weights are of no known version; empty if they are."""
@@ -173,18 +181,29 @@ class ClientBackend(Backend):
         from agentfly.backends.weight_files import WeightFolder
 
         async with self._update_lock.update():
-            if self._weight_folder is None:
-                self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
-            files = await compute(self._weight_folder.write, weights)
-            try:
-                if files.model is not None:
-                    await self._reload(str(files.model), version)
-            except BaseException:
-                files.release()
-                raise
-            self._weight_folder.commit(files)
+            if self._over_nccl:
+                await self._reload(lambda: compute(self._send_over_nccl, weights), version)
+            else:
+                if self._weight_folder is None:
+                    self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
+                files = await compute(self._weight_folder.write, weights)
+                body = {"method": "reload_weights", "kwargs": {"weights_path": str(files.model)}}
+                try:
+                    if files.model is not None:
+                        await self._reload(lambda: self._post("/collective_rpc", body), version)
+                except BaseException:
+                    files.release()
+                    raise
+                self._weight_folder.commit(files)
             self.weight_version = version
             self._inconsistent = ""
+
+    def _send_over_nccl(self, weights: Iterable[tuple[str, Any]]) -> None:
+        from agentfly.backends.vllm.nccl_transfer import NCCLWeightSender
+
+        if self._nccl_sender is None:
+            self._nccl_sender = NCCLWeightSender(self.base_url.removesuffix("/v1"))
+        self._nccl_sender.send(weights)
 
     async def close(self) -> None:
         """Close all connections and delete the files of weight updates."""
@@ -192,31 +211,31 @@ class ClientBackend(Backend):
             self._weight_folder.close()
         await self._clients.close()
 
-    async def _reload(self, folder: str, version: int) -> None:
-        """Load weights with vLLM's endpoints for that. Clearing the cache discards what the old weights computed."""
-
-        async def post(path: str, body: dict[str, Any] | None = None) -> None:
-            url = f"{self.base_url.removesuffix('/v1')}{path}"
-            try:
-                async with (await self._clients.get()).client.stream("POST", url, json=body or {}) as response:
-                    text = await read_error_text(response)
-            except httpx.TransportError as error:
-                raise BackendFault(f"{url} cannot be reached: {reason(error)}") from error
-            if response.status_code in (404, 405):
-                raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
-            if not response.is_success:
-                raise BackendFault(f"{url} answered {response.status_code}: {text[:500]}")
-
-        await post("/pause?mode=wait&clear_cache=true")
+    async def _post(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """Call one of vLLM's endpoints for weight updates."""
+        url = f"{self.base_url.removesuffix('/v1')}{path}"
         try:
-            await post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            async with (await self._clients.get()).client.stream("POST", url, json=body or {}) as response:
+                text = await read_error_text(response)
+        except httpx.TransportError as error:
+            raise BackendFault(f"{url} cannot be reached: {reason(error)}") from error
+        if response.status_code in (404, 405):
+            raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
+        if not response.is_success:
+            raise BackendFault(f"{url} answered {response.status_code}: {text[:500]}")
+
+    async def _reload(self, load: Callable[[], Awaitable[None]], version: int) -> None:
+        """Load weights while the server pauses. Clearing the cache discards what the old weights computed."""
+        await self._post("/pause?mode=wait&clear_cache=true")
+        try:
+            await load()
         except BaseException as error:
             self._inconsistent = (
                 f"the server did not take the weights of version {version}: {describe(error)}; update again"
             )
             raise
         finally:
-            await post("/resume")
+            await self._post("/resume")
 
     async def _max_tokens(self, prompt: int, requested: int | None) -> int:
         """The maximum number of tokens of a completion, given the length of the prompt and the requested limit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,12 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
+from agentfly.training.launch import take_part
 from agentfly.training.plan import TrainPlan
 from agentfly.types import Task
 
+COMMAND = ("-m", "agentfly", *sys.argv[1:])
+"""Starts this command in another process."""
 MAX_VALUE_LENGTH = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
@@ -35,6 +39,8 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
     overrides = parse_overrides(changes)
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     plan = plan_recipe(recipe, overrides)
+    if take_part(plan.config, COMMAND):
+        return
     from agentfly.training.trainer import Trainer
 
     place = folder or _create_free_folder(Path("runs"), recipe.name)
@@ -53,8 +59,6 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) ->
 def resume_run(folder: Path, from_step: int | None) -> None:
     """Resume a run from its newest checkpoint, or from `from_step`."""
     require_torch("train")
-    from agentfly.training.trainer import Trainer
-
     run = RunDirectory(folder)
     stored = run.config
     if "recipe" not in stored:
@@ -64,6 +68,10 @@ def resume_run(folder: Path, from_step: int | None) -> None:
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
+    if take_part(plan.config, COMMAND, resumed=True):
+        return
+    from agentfly.training.trainer import Trainer
+
     trainer = Trainer(plan, folder, resume=True, from_step=from_step)
     with _report_run(trainer.config, folder, str(trainer.memory)):
         asyncio.run(trainer.run())

@@ -10,6 +10,7 @@ from agentfly.agent import BaseAgent, wait_for
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
+from agentfly.training.launch import take_part
 from agentfly.training.plan import TrainPlan
 
 __all__ = ["TrainConfig", "train"]
@@ -30,9 +31,11 @@ def train(
     the model, backend and template of the configuration. tasks, eval_tasks: what `agent.run` takes.
     resume: continue the run in that directory after its newest checkpoint.
     """
-    from agentfly.training.trainer import Trainer
-
     held_out = parse_tasks(eval_tasks) if eval_tasks else ()
     plan = TrainPlan(agent, parse_tasks(tasks), config or TrainConfig(), held_out)
+    if take_part(plan.config, resumed=resume):
+        return RunDirectory(run)
+    from agentfly.training.trainer import Trainer
+
     wait_for(Trainer(plan, Path(run), resume=resume).run())
     return RunDirectory(run)

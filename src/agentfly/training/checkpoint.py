@@ -154,8 +154,11 @@ def _read(path: Path) -> tuple[TrainerState, Path]:
 
 
 def refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
-    """A resumed run must have the configuration it started with; fields that did not exist then have their default."""
-    stored = {**TrainConfig().to_json(), **run.config}
+    """A resumed run must have the configuration it started with; fields that did not exist then have their default.
+
+    The number of GPUs may differ: a checkpoint does not depend on it.
+    """
+    stored = {**TrainConfig().to_json(), **run.config, "gpus": config.gpus}
     for name, value in json.loads(json.dumps(config.flat())).items():
         head, _, inner = name.partition(".")
         before = stored.get(head)

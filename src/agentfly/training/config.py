@@ -55,6 +55,8 @@ class TrainConfig:
     """Recompute activations in the backward pass: slower, with much less memory."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the learner's matrix products; weights are float32. auto: bfloat16 where that is fast."""
+    gpus: int = 1
+    """GPUs of this machine that the learner is sharded over, one process each; with several machines use torchrun."""
 
     # ── rollout ──
     tasks_per_step: int = 8

@@ -7,7 +7,7 @@ value of the state before a token is read at the position before it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,30 +16,30 @@ from torch import Tensor
 from agentfly.errors import DataError
 from agentfly.training.batch import ModelInputs
 from agentfly.training.model import Backbone
-from agentfly.training.optimizer import Optimizer, trainable_parameters
+from agentfly.training.optimizer import Optimizer
 
 
 class Critic:
     """A backbone with a value head, and the optimizer of both."""
 
-    def __init__(
-        self, model: Any, make_optimizer: Callable[[Mapping[str, Tensor]], Optimizer], *, gradient_checkpointing: bool
-    ) -> None:
+    optimizer: Optimizer
+    """Set by the learner, after it has placed the weights."""
+
+    def __init__(self, model: Any, device: torch.device, *, gradient_checkpointing: bool) -> None:
         frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
-        self.backbone = Backbone(copy.deepcopy(model, frozen), gradient_checkpointing=gradient_checkpointing)
+        self.backbone = Backbone(copy.deepcopy(model, frozen), device, gradient_checkpointing=gradient_checkpointing)
         lm_head = self.backbone.model.get_output_embeddings().weight
         head = torch.nn.Linear(lm_head.shape[1], 1, device=lm_head.device, dtype=torch.float32)
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
         self.backbone.model.set_output_embeddings(head)
-        self.optimizer = make_optimizer(trainable_parameters(self.backbone.model))
 
     def __call__(self, inputs: ModelInputs) -> Tensor:
         """[sampled]: the value of the state before each sampled token, in float32."""
         head = self.backbone.model.get_output_embeddings()
         states = self.backbone.hidden_states(inputs)
         with torch.autocast(states.device.type, enabled=False):
-            values: Tensor = head(states.float())
+            values = torch.nn.functional.linear(states.float(), head.weight.float(), head.bias.float())
         return values[:, 0]
 
     def state_dict(self) -> dict[str, Tensor]:

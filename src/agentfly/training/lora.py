@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +44,37 @@ class MergedWeights:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.layers: dict[str, Any] = {
+            f"{name.removeprefix(_PREFIX)}.weight".replace(_BASE_LAYER, ""): layer
+            for name, layer in model.named_modules()
+            if hasattr(layer, "get_delta_weight")
+        }
 
     @torch.no_grad()
+    def merge(self, name: str) -> Tensor:
+        layer = self.layers[name]
+        delta = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+        weight = layer.get_base_layer().weight
+        merged: Tensor = weight + delta.to(weight.dtype)
+        return merged
+
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, layer in self._model.named_modules():
-            if hasattr(layer, "get_delta_weight"):
-                delta = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
-                weight = layer.get_base_layer().weight
-                plain_name = f"{name.removeprefix(_PREFIX)}.weight".replace(_BASE_LAYER, "")
-                yield plain_name, weight + delta.to(weight.dtype)
+        return ((name, self.merge(name)) for name in self.layers)
 
 
-def save_adapters(model: Any, folder: Path) -> None:
-    """Write the adapters alone, with the same bytes in every process."""
+def save_adapters(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Write the adapters alone, with the same bytes in every process. state: their weights; None: the model's."""
     for config in model.peft_config.values():
         for name, value in vars(config).items():
             if isinstance(value, set):  # peft would write it in hash order, which differs between processes
                 setattr(config, name, sorted(value))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
 
 
-def load_adapters(model: Any, folder: Path) -> None:
-    """Load adapters that `save_adapters` wrote."""
+def read_adapters(model: Any, folder: Path) -> dict[str, Tensor]:
+    """The adapters that `save_adapters` wrote, under the names of the model's weights."""
     import peft
 
-    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(folder), device="cpu"))
+    (adapter,) = model.active_adapters
+    saved = peft.load_peft_weights(str(folder), device="cpu")
+    return {re.sub(r"(\.lora_\w+)\.(weight|bias)$", rf"\1.{adapter}.\2", name): each for name, each in saved.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from agentfly.training.config import TrainConfig
 from agentfly.training.logprobs import LOGITS
 
 if TYPE_CHECKING:
-    from agentfly.training.learner import LocalLearner
+    from agentfly.training.local_learner import LocalLearner
 
 GIB = 2**30
 MARGIN = 0.04
@@ -55,6 +56,11 @@ class ModelSize:
     """Width of the keys of a token, as wide as its values."""
     vocab: int
     positions: int
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer."""
+        return (self.parameters - self.vocab * self.width) // self.layers
 
     @classmethod
     def from_config(cls, config: Any) -> ModelSize:
@@ -125,25 +131,32 @@ class MemoryPlan:
         raise ConfigError(f"this run does not fit into memory. {self}. {change}")
 
 
-def plan_run(model: str, config: TrainConfig, device: torch.device) -> MemoryPlan:
-    """Plan a run on this machine; raises ConfigError if it cannot fit. model: a folder or a hub name."""
+def plan_run(model: str, config: TrainConfig, device: torch.device, *, ranks: int = 1) -> MemoryPlan:
+    """Plan a run on this machine; raises ConfigError if it cannot fit. model: a folder or a hub name.
+
+    ranks: number of processes that the learner is sharded over.
+    """
     size = ModelSize.from_config(load_config(model))
     on_gpu = device.type == "cuda"
     kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU what is left
-    plan = plan_memory(size, config, device_memory(device), on_gpu=on_gpu, kv_cache=kv_cache)
+    plan = plan_memory(size, config, device_memory(device), on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks)
     plan.require_fit()
     return plan
 
 
-def plan_memory(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int = 0) -> MemoryPlan:
-    """Plan a run by formula.
+def plan_memory(
+    size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int = 0, ranks: int | None = None
+) -> MemoryPlan:
+    """Plan a run by formula, for one of its ranks.
 
     total: bytes that the process may use on the device. kv_cache: bytes of the KV cache; 0 plans for the least.
+    ranks: number of processes that the learner is sharded over; None is `config.gpus`.
     """
-    plan = _plan(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache)
+    planned = partial(_plan, size, total=total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks or config.gpus)
+    plan = planned(config)
     fitting = []
     for changes in _alternatives(config, plan.tokens):
-        other = _plan(size, config.override(changes), total, on_gpu=on_gpu, kv_cache=kv_cache)
+        other = planned(config.override(changes))
         if other.left >= 0:
             written = " ".join(f"{name}={str(value).lower()}" for name, value in changes.items())
             fitting.append(f"{written} ({format_gib(total - other.left)} GiB)")
@@ -161,7 +174,8 @@ def fit_cache(
     if learner.device.type != "cuda":
         return plan
     needed, tokens = learner.measure_update(longest)
-    parts = {**plan.parts, "activations": max(needed - plan.parts["gradients"], 0)}
+    # What is gathered is part of the measured peak.
+    parts = {**plan.parts, "gathered_weights": 0, "activations": max(needed - plan.parts["gradients"], 0)}
     total = device_memory(learner.device)
     spare = total - sum(parts.values()) + parts["kv_cache"]
     parts["kv_cache"] = kv_memory or max(min(spare, total // 2), parts["kv_cache"])
@@ -184,7 +198,7 @@ def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
         yield {"lora_rank": 16} | checkpointing | small
 
 
-def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int) -> MemoryPlan:
+def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_cache: int, ranks: int) -> MemoryPlan:
     settings = config.backend_settings
     embedded = settings["backend"] == "transformers"
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -196,16 +210,19 @@ def _plan(size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_
     longest = config.run_options.get("context_length") or 0
     tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
     least_cache = 2 * size.layers * size.kv_width * item * max(MIN_CACHE_TOKENS, longest)
+    separate = item < 4 or config.async_training.max_staleness > 0 or ranks > 1
     rows = settings.get("max_rows") or GPU_ROWS
     step_tokens = settings.get("max_batch_tokens") or GPU_TOKENS
     parts = {
-        "weights": 4 * trained + frozen_item * frozen,
-        "gradients": 4 * trained,
-        "optimizer": 8 * trained,
-        "reference": 4 * size.parameters if config.kl.coef and config.lora_rank is None else 0,
-        "critic": 16 * trained if config.algorithm.needs_values else 0,
+        "weights": (4 * trained + frozen_item * frozen) // ranks,
+        "gradients": 4 * trained // ranks,
+        "optimizer": 8 * trained // ranks,
+        "reference": 4 * size.parameters // ranks if config.kl.coef and config.lora_rank is None else 0,
+        "critic": 16 * trained // ranks if config.algorithm.needs_values else 0,
+        # Gathered at a time: embeddings and head with their gradient, this layer and the next.
+        "gathered_weights": 4 * (2 * size.vocab * size.width + 2 * size.layer_parameters) if ranks > 1 else 0,
         # In float32 the engine samples from the learner's weights, unless those change while it samples.
-        "engine_weights": item * size.parameters if item < 4 or config.async_training.max_staleness else 0,
+        "engine_weights": item * size.parameters if separate else 0,
         "engine_fused_weights": item * size.fused if on_gpu else 0,
         "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,
         "activations": activation_bytes(
@@ -246,8 +263,7 @@ def activation_bytes(
     h = 2 if low_precision else 4
     w, i, k = size.width, size.inner, size.kv_width
     layer = 16 * w + (5 * w * h if low_precision else 0) + (3 * w + 2 * k) * h + 4 * i * h
-    layer_weights = (size.parameters - size.vocab * w) // size.layers
-    cast_weights = h * layer_weights if low_precision and frozen_item == 4 else 0
+    cast_weights = h * size.layer_parameters if low_precision and frozen_item == 4 else 0
     stored = tokens * layer + cast_weights
     if gradient_checkpointing:
         stored += 4 * w * tokens * size.layers
@@ -276,13 +292,13 @@ def device_memory(device: torch.device) -> int:
     return min(free + own, int(total * fraction))
 
 
-def share_gpu(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """vLLM's settings for the learner's GPU, where they are not given.
+def share_gpu(settings: Mapping[str, Any], model: Any, ranks: int = 1) -> dict[str, Any]:
+    """vLLM's settings for the learner's GPU, where they are not given. ranks: that share the learner's memory.
 
     It sleeps during the update, whose activations then have the memory of its weights and cache. It leaves room for
     what the learner keeps all the time: gradients and AdamW's two moments in float32, for the weights that are trained.
     """
-    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad)
+    kept = sum(each.numel() * 12 for each in model.parameters() if each.requires_grad) // ranks
     free, total = torch.cuda.mem_get_info()
     engine = {"gpu_memory_utilization": round(max(0.9 * (free - kept) / total, 0.05), 3), **settings.get("engine", {})}
     return {"enable_sleep_mode": True, **settings, "engine": engine}

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +35,8 @@ class MicroBatchRunner:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of the forward and backward passes."""
         self.low_precision = low_precision
+        self.ranks = 1
+        """Number of processes that share the passes."""
         self._padded = padded
 
     def autocast(self) -> torch.autocast:
@@ -48,14 +50,15 @@ class MicroBatchRunner:
         out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
         sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
 
-        def run(batch: list[int]) -> None:
+        def run(batch: list[int], _: bool) -> list[tuple[int, Floats]]:
             inputs = ModelInputs.from_segments([segments[index] for index in batch])
             with self.autocast():
                 scores = forward(inputs).float().cpu().numpy()
-            for index, own in zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True):
-                out[index][segments[index].mask] = own
+            return list(zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True))
 
-        self._run(sampled, lambda index: num_input_tokens(segments[index]), run, clear=lambda: None)
+        for part in self._run(sampled, lambda index: num_input_tokens(segments[index]), run, clear=lambda: None):
+            for index, scores in part:
+                out[index][segments[index].mask] = scores
         return out
 
     def accumulate(
@@ -70,12 +73,12 @@ class MicroBatchRunner:
         gradient is that of the smaller size.
         """
 
-        def run(samples: list[Sample]) -> T:
+        def run(samples: list[Sample], filler: bool) -> T:
             inputs = ModelInputs.from_segments([sample.segment for sample in samples])
-            with self._time_phase("forward"), self.autocast():
+            with self._time_phase("forward"), self._raise_together(), self.autocast():
                 loss, measured = compute_loss(samples, inputs)
             with self._time_phase("backward"):
-                loss.backward()
+                (loss * 0 if filler else loss).backward()
             return measured
 
         return self._run(batch, lambda sample: num_input_tokens(sample.segment), run, clear=zero_grad)
@@ -84,17 +87,20 @@ class MicroBatchRunner:
         self,
         items: Sequence[T],
         length: Callable[[T], int],
-        function: Callable[[list[T]], R],
+        function: Callable[[list[T], bool], R],
         *,
         clear: Callable[[], None],
     ) -> list[R]:
-        """Call `function` with each micro-batch of the items. Raises ConfigError where one item alone does not fit."""
+        """Call `function` with each micro-batch of the items. Raises ConfigError where one item alone does not fit.
+
+        The second argument of `function` is whether the pass must have no effect, which never occurs in one process.
+        """
         while True:
             results: list[R] = []
             batch: list[T] = []
             try:
                 for batch in split_micro_batches(items, self.tokens, length, padded=self._padded):
-                    results.append(function(batch))
+                    results.append(function(batch, False))
                 return results
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition("\n")[0]
@@ -119,6 +125,10 @@ class MicroBatchRunner:
                 reason,
                 self.tokens,
             )
+
+    def _raise_together(self) -> AbstractContextManager[None]:
+        """Around what may raise in a forward pass; with several ranks, all of them raise."""
+        return nullcontext()
 
     @contextmanager
     def _time_phase(self, phase: str) -> Iterator[None]:

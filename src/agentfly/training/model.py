@@ -31,11 +31,13 @@ Precision = Literal["auto", "float32", "bfloat16"]
 class Backbone:
     """A model object of its own over the weights of the given model, without dropout."""
 
-    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
-        on_cpu = next(model.parameters()).device.type == "cpu"  # on a GPU, launching many small kernels dominates
-        self.packed = on_cpu and supports_packing(model)
+    def __init__(self, model: Any, device: torch.device | None = None, *, gradient_checkpointing: bool = False) -> None:
+        """`device`: where it will compute, if its weights are moved there later; None: where they are."""
+        computes_on = device or next(model.parameters()).device
+        # On a GPU, launching many small kernels dominates.
+        self.packed = computes_on.type == "cpu" and supports_packing(model)
         self.model = share_weights(model, ATTENTION if self.packed else None)
-        if not on_cpu:
+        if computes_on.type != "cpu":
             compile_layers(self.model)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -96,8 +98,8 @@ class Backbone:
 class Policy:
     """A causal language model that scores sampled tokens."""
 
-    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
-        self.backbone = Backbone(model, gradient_checkpointing=gradient_checkpointing)
+    def __init__(self, model: Any, device: torch.device | None = None, *, gradient_checkpointing: bool = False) -> None:
+        self.backbone = Backbone(model, device, gradient_checkpointing=gradient_checkpointing)
         self._has_plain_head = _has_plain_head(self.backbone)
 
     def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> TokenScores:
@@ -128,15 +130,15 @@ def _has_plain_head(backbone: Backbone) -> bool:
     return same
 
 
-def computes_in_low_precision(precision: Precision, model: Any) -> bool:
+def computes_in_low_precision(precision: Precision, model: Any, device: torch.device) -> bool:
     """Whether the products of a model are computed in bfloat16, or its weights are not all float32."""
-    bfloat16_is_fast = resolve_dtype(None, next(model.parameters()).device) is torch.bfloat16
-    if precision == "bfloat16" and not bfloat16_is_fast:
-        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
     if precision not in get_args(Precision):
         raise ConfigError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
-    in_float32 = all(each.dtype == torch.float32 for each in model.parameters())
-    return (bfloat16_is_fast and precision != "float32") or not in_float32
+    # Not measured where it makes no difference: that starts a process.
+    bfloat16_is_fast = precision != "float32" and resolve_dtype(None, device) is torch.bfloat16
+    if precision == "bfloat16" and not bfloat16_is_fast:
+        raise ConfigError("precision='bfloat16', but this CPU is slower in it than in float32, or does not support it")
+    return bfloat16_is_fast or any(each.dtype != torch.float32 for each in model.parameters())
 
 
 def packed_attention(

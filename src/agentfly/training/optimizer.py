@@ -66,9 +66,9 @@ class Optimizer:
     def step(self, update: int) -> float:
         """Take one step with the accumulated gradients; return their norm before clipping."""
         gradients = {name: each.grad for name, each in self.weights.items() if each.grad is not None}
-        norm = torch.nn.utils.get_total_norm(gradients.values())
+        norm = _gather(torch.nn.utils.get_total_norm(gradients.values()))
         if not norm.isfinite():
-            wrong = (name for name, gradient in gradients.items() if not gradient.isfinite().all())
+            wrong = (name for name, gradient in gradients.items() if not _gather(gradient.norm()).isfinite())
             raise NonFiniteError(f"the gradient is not finite; the first such weight is {next(wrong, 'none')}")
         torch.nn.utils.clip_grads_with_norm_(self.weights.values(), self._max_norm, norm)
         for group in self._adam.param_groups:
@@ -92,11 +92,16 @@ class Optimizer:
         names = {name.rpartition("/")[0] for name in tensors}
         if other := names ^ set(self.weights) if names else set():
             raise DataError(f"the saved optimizer state belongs to another model: look at {min(other)}")
-        for name in names:
-            weight = self.weights[name]
+        for name, weight in self.weights.items() if names else ():
             self._adam.state[weight] = {
                 key: tensors[f"{name}/{key}"].to(weight.device, copy=True) for key in _ADAM_STATE
             }
+
+
+def _gather(norm: Tensor) -> Tensor:
+    """The norm over all ranks, where the gradients are sharded."""
+    whole = getattr(norm, "full_tensor", None)
+    return norm if whole is None else whole()
 
 
 def trainable_parameters(model: Any) -> dict[str, Tensor]:

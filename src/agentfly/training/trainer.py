@@ -23,7 +23,7 @@ import torch
 from agentfly.agent import BaseAgent, wait_for
 from agentfly.algorithms.kl import KLController
 from agentfly.backends import open_backend
-from agentfly.backends.engine.loading import load_config, load_model, max_positions, resolve_device, resolve_dtype
+from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
 from agentfly.models import resolve
@@ -47,11 +47,13 @@ from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
-from agentfly.training.learner import Learner, LocalLearner
-from agentfly.training.lora import add_lora
-from agentfly.training.memory import MemoryPlan, fit_cache, frozen_weight_dtype, plan_run, share_gpu
+from agentfly.training.launch import build_learner, started_by_torchrun
+from agentfly.training.learner import Learner
+from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
+from agentfly.training.sharded_learner import ShardedLearner
+from agentfly.training.sharding import Ranks
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
 
@@ -85,6 +87,7 @@ class Trainer:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
             learner, agent, self.memory = _build_learner_and_agent(plan)
+            undo.callback(learner.close)
             undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
@@ -95,7 +98,7 @@ class Trainer:
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
-            self.learner: Learner = learner
+            self.learner = learner
             self.agent = agent
             self._plan = plan
             self._writer = writer
@@ -177,6 +180,7 @@ class Trainer:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.callback(self._writer.close)
+            stack.callback(self.learner.close)
             stack.push_async_callback(self.agent.close)
             stack.push_async_callback(self._collector.close)
             stack.callback(self._loggers.close)
@@ -334,11 +338,11 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
     return result
 
 
-def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, MemoryPlan]:
+def _build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, MemoryPlan]:
     """Load the model once; the learner trains it, and the embedded backend samples from it.
 
-    Asynchronous training samples from a copy: an update would change shared weights in the middle of a forward pass.
-    The memory plan is checked before the model is loaded, and again when the update has been measured.
+    Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
+    forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
     """
     config = plan.config
     path = resolve(config.model)
@@ -355,27 +359,27 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[LocalLearner, BaseAgent, 
     backend: Any = settings.pop("backend")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
-    memory = plan_run(path, config, device)
-    model = load_model(path, device, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
-    if config.lora_rank is not None:
-        model = add_lora(model, config.lora_rank, seed=config.seed)
+    ranks = Ranks(device) if started_by_torchrun() else None
+    memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
     asynchronous = config.async_training.max_staleness > 0
     if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
         torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
-    learner = LocalLearner.from_config(model, config)
+    learner = build_learner(config, device, ranks)
     if embedded and device.type == "cuda":
-        longest = config.run_options.get("context_length")
-        memory = fit_cache(memory, learner, longest=longest, kv_memory=settings.get("kv_memory"))
+        longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
+        memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
         memory.require_fit()
         settings["kv_memory"] = memory.parts["kv_cache"]
     _LOG.info("%s", memory)
-    if embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
+    if embedded and isinstance(learner, ShardedLearner):
+        backend = learner.open_engines({"model": path, **settings})
+    elif embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
         backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
     elif embedded:
         shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
-        backend = open_backend("transformers", model=model, **shared)  # the learner's own weights
+        backend = open_backend("transformers", model=learner.model, **shared)  # the learner's own weights
     if backend in ("vllm", "async_vllm") and device.type == "cuda":
-        settings = share_gpu(settings, model)
+        settings = share_gpu(settings, learner.model, 1 if ranks is None else ranks.size)
     agent = plan.make_agent(
         model_name_or_path=path,
         backend=backend,

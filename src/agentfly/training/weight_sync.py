@@ -17,6 +17,7 @@ import torch
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import WeightSyncError
 from agentfly.segment import Floats
 from agentfly.threads import compute
@@ -69,7 +70,8 @@ class Canary:
         vocab = min(learner.vocab_size, 1000)
         self._prompts = [[draw.randrange(vocab) for _ in range(length)] for _ in range(prompts)]
         if tolerance is None:
-            dtype = next(iter(backend.weights.values())).dtype if isinstance(backend, TransformersBackend) else None
+            engine = backend.members[0] if isinstance(backend, FleetBackend) else backend
+            dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, TransformersBackend) else None
             tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
         self._tolerance = tolerance
         self._last: list[tuple[Completion, Floats]] = []

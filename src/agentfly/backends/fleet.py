@@ -1,0 +1,102 @@
+"""`backend="fleet"`: several backends of the same model as one.
+
+A chain stays with the member that sampled its first turn, whose prefix cache has its tokens; a new chain goes to the
+member with the fewest requests. A member that fails `MAX_FAILURES` requests in a row gets no new chains until it takes
+the next weights; the chains that fail with it are run again by the rollout's failure policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agentfly.backends.base import Backend, Request
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.templates.template import Template
+from agentfly.types import Completion
+
+MAX_FAILURES = 3
+MAX_CHAINS = 1 << 16
+"""Chains whose member is remembered; the least recently used ones are forgotten."""
+_LOG = logging.getLogger(__name__)
+
+
+class FleetBackend(Backend):
+    """Routes requests to members by chain."""
+
+    def __init__(self, members: Sequence[Backend | Mapping[str, Any]], *, model: str | None = None) -> None:
+        """`members`: backends, or their settings with `backend` as the name; `model` is a setting of all of them."""
+        from agentfly.backends import open_backend  # which knows this module by name
+
+        if not members:
+            raise ConfigError("a fleet needs at least one member: members=[{'backend': 'client', 'base_url': …}, …]")
+        shared = {} if model is None else {"model": model}
+        opened = []
+        for each in members:
+            if isinstance(each, Backend):
+                opened.append(each)
+            else:
+                settings = {**shared, **each}
+                opened.append(open_backend(settings.pop("backend", "client"), **settings))
+        self.members = tuple(opened)
+        self.prompt_format = self.members[0].prompt_format
+        self.can_sleep = all(each.can_sleep for each in self.members)
+        lengths = [each.context_length for each in self.members if each.context_length is not None]
+        self.context_length = min(lengths, default=None)
+        self._load = [0] * len(self.members)
+        """Requests in flight, by member."""
+        self._failures = [0] * len(self.members)
+        """Requests that failed since the last success, by member."""
+        self._member_of: OrderedDict[str, int] = OrderedDict()
+
+    @property
+    def weight_version(self) -> int:
+        return min(each.weight_version for each in self.members)
+
+    def attach(self, template: Template) -> None:
+        for each in self.members:
+            each.attach(template)
+
+    async def generate(self, request: Request) -> Completion:
+        index = self._route(request)
+        self._load[index] += 1
+        try:
+            completion = await self.members[index].generate(request)
+        except BackendFault as fault:
+            self._failures[index] += 1
+            if self._failures[index] == MAX_FAILURES:
+                _LOG.warning("member %d of the fleet gets no new chains: %s", index, fault)
+            raise
+        finally:
+            self._load[index] -= 1
+        self._failures[index] = 0
+        return completion
+
+    def _route(self, request: Request) -> int:
+        """The member of a request's chain; for a new chain, or one whose member failed, the least busy one."""
+        working = [index for index, failures in enumerate(self._failures) if failures < MAX_FAILURES]
+        if not working:
+            raise BackendFault(f"all {len(self.members)} members of the fleet have failed")
+        index = self._member_of.get(request.chain) if request.turn else None
+        if index not in working:
+            index = min(working, key=lambda each: (self._load[each], each))
+        if request.chain:
+            self._member_of[request.chain] = index
+            self._member_of.move_to_end(request.chain)
+            if len(self._member_of) > MAX_CHAINS:
+                self._member_of.popitem(last=False)
+        return index
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Send the weights to all members. Raises the error of the first that cannot take them."""
+        await asyncio.gather(*(each.update_weights(weights, version) for each in self.members))
+        self._failures = [0] * len(self.members)
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        await asyncio.gather(*(each.sleep(keep_weights=keep_weights) for each in self.members))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(each.close() for each in self.members))

@@ -1,0 +1,137 @@
+"""The processes of a run: one, or one per GPU (ranks), started by `gpus=N` or by torchrun.
+
+Rank 0 runs the trainer; `take_part` is where the other ranks spend the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from agentfly.errors import ConfigError
+from agentfly.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentfly.training.local_learner import LocalLearner
+    from agentfly.training.sharding import Ranks
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of the ranks that torchrun, or `start_ranks`, started."""
+    return "RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ
+
+
+def take_part(config: TrainConfig, command: Sequence[str] = (), *, resumed: bool = False) -> bool:
+    """Start the ranks of a run and wait for them, or be one of them. Returns False where this process trains.
+
+    command: arguments of `python` that start a rank. resumed: the run may go on with another number of ranks.
+    """
+    if not started_by_torchrun():
+        if config.gpus > 1:
+            start_ranks(config.gpus, command)
+        return config.gpus > 1
+    local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    if config.gpus not in (1, local_ranks) and not resumed:
+        raise ConfigError(f"gpus={config.gpus}, but torchrun started {local_ranks} ranks on this machine: leave it out")
+    _select_gpu(int(os.environ["LOCAL_RANK"]), local_ranks)
+    if os.environ["RANK"] == "0":
+        return False
+    # Rank 0 decides when the run ends. A rank that waits in a collective runs no handler of Python.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    from agentfly.backends.engine.loading import resolve_device
+    from agentfly.training.sharded_learner import ShardedLearner
+    from agentfly.training.sharding import Ranks
+
+    settings = config.backend_settings
+    device = resolve_device(settings.get("device") if settings["backend"] == "transformers" else None)
+    learner = build_learner(config, device, Ranks(device))
+    assert isinstance(learner, ShardedLearner)
+    learner.follow()
+    learner.close()
+    return True
+
+
+def start_ranks(gpus: int, command: Sequence[str]) -> None:
+    """Run one process per GPU until all have ended; an error of one ends all. Exits with the code of the first."""
+    import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    there = torch.cuda.device_count()
+    if gpus > there:
+        advice = f"write gpus={there}" if there else "leave gpus out"
+        raise ConfigError(
+            f"gpus={gpus}, but torch {torch.__version__} sees {there} GPUs here: {advice}, or start the ranks yourself "
+            f"with torchrun --nproc-per-node N -m agentfly train … (on a CPU, too)"
+        )
+    if not command:
+        raise ConfigError(
+            f"gpus={gpus}: start this program with torchrun --nproc-per-node {gpus}, or use agentfly train"
+        )
+    threads = str(max((os.cpu_count() or 1) // gpus, 1))
+    os.environ["OMP_NUM_THREADS"] = min(os.environ.get("OMP_NUM_THREADS", threads), threads, key=int)
+    try:
+        with TemporaryDirectory(prefix="agentfly-ranks-") as logs:
+            launch = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=gpus,
+                run_id=str(os.getpid()),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                logs_specs=DefaultLogsSpecs(log_dir=logs),
+            )
+            elastic_launch(launch, sys.executable)(*command)
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        sys.exit(code if code > 0 else 128 - code)
+    except SignalException as error:
+        sys.exit(128 + error.sigval)
+
+
+def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None) -> LocalLearner:
+    """Load the model of a run and make its learner; with `ranks`, this rank's part of it."""
+    import torch
+
+    from agentfly.backends.engine.loading import load_model
+    from agentfly.models import resolve
+    from agentfly.training.local_learner import LocalLearner
+    from agentfly.training.lora import add_lora
+    from agentfly.training.memory import frozen_weight_dtype
+
+    loaded_on = device if ranks is None else torch.device("cpu")
+    model = load_model(resolve(config.model), loaded_on, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
+    if config.lora_rank is not None:
+        model = add_lora(model, config.lora_rank, seed=config.seed)
+    if ranks is None:
+        return LocalLearner.from_config(model, config)
+    from agentfly.training.sharded_learner import ShardedLearner
+
+    return ShardedLearner.from_config(model, config, ranks=ranks)
+
+
+def _select_gpu(local_rank: int, local_ranks: int) -> None:
+    """Show this rank its own GPU only, as device 0, before torch initializes CUDA.
+
+    Threads start with device 0 as their current one: with another device, each of them would have to select it.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus and local_ranks > gpus:
+        raise ConfigError(
+            f"torchrun started {local_ranks} ranks on this machine, which has {gpus} GPUs: write --nproc-per-node "
+            f"{gpus}, or hide the GPUs (CUDA_VISIBLE_DEVICES='') to run on the CPU"
+        )
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank] if visible else str(local_rank)

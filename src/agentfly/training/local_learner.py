@@ -1,0 +1,388 @@
+"""The learner in one process: scores sampled tokens and updates the model.
+
+It trains the very model it is given: where the engine samples from the same object, no weights have to be sent. The
+model is never in training mode, since dropout would make it another model than the one that sampled.
+
+An update passes over its samples `epochs` times, in `mini_batches` optimizer steps each. The weights of the tokens in
+the loss are computed per mini-batch, so splitting it into micro-batches changes memory, not the result. Ratios refer to
+the model before the first step; with a single step that is the model itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
+from agentfly.backends.engine.loading import load_model, max_positions
+from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
+from agentfly.models.huggingface import hide_progress_bars
+from agentfly.segment import Floats
+from agentfly.training.batch import ModelInputs, Sample, build_token_batch, gather_field, split_mini_batches
+from agentfly.training.config import TrainConfig
+from agentfly.training.critic import Critic, strip_prefix
+from agentfly.training.lora import MergedWeights, has_adapters, read_adapters, save_adapters
+from agentfly.training.micro_batches import MicroBatchRunner, name_samples, require_finite
+from agentfly.training.model import Policy, Precision, computes_in_low_precision
+from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
+
+
+class LocalLearner:
+    """A causal language model in this process, with its optimizer and, where asked for, a critic and a reference."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        loss: Loss | None = None,
+        aggregation: Aggregation = "token",
+        constant: int | None = None,
+        learning_rate: float = 1e-6,
+        critic_learning_rate: float | None = None,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        schedule: Schedule = "constant",
+        total_steps: int = 1,
+        max_grad_norm: float = 1.0,
+        epochs: int = 1,
+        mini_batches: int = 1,
+        micro_batch_tokens: int = 16384,
+        gradient_checkpointing: bool = False,
+        precision: Precision = "auto",
+        reference: bool = False,
+        critic: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
+
+        constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
+        warmup_steps and total_steps count updates.
+        """
+        trainable_parameters(model)  # raises where there is nothing to train
+        device = self._compute_device(model)
+        self.model = model
+        self.loss = loss or Loss()
+        self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
+        self._epochs = epochs
+        self._mini_batches = mini_batches
+        self._seed = seed
+        self._policy = Policy(model, device, gradient_checkpointing=gradient_checkpointing)
+        self._reference: Policy | None = None
+        if reference and not has_adapters(model):
+            self._reference = Policy(copy.deepcopy(model).requires_grad_(False), device)
+        self._critic: Critic | None = None
+        if critic:
+            self._critic = Critic(model, device, gradient_checkpointing=gradient_checkpointing)
+        self._runner = self._build_runner(
+            micro_batch_tokens,
+            padded=not self._policy.backbone.packed,
+            low_precision=computes_in_low_precision(precision, model, device),
+        )
+        self._place_models()
+        lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
+        make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
+        self._optimizer = make_optimizer(trainable_parameters(self._policy.backbone.model).items(), lr)
+        if self._critic is not None:
+            own = replace(lr, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
+            self._critic.optimizer = make_optimizer(trainable_parameters(self._critic.backbone.model).items(), own)
+        self._updates = 0
+
+    # ── what the sharded learner does differently ──
+
+    def _compute_device(self, model: Any) -> torch.device:
+        device: torch.device = next(model.parameters()).device
+        return device
+
+    def _build_runner(self, tokens: int, *, padded: bool, low_precision: bool) -> MicroBatchRunner:
+        return MicroBatchRunner(self.device, tokens, padded=padded, low_precision=low_precision)
+
+    def _place_models(self) -> None:
+        """Called when all models exist, before the optimizers take their weights."""
+
+    @classmethod
+    def from_config(cls, model: Any, config: TrainConfig, **placement: Any) -> Self:
+        loss = Loss(
+            surrogate=config.loss.type,
+            clip=config.loss.clip,  # type: ignore[arg-type]
+            kl_coef=config.kl.coef if config.kl.placement == "loss" else 0.0,
+            kl_estimator=config.kl.estimator,
+            entropy_coef=config.loss.entropy_coef,
+            correction=config.loss.correction,  # type: ignore[arg-type]
+            correction_cap=config.loss.correction_cap,
+        )
+        return cls(
+            model,
+            loss=loss,
+            aggregation=config.loss.aggregation,
+            constant=config.longest_chain,
+            learning_rate=config.optimizer.learning_rate,
+            critic_learning_rate=config.optimizer.critic_learning_rate,
+            weight_decay=config.optimizer.weight_decay,
+            warmup_steps=config.optimizer.warmup_steps,
+            schedule=config.optimizer.schedule,
+            total_steps=config.steps,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            epochs=config.epochs,
+            mini_batches=config.mini_batches,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
+            precision=config.precision,
+            reference=config.kl.coef > 0,
+            critic=config.algorithm.needs_values,
+            seed=config.seed,
+            **placement,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self._policy.backbone.device
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether it computes in less than float32."""
+        return self._runner.low_precision
+
+    @property
+    def trainable_weights(self) -> Mapping[str, Tensor]:
+        """The weights that change, by name."""
+        return self._optimizer.weights
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding matrix."""
+        size: int = self.model.get_input_embeddings().weight.shape[0]
+        return size
+
+    def parameters(self) -> Iterable[Tensor]:
+        """All weights, frozen ones included."""
+        parameters: Iterable[Tensor] = self.model.parameters()
+        return parameters
+
+    # ── scoring: one [tokens] array per segment, 0 where nothing was sampled ──
+
+    def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities of the sampled tokens, at the temperature they were sampled with."""
+        return self._runner.score(segments, self._logprobs(self._policy, temperature))
+
+    def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities under the initial model: a copy, or the model without its adapters."""
+        if self._reference is not None:
+            return self._runner.score(segments, self._logprobs(self._reference, temperature))
+        if not has_adapters(self.model):
+            raise ConfigError("this learner keeps no reference model: make it with reference=True")
+        with self._policy.backbone.model.disable_adapter():
+            return self.score(segments, temperature)
+
+    def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
+        """The critic's value of the state before each sampled token."""
+        if self._critic is None:
+            raise ConfigError("this learner has no critic: make it with critic=True")
+        return self._runner.score(segments, self._critic)
+
+    @staticmethod
+    def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
+        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts)).logprobs
+
+    # ── updating ──
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Run one update over the samples and return its metrics.
+
+        Raises NonFiniteError, naming the samples, where a loss or gradient is not finite; that step is not taken.
+        """
+        samples = [sample for sample in samples if sample.num_sampled_tokens]
+        if not samples:
+            raise RecordError("there is nothing to learn from: the model sampled no token of these samples")
+        on_policy = self._epochs * self._mini_batches == 1
+        if not on_policy:
+            samples = self._with_old_logprobs(samples)
+        self._runner.seconds.clear()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        retries = self._runner.retries
+        order = Random(f"{self._seed}/{self._updates}")
+        steps = []
+        for _ in range(self._epochs):
+            if self._mini_batches > 1:
+                order.shuffle(samples)
+            steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
+        metrics = average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
+        metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._runner.seconds.items()}
+        if self.device.type == "cuda":
+            metrics["update/peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self.device))
+        metrics["update/micro_batch_tokens"] = float(self._runner.tokens)
+        metrics["update/out_of_memory"] = float(self._runner.retries - retries)
+        self._updates += 1
+        return metrics
+
+    def skip_update(self) -> None:
+        """Count an update without samples: the learning-rate schedule advances."""
+        self._updates += 1
+
+    def set_kl_coef(self, coef: float) -> None:
+        """Change the KL coefficient of the loss; no effect on a loss without a KL term."""
+        if self.loss.kl_coef:
+            self.loss = replace(self.loss, kl_coef=coef)
+
+    def _with_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Fill in the log-probabilities before the first step where they are missing."""
+        out = list(samples)
+        missing = [index for index, sample in enumerate(samples) if sample.old_logprobs is None]
+        for temperature in {samples[index].temperature for index in missing}:
+            indices = [index for index in missing if samples[index].temperature == temperature]
+            scores = self.score([samples[index].segment for index in indices], temperature)
+            for index, old in zip(indices, scores, strict=True):
+                out[index] = replace(samples[index], old_logprobs=old)
+        return out
+
+    @torch.enable_grad()
+    def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
+        """One optimizer step of the policy and, where there is one, of the critic."""
+        try:
+            metrics = {f"policy/{name}": value for name, value in self._accumulate_policy(batch, on_policy).items()}
+            metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
+            self._optimizer.zero_grad()
+            if self._critic is not None:
+                metrics["critic/loss"] = self._accumulate_critic(batch)
+                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {name_samples(batch)}") from error
+        finally:
+            self._zero_grad()
+        return metrics
+
+    def _accumulate_policy(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
+        """Add up the gradient of the policy's loss; return what the loss measured."""
+        token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
+        weight_of = dict(zip(map(id, batch), token_weights, strict=True))
+
+        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, Any]:
+            scores = self._policy(inputs, [sample.temperature for sample in samples])
+            has_reference = all(sample.reference_logprobs is not None for sample in samples)
+            tokens = build_token_batch(
+                samples,
+                [weight_of[id(sample)] for sample in samples],
+                scores,
+                on_policy=on_policy,
+                with_reference=self.loss.kl_coef > 0 or has_reference,
+                entropy_gradient=self.loss.entropy_coef != 0,
+            )
+            loss, measured = self.loss(tokens)
+            require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
+            return loss, measured
+
+        return combine_metrics(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+
+    def _accumulate_critic(self, batch: Sequence[Sample]) -> float:
+        """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""
+        critic = self._critic
+        assert critic is not None
+        num_tokens = sum(sample.num_sampled_tokens for sample in batch)
+
+        def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, float]:
+            errors = critic(inputs) - gather_field(samples, "returns", self.device)
+            loss = errors.square().sum() / (2 * num_tokens)
+            require_finite(loss, "the critic's loss", errors, samples)
+            return loss, loss.item()
+
+        return sum(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+
+    def _zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+        if self._critic is not None:
+            self._critic.optimizer.zero_grad()
+
+    @torch.enable_grad()
+    def measure_update(self, longest: int | None = None) -> tuple[int, int]:
+        """Run forward and backward pass over a full micro-batch of synthetic tokens on a GPU.
+
+        longest: length of its sequences. Returns the bytes it takes at its peak beyond what is allocated now, gradients
+        included and the optimizer's state not, and its tokens. Weights, optimizer and random state stay as they are.
+        """
+        positions = max_positions(self.model.config.get_text_config())
+        while True:  # until memory is enough for the micro-batch
+            length = min(longest or min(self._runner.tokens, 4096), positions)
+            ids = (np.arange(length) % self.vocab_size).astype(np.int32)
+            zeros = np.zeros(length, np.float32)
+            segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
+            sample = Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
+            count = max(self._runner.tokens // length, 1)
+            batch = [replace(sample) for _ in range(count * self._runner.ranks)]
+            retries = self._runner.retries
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            self._accumulate_policy(batch, on_policy=False)
+            self._zero_grad()
+            if self._critic is not None:
+                self._accumulate_critic(batch)
+                self._zero_grad()
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.empty_cache()
+            if self._runner.retries == retries:
+                return peak - before, length * count
+
+    # ── weights and state ──
+
+    def weights(self, *, merged: bool = False) -> Iterable[tuple[str, Tensor]]:
+        """The weights that change, by name. merged: adapters added into the matrices they belong to."""
+        if merged and has_adapters(self.model):
+            return MergedWeights(self.model)
+        return [(name, each.detach()) for name, each in self.trainable_weights.items()]
+
+    def save(self, folder: Path) -> None:
+        """Write what transformers (or peft) loads: the whole model, or the adapters alone."""
+        with hide_progress_bars():
+            if has_adapters(self.model):
+                save_adapters(self.model, folder)
+            else:
+                self.model.save_pretrained(folder)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Load the weights that `save` wrote. The reference model is unchanged."""
+        for name, saved in self._read_weights(folder).items():
+            self.trainable_weights[name].copy_(saved)
+
+    def _read_weights(self, folder: Path) -> dict[str, Tensor]:
+        """The weights that `save` wrote, one for each that is trained."""
+        if has_adapters(self.model):
+            saved = read_adapters(self.model, folder)
+        else:
+            saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
+        for name, weight in self.trainable_weights.items():
+            if name not in saved or saved[name].shape != weight.shape:
+                raise DataError(f"the model in {folder} is not the one being trained: its weight {name} differs")
+        return {name: saved[name].detach() for name in self.trainable_weights}
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state beside the model's weights: tensors, and JSON values."""
+        tensors = {f"optimizer/{name}": each for name, each in self._optimizer.state_dict().items()}
+        if self._critic is not None:
+            tensors |= {f"critic/{name}": each for name, each in self._critic.state_dict().items()}
+        return tensors, {
+            "updates": self._updates,
+            "low_precision": self.low_precision,
+            "micro_batch_tokens": self._runner.tokens,
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(strip_prefix("optimizer/", tensors))
+        if self._critic is not None:
+            self._critic.load_state_dict(strip_prefix("critic/", tensors))
+        self._updates = values["updates"]
+        self._runner.tokens = values.get("micro_batch_tokens", self._runner.tokens)
+        # precision="auto" is measured in every process: a resumed run keeps what the run began with.
+        self._runner.low_precision = values.get("low_precision", self.low_precision)
+
+    def close(self) -> None:
+        """Release other processes; there are none."""

@@ -1,0 +1,188 @@
+"""The learner over several ranks: weights, gradients, optimizer, critic and reference are sharded with FSDP2.
+
+Rank 0 runs the trainer; the others run `follow`. A call on rank 0 is sent to the others, and all ranks execute the
+same method. Samples and segments are dealt to the ranks, scores and metrics are gathered from them, so that a call
+returns what `LocalLearner` returns, up to the order of floating-point sums.
+
+A rank that fails ends its process with the error, and the launcher ends the others. An error that follows from the
+samples (a loss that is not finite) is raised on all ranks, before the step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentfly.agent import wait_for
+from agentfly.backends import open_backend
+from agentfly.backends.engine import TransformersBackend
+from agentfly.errors import AgentFlyError
+from agentfly.models.huggingface import hide_progress_bars
+from agentfly.training.batch import ModelInputs
+from agentfly.training.local_learner import LocalLearner
+from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
+from agentfly.training.micro_batches import MicroBatchRunner
+from agentfly.training.rank_engines import EngineServer, RankFleet
+from agentfly.training.sharding import Ranks, ShardedRunner, gather
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _on_all_ranks(method: Method) -> Method:
+    """The method, executed by all ranks with the arguments of rank 0."""
+
+    @wraps(method)
+    def call(self: ShardedLearner, *args: Any, **kwargs: Any) -> Any:
+        with self.ranks.command(method.__name__, args, kwargs):
+            result = method(self, *args, **kwargs)
+            self._reshard()
+            return result
+
+    return call  # type: ignore[return-value]
+
+
+class ShardedLearner(LocalLearner):
+    """One rank's part of the learner; on rank 0 also what the trainer calls."""
+
+    def __init__(self, model: Any, *, ranks: Ranks, **settings: Any) -> None:
+        """`model`: with all weights, in host memory: they are moved to the device shard by shard, and it is emptied."""
+        self.ranks = ranks
+        self._engine: TransformersBackend | None = None
+        super().__init__(model, **settings)
+        # Weights without data: its class and configuration are those of the checkpoint.
+        self.model = model.to("meta")
+
+    def _compute_device(self, model: Any) -> torch.device:
+        return self.ranks.device
+
+    def _build_runner(self, tokens: int, *, padded: bool, low_precision: bool) -> MicroBatchRunner:
+        return ShardedRunner(self.ranks, tokens, padded=padded, low_precision=low_precision)
+
+    def _place_models(self) -> None:
+        for model in self._models():
+            self.ranks.shard(model, low_precision=self.low_precision)
+        # FSDP takes the data types of trainable weights from the first forward pass, which must not be one of the
+        # reference: peft freezes adapters while they are disabled.
+        tokens = np.arange(2, dtype=np.int32)
+        with torch.no_grad():
+            self._policy.backbone.logits(ModelInputs((tokens,), (tokens,), tokens))
+        self._reshard()
+
+    def _models(self) -> list[Any]:
+        parts = (self._policy, self._reference, self._critic)
+        return [part.backbone.model for part in parts if part is not None]
+
+    def _reshard(self) -> None:
+        """Free the weights outside of the layers, which stay gathered after a forward pass without a backward pass."""
+        for model in self._models():
+            model.reshard()
+
+    def follow(self) -> None:
+        """On ranks other than 0: execute the commands of rank 0 until it closes."""
+        while (command := self.ranks.receive()) is not None:
+            name, args, kwargs = command
+            with suppress(AgentFlyError):  # rank 0 raises it too, and decides what follows
+                getattr(self, name)(*args, **kwargs)
+
+    def close(self) -> None:
+        self.ranks.close()
+
+    # ── scoring and updating ──
+
+    score = _on_all_ranks(LocalLearner.score)
+    score_reference = _on_all_ranks(LocalLearner.score_reference)
+    values = _on_all_ranks(LocalLearner.values)
+    update = _on_all_ranks(LocalLearner.update)
+    skip_update = _on_all_ranks(LocalLearner.skip_update)
+    set_kl_coef = _on_all_ranks(LocalLearner.set_kl_coef)
+    measure_update = _on_all_ranks(LocalLearner.measure_update)
+
+    # ── weights and state ──
+
+    def weights(self, *, merged: bool = False) -> Iterable[tuple[str, Tensor]]:
+        """The whole weights that change, by name; each is gathered when it is requested."""
+        return _GatheredWeights(self, self.gather_weight, merged=merged and has_adapters(self.model))
+
+    def _gather_weight(self, name: str, merged: bool) -> Tensor:
+        """A weight that changes, whole. merged: the matrix `name` with its adapters."""
+        if merged:
+            return gather(MergedWeights(self._policy.backbone.model).merge(name))
+        return gather(self.trainable_weights[name].detach())
+
+    gather_weight = _on_all_ranks(_gather_weight)
+
+    def open_engines(self, settings: Mapping[str, Any]) -> RankFleet:
+        """Open an embedded engine on every rank, as one backend of rank 0. settings: those of TransformersBackend."""
+        return RankFleet(self.open_engine(settings), self.ranks, self.update_engine)
+
+    @_on_all_ranks
+    def open_engine(self, settings: Mapping[str, Any]) -> TransformersBackend:
+        """Open this rank's engine; those of ranks other than 0 answer rank 0's requests."""
+        engine = open_backend("transformers", **settings)
+        assert isinstance(engine, TransformersBackend)
+        self._engine = engine
+        if not self.ranks.leads:
+            EngineServer(self.ranks, engine)
+        return engine
+
+    @_on_all_ranks
+    def update_engine(self, version: int) -> None:
+        """Copy the weights into every rank's engine, as `version`. Each is gathered by all ranks at the same time."""
+        assert self._engine is not None
+        weights = _GatheredWeights(self, self._gather_weight, merged=has_adapters(self.model))
+        wait_for(self._engine.update_weights(weights, version))
+
+    @_on_all_ranks
+    def save(self, folder: Path | None) -> None:
+        """Write what transformers (or peft) loads, on rank 0."""
+        named = self._policy.backbone.model.named_parameters()
+        adapters = has_adapters(self.model)
+        weights = self.ranks.collect(self.trainable_weights if adapters else dict(named))
+        if not self.ranks.leads:
+            return
+        assert folder is not None
+        with hide_progress_bars():
+            if adapters:
+                save_adapters(self.model, folder, weights)
+            else:
+                self.model.save_pretrained(folder, state_dict=weights)
+
+    @torch.no_grad()
+    def load(self, folder: Path | None) -> None:
+        """Load the weights that `save` of any layout wrote, on rank 0."""
+        saved = self._read_weights(folder) if folder is not None else {}
+        with self.ranks.command("load", (None,), {}):
+            for name, shard in self.ranks.distribute(saved).items():
+                self.trainable_weights[name].copy_(shard)
+
+    @_on_all_ranks
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state beside the model's weights, whole, on rank 0."""
+        tensors, values = super().state_dict()
+        return self.ranks.collect(tensors), values
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Load the state of any layout. The precision is that of this machine: the weights are gathered in it."""
+        values = {**values, "low_precision": self.low_precision}
+        with self.ranks.command("load_state_dict", ({}, values), {}):
+            super().load_state_dict(self.ranks.distribute(tensors), values)
+
+
+class _GatheredWeights:
+    """Iterates over the whole weights of a sharded learner. It is no iterator: the engine iterates twice."""
+
+    def __init__(self, learner: ShardedLearner, gather: Callable[[str, bool], Tensor], *, merged: bool) -> None:
+        """`gather`: by name and `merged`; a command to the other ranks, or part of one."""
+        self._names = list(MergedWeights(learner.model).layers if merged else learner.trainable_weights)
+        self._gather = gather
+        self._merged = merged
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self._gather(name, self._merged)) for name in self._names)

@@ -1,0 +1,239 @@
+"""The ranks of a distributed run, and models sharded over them with FSDP2.
+
+One process per device. Each rank holds 1/N of every weight, gradient and optimizer state; the weights of a layer are
+gathered for its forward and its backward pass, and its gradients are summed over the ranks into their shards. These
+operations are collectives: all ranks call them in the same order, or they wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentfly.errors import AgentFlyError, RankError, describe
+from agentfly.training.batch import split_micro_batches
+from agentfly.training.micro_batches import MicroBatchRunner
+
+T = TypeVar("T")
+R = TypeVar("R")
+COMMAND_TIMEOUT = timedelta(days=30)
+"""How long a rank waits for the next command: a rollout may take hours. A rank that dies closes its connections."""
+_FAILURE = "agentfly/failure"
+
+
+class Ranks:
+    """The processes of a run that `torchrun` or `agentfly train gpus=N` started, seen from one of them.
+
+    Rank 0 leads: it runs the trainer and sends commands over a gloo group; tensors on GPUs travel over NCCL.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.init()  # else the mesh would select the device LOCAL_RANK, and this process sees one only
+        self._store, self.rank, self.size = next(rendezvous("env://"))
+        self.device = device
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size)
+        self._control = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
+        self._messages = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
+        self.mesh = init_device_mesh(device.type, (self.size,))
+        self._lock = threading.RLock()
+        self._in_command = False
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.rank == 0)
+
+    @contextmanager
+    def command(self, *command: Any) -> Iterator[None]:
+        """Run the block on all ranks: rank 0 sends the command to the others first, which enter the same block.
+
+        A command inside of another one is part of it, and is not sent. Raises RankError with another rank's failure.
+        """
+        with self._lock:
+            outermost = not self._in_command
+            self._in_command = True
+            try:
+                if outermost and self.leads:
+                    self.broadcast(command)
+                yield
+            except AgentFlyError:
+                raise  # raised on all ranks: it follows from the arguments, or the ranks agreed on it
+            except Exception as error:
+                if outermost:
+                    self._report_failure(error)
+                raise
+            finally:
+                self._in_command = not outermost
+
+    def receive(self) -> Any:
+        """Wait for the next command of rank 0; None after `close`."""
+        try:
+            return self.broadcast(None)
+        except RuntimeError as error:
+            self._report_failure(error)
+            raise
+
+    def _report_failure(self, error: Exception) -> None:
+        """Tell the other ranks why this one fails. If another one failed first, raise RankError with its reason."""
+        own = f"rank {self.rank} failed: {describe(error)}"
+        first = self._store.compare_set(_FAILURE, "", own).decode()
+        if first != own:
+            raise RankError(first) from error
+
+    def broadcast(self, value: T) -> T:
+        """The value of rank 0, on all ranks."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def all_gather(self, value: T) -> list[T]:
+        """The values of all ranks, in order."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+    def send(self, value: Any, to: int) -> None:
+        """Send a value to one rank, which receives it with `receive_from`; beside commands, in another thread."""
+        dist.send_object_list([value], to, group=self._messages)
+
+    def receive_from(self, rank: int) -> Any:
+        """Wait for the next value that a rank sends to this one."""
+        box = [None]
+        dist.recv_object_list(box, rank, group=self._messages)
+        return box[0]
+
+    def close(self) -> None:
+        """End the other ranks' wait for commands, and leave the group."""
+        with self._lock:
+            if dist.is_initialized():
+                if self.leads:
+                    with suppress(RuntimeError):  # another rank is gone
+                        self.broadcast(None)
+                dist.destroy_process_group()
+
+    # ── models and tensors ──
+
+    def shard(self, model: Any, *, low_precision: bool) -> None:
+        """Shard a model's weights in place: each decoder layer is a unit, and everything else one more.
+
+        low_precision: weights are gathered and multiplied in bfloat16; gradients are summed in float32. Embeddings,
+        final norm and head stay gathered between forward and backward pass, since the head is applied outside of it.
+        """
+        # The model's own output is never used in place: the scores are computed from the input of its head.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+        policy = MixedPrecisionPolicy()
+        if low_precision:
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in (*layers, model):
+            fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            assert isinstance(module, FSDPModule)
+            # The token weights of a mini-batch add up to 1 over all ranks, so gradients are summed, not averaged.
+            module.set_gradient_divide_factor(1.0)
+            if self.device.type == "cpu":
+                module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it sums
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors on the CPU of rank 0, gathered one by one; empty on other ranks."""
+        whole = {}
+        for name, tensor in tensors.items():
+            gathered = gather(tensor.detach())
+            if self.leads:
+                whole[name] = gathered.cpu()
+        return whole
+
+    def distribute(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Shards of rank 0's tensors, on all ranks; the argument of other ranks is ignored."""
+        header = {name: (each.shape, each.dtype, each if each.ndim == 0 else None) for name, each in tensors.items()}
+        out = {}
+        for name, (shape, dtype, scalar) in self.broadcast(header).items():
+            if scalar is not None:
+                out[name] = scalar
+                continue
+            whole = tensors[name] if self.leads else torch.empty(shape, dtype=dtype)
+            out[name] = distribute_tensor(whole.to(self.device), self.mesh, [Shard(0)])
+        return out
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that is sharded; another one as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class ShardedRunner(MicroBatchRunner):
+    """Micro-batches on several ranks: each takes a part of the items, and gets the results of all."""
+
+    def __init__(self, ranks: Ranks, tokens: int, *, padded: bool, low_precision: bool) -> None:
+        super().__init__(ranks.device, tokens, padded=padded, low_precision=low_precision)
+        self.ranks = ranks.size
+        self._ranks = ranks
+
+    def _run(
+        self,
+        items: Sequence[T],
+        length: Callable[[T], int],
+        function: Callable[[list[T], bool], R],
+        *,
+        clear: Callable[[], None],
+    ) -> list[R]:
+        """Every rank runs equally many passes, since each is a collective: repeated items, without effect, fill up.
+
+        Memory that runs out on one rank ends the run: the others are in the middle of the same pass.
+        """
+        shares = deal(items, length, self._ranks.size)
+        split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
+        own = split[self._ranks.rank]
+        filler = [min(items, key=length)] if items else []
+        results = []
+        for number in range(max(map(len, split))):
+            is_filler = number >= len(own)
+            try:
+                result = function(filler if is_filler else own[number], is_filler)
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+                raise RuntimeError(
+                    f"micro_batch_tokens={self.tokens} runs out of memory ({reason}): start again with half of it, "
+                    "gradient_checkpointing=true, adapters (lora_rank=16), or more GPUs"
+                ) from error
+            if isinstance(result, Mapping):  # metrics: tensors on the device would be sent as such
+                result = {name: float(value) for name, value in result.items()}  # type: ignore[assignment]
+            if not is_filler:
+                results.append(result)
+        return [each for rank in self._ranks.all_gather(results) for each in rank]
+
+    @contextmanager
+    def _raise_together(self) -> Iterator[None]:
+        """Raise on all ranks the AgentFlyError that the block raises on any. The ranks then agree on what follows."""
+        failure = None
+        try:
+            yield
+        except AgentFlyError as error:
+            failure = error
+        failures = [each for each in self._ranks.all_gather(failure) if each is not None]
+        if failures:
+            raise failures[0]
+
+
+def deal(items: Sequence[T], length: Callable[[T], int], ranks: int) -> list[list[T]]:
+    """Items by rank: the longest first, each to the rank with the fewest tokens. The same on every rank."""
+    shares: list[list[T]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for item in sorted(items, key=length, reverse=True):
+        least = loads.index(min(loads))
+        shares[least].append(item)
+        loads[least] += length(item)
+    return shares

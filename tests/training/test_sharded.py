@@ -1,0 +1,134 @@
+"""The sharded learner on two and three ranks over gloo, against one process; failures; and a run with two ranks."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="training needs torch: pip install 'agentfly-rl[train]'")
+
+from agentfly.cli import train as cli_train  # noqa: E402
+from agentfly.cli.recipes import Recipe  # noqa: E402
+from agentfly.errors import ConfigError  # noqa: E402
+from agentfly.runs import RunDirectory  # noqa: E402
+from agentfly.training.sharding import deal  # noqa: E402
+from tests.training.sharded_program import CASES, build, exercise, resume  # noqa: E402
+
+RECIPE = Path(__file__).with_name("recipe_vowels.py")
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the program under torchrun; a hang fails the test by its own limit."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["-m", "tests.training.sharded_program", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What one process gives, by case, and the folder of its checkpoints."""
+    folder = tmp_path_factory.mktemp("sharded")
+    found = {}
+    for case in CASES:
+        found[case] = exercise(build(case), folder / case)
+        torch.save(found[case].get("state"), folder / f"{case}.pt")
+    return folder, found
+
+
+def relative_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of two tensors of the same name, relative to the norm of the second."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - each).norm() / each.norm().clamp(min=1e-12)) for name, each in other.items())
+
+
+def largest_difference(one: list[Any], other: list[Any]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "failure"),
+    [
+        (2, "kill", r"RuntimeError: .*Connection (closed|reset) by peer"),
+        (3, "raise", "RankError: rank 1 failed: OSError: the disk of rank 1 is full"),
+    ],
+)
+def test_ranks_compute_what_one_process_computes_and_fail_together(
+    ranks: int, how: str, failure: str, local: tuple[Path, dict[str, Any]]
+) -> None:
+    folder, expected = local
+    ended = run_ranks(ranks, folder, how, *CASES)
+    assert ended.returncode, "the failure at the end is the exit code of torchrun"
+    assert ("the disk of rank 1 is full" if how == "raise" else "Signal 9 (SIGKILL)") in ended.stderr, ended.stderr
+    found = torch.load(folder / "sharded.pt", weights_only=False)
+    for case, one in expected.items():
+        many = found[case]
+        differences = {
+            "gradients": relative_difference(many["gradients"], one["gradients"]),
+            "scores": largest_difference(many["scores"], one["scores"]),
+        }
+        if "weights" in many:  # after three updates
+            differences["scores after"] = largest_difference(many["later scores"], one["later scores"])
+            differences["weights after"] = relative_difference(many["weights"], one["weights"])
+        if "values" in many:  # of the critic, whose head starts with zeros
+            assert max(np.abs(each).max() for each in one["values"]) > 0.01
+            differences["values after"] = largest_difference(many["values"], one["values"])
+        print(f"{ranks} ranks, {case}:", ", ".join(f"{name} {each:.1e}" for name, each in differences.items()))
+        assert len(one["gradients"]) >= 20
+        for name, difference in differences.items():
+            assert difference < (5e-5 if name.startswith("scores") else 1e-5), name
+        for measured, wanted in zip(many["metrics"], one["metrics"], strict=False):
+            for name, value in wanted.items():
+                if not name.startswith("update/seconds"):
+                    assert measured[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        held, whole = many["numel"]
+        assert whole / ranks <= held < 1.3 * whole / ranks  # rows do not divide by the number of ranks everywhere
+        if "state" not in many:
+            continue
+        # Checkpoints: that of one process was loaded by the ranks, that of the ranks is loaded here.
+        assert many["state"][0].keys() == one["state"][0].keys()
+        resumed = resume(build(case), folder / f"{case}-sharded", many["state"])
+        assert relative_difference(resumed["weights"], many["resumed"]["weights"]) < 1e-5
+        for name in ("policy/loss", "policy/grad_norm"):
+            assert resumed["metrics"][name] == pytest.approx(many["resumed"]["metrics"][name], rel=1e-3, abs=1e-5)
+    assert found["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
+    assert re.match(failure, found["failed"]), found["failed"]
+
+
+def test_run_on_two_ranks_equals_the_run_of_one_process(
+    tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    changes = ["steps=2", "loggers=[]", "evaluation.every=null", "precision=float32"]
+    changes += ["optimizer.learning_rate=0.001"]
+    with pytest.raises(ConfigError, match=r"gpus=2, but torch .* sees 0 GPUs here: leave gpus out, or start the ranks"):
+        cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "refused")
+    cli_train.train_recipe(Recipe(RECIPE), changes, tmp_path / "one")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)  # the ranks themselves find none, and take the CPU
+    arguments = ["train", str(RECIPE), *changes, "gpus=2", "--run", str(tmp_path / "two")]
+    monkeypatch.setattr(cli_train, "COMMAND", ("-m", "agentfly", *arguments))
+    cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "two")
+    monkeypatch.undo()
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    monkeypatch.setattr("agentfly.cli.train.take_part", lambda *_, **__: False)  # one process goes on with the run
+    cli_train.resume_run(tmp_path / "two", 1)
+    one, two = (
+        [record.metrics for record in RunDirectory(tmp_path / name).records() if record.metrics]
+        for name in ("one", "two")
+    )
+    assert len(one) == len(two) == 2
+    for single, sharded in zip(one, two, strict=True):
+        for name in ("reward/mean", "policy/loss", "policy/grad_norm", "policy/tokens", "policy/entropy"):
+            assert sharded[name] == pytest.approx(single[name], rel=1e-3, abs=1e-5), name
+
+
+def test_items_are_dealt_by_length() -> None:
+    assert deal([5, 1, 4, 2, 3], int, 2) == [[5, 2, 1], [4, 3]]
+    assert deal([7], int, 3) == [[7], [], []]
