@@ -41,7 +41,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert "held out before training" in result.output
         assert "greedy" in result.output
         assert "optimizer.learning_rate=0.02" in result.output
-        assert "kl.estimator=k3" in result.output
+        assert "kl.estimator" not in result.output  # the default
+        assert f"all fields: runs/recipe_vowels-{number}/config.json" in result.output
         assert "step 1/1" in result.output
         assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
         assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
@@ -56,6 +57,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
+        ([RECIPE, "--steps", "2"], "write steps=2"),
+        ([RECIPE, "--learning-rate=1e-3"], "write optimizer.learning_rate=1e-3"),
         ([RECIPE, "--from-step", "3"], "--from-step needs --resume"),
         (["--resume", "nowhere"], "nowhere is not a run directory"),
         ([RECIPE, "loggers=consol"], "console"),
@@ -66,6 +69,17 @@ def test_run_directories_are_numbered_and_printed() -> None:
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
     assert said in invoke_error(*words)
     assert not list(Path("runs").glob("*"))
+
+
+def test_misspelled_option_gets_the_close_ones() -> None:
+    result = CliRunner().invoke(app, ["train", str(RECIPE), "--resum", "x"])
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+
+
+def test_folder_to_resume_is_looked_at_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "agentfly.training.trainer", None)  # importing it raises ImportError
+    assert "nowhere is not a run directory" in invoke_error("--resume", "nowhere")
 
 
 def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
