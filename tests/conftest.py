@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
-SHARED_FOLDERS = ("templates", "resources/runtimes/container")
-"""One worker runs all files of such a folder: they share the loaded tokenizers, or the container engine."""
+TOGETHER = {
+    "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
+    "container engine": ("resources/runtimes/container",),
+}
+"""What files and folders share; one worker runs all of them, so that it is loaded or started once."""
 LONGEST_FIRST = (
     "conformance/test_prebuilt.py",
     "templates",
@@ -57,15 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, keep the files of a shared folder together too."""
+    """With `--dist loadfile`, keep the files together that share something expensive."""
     from xdist.scheduler import LoadFileScheduling
 
-    class FolderScheduling(LoadFileScheduling):
+    class SharingScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((folder for folder in SHARED_FOLDERS if file.startswith(f"tests/{folder}/")), file)
+            paths = [file, *map(str, Path(file).parents)]
+            shared = (name for name, members in TOGETHER.items() if any(f"tests/{each}" in paths for each in members))
+            return next(shared, file)
 
-    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_sessionstart() -> None:
