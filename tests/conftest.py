@@ -22,23 +22,26 @@ if TYPE_CHECKING:
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 TOGETHER = {
     "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
+    "fork server": ("training/test_loop.py", "training/test_async.py", "cli/test_app.py", "cli/test_train.py"),
     "container engine": ("resources/runtimes/container",),
 }
 """What files and folders share; one worker runs all of them, so that it is loaded or started once."""
 LONGEST_FIRST = (
-    "conformance/test_prebuilt.py",
     "templates",
     "training/test_loop.py",
+    "conformance/test_prebuilt.py",
     "resources/runtimes/container",
     "resources/runtimes/test_ray.py",
+    "environments/code_judge/test_environment.py",
+    "test_recipes.py",
     "conformance/test_check.py",
-    "cli/test_app.py",
-    "cli/test_no_stray_files.py",
+    "environments/scienceworld/test_jvm.py",
+    "environments/scienceworld/test_environment.py",
     "sandbox/test_leftovers.py",
-    "cli/test_env.py",
-    "cli/test_train.py",
+    "test_linear_time.py",
+    "test_plugins.py",
 )
-"""Files and folders that take 20 seconds or more. They run first, so that both workers end at the same time."""
+"""Files and folders that take 20 seconds or more. They run first, so that all workers end at the same time."""
 
 if find_spec("hypothesis"):  # the environment of `make vllm` is without it
     from hypothesis import settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError
 from agentfly.runs import RunDirectory
 from agentfly.training import TrainConfig, train
+from tests.commands import fork, run_main
 from tests.training.recipe_vowels import agent, eval_tasks, tasks
 
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
@@ -90,18 +90,15 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_prints_the_resume_command(number: signal.Signals, status: int) -> None:
-    command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
-        try:
-            while process.poll() is None and not Path("here/metrics.jsonl").exists():
-                time.sleep(0.05)
-            process.send_signal(number)
-            said, _ = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == status
-    assert "agentfly train --resume here" in said
+    arguments = ["train", str(RECIPE), "steps=1000", "--run", "here"]
+    outputs = Path("stdout").absolute(), Path("stderr").absolute()
+    with fork(run_main, arguments, Path.cwd(), outputs) as process:
+        while process.is_alive() and not Path("here/metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.kill(process.pid or 0, number)
+        process.join(60)
+        assert process.exitcode == status
+    assert "agentfly train --resume here" in outputs[0].read_text()
 
 
 def test_resume_without_recipe_copy_is_rejected() -> None:
