@@ -10,6 +10,9 @@ DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
 PINS   := pyproject.toml constraints.txt
 
+# Tests start hundreds of interpreters: cache their bytecode even where the shell has turned that off.
+export PYTHONDONTWRITEBYTECODE :=
+
 COMMIT ?= HEAD~1
 
 # vLLM pins its own torch and transformers. If PyPI has no CPU build of torch:
@@ -39,9 +42,8 @@ types-and-layers: $(DEV)
 	@echo "» mypy";                $(BIN)/mypy --no-error-summary
 	@echo "» lint-imports";        output=$$($(BIN)/lint-imports --no-logo) || { echo "$$output"; exit 1; }
 
-# A third worker for two cores: half of the time of a test is waiting, for processes, containers and timeouts.
 pytest: $(DEV)
-	@echo "» pytest";              $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
+	@echo "» pytest";              $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow_smoke"
 
 quick: $(DEV)  ## run the tests that start no process and no model
 	@$(BIN)/python -m pytest --quick -n 2 --dist loadfile

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,14 +29,20 @@ FORKSERVER.set_forkserver_preload(
 )  # fmt: skip
 
 
-def run_command(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command, and return what it printed and its exit status."""
+def run_command(
+    *arguments: str | Path, typed: str = "", cwd: Path | None = None, packages: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, and return what it printed and its exit status.
+
+    typed: its standard input. packages: a folder of installed packages, beside those of this environment.
+    """
     with tempfile.TemporaryDirectory() as name:
-        outputs = Path(name, "stdout"), Path(name, "stderr")
-        with fork(run_main, [*map(str, arguments)], cwd or Path.cwd(), outputs) as process:
-            process.join(120)
+        files = [Path(name, each) for each in ("stdin", "stdout", "stderr")]
+        files[0].write_text(typed)
+        with fork(run_main, [*map(str, arguments)], files, cwd or Path.cwd(), packages) as process:
+            process.join(170)
             assert process.exitcode is not None, f"{arguments} hangs"
-            return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in outputs))
+            return subprocess.CompletedProcess(arguments, process.exitcode, *(path.read_text() for path in files[1:]))
 
 
 @contextmanager
@@ -55,16 +61,20 @@ def fork(target: Callable[..., None], *arguments: Any) -> Iterator[ForkServerPro
 def _call(variables: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> None:
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # it may have been determined before TMPDIR was set
     torch.set_num_threads(1)
     target(*arguments)
 
 
-def run_main(arguments: list[str], cwd: Path, outputs: tuple[Path, Path]) -> None:
-    """Run a command in this process, with its output in files."""
-    os.chdir(cwd)
-    for descriptor, path in enumerate(outputs, 1):
-        with path.open("wb") as file:
+def run_main(arguments: list[str], files: Sequence[Path], cwd: Path, packages: Path | None = None) -> None:
+    """Run a command in this process. files: its standard input, which exists, output and error."""
+    for descriptor, (path, mode) in enumerate(zip(files, ("rb", "wb", "wb"), strict=True)):
+        with path.open(mode) as file:
             os.dup2(file.fileno(), descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # multiprocessing has replaced it
+    os.chdir(cwd)
+    if packages is not None:
+        sys.path.insert(0, str(packages))
     sys.argv = ["agentfly", *arguments]
     try:
         main()

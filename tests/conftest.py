@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 TOGETHER = {
     "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
-    "fork server": ("training/test_loop.py", "training/test_async.py", "cli/test_app.py", "cli/test_train.py"),
+    "fork server": (
+        *("training/test_loop.py", "training/test_async.py", "test_plugins.py"),
+        *(f"cli/test_{name}.py" for name in ("app", "env", "train")),
+    ),
     "container engine": ("resources/runtimes/container",),
 }
 """What files and folders share; one worker runs all of them, so that it is loaded or started once."""
@@ -39,7 +42,6 @@ LONGEST_FIRST = (
     "environments/scienceworld/test_environment.py",
     "sandbox/test_leftovers.py",
     "test_linear_time.py",
-    "test_plugins.py",
 )
 """Files and folders that take 20 seconds or more. They run first, so that all workers end at the same time."""
 

@@ -18,6 +18,7 @@ from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.scoring import REWARDS
 from agentfly.tooling import TOOLS, Toolbox
+from tests.commands import run_command
 
 THIRD_PARTY = Path(__file__).parent / "thirdparty" / "treasure_hunt"
 
@@ -137,16 +138,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    code = "from agentfly.cli.app import main; main()"
-    variables = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env=variables,
-    )
+    return run_command(*arguments, typed=typed, packages=folder)
 
 
 def test_environment_of_another_package_is_listed_played_and_checked(installed: Path) -> None:

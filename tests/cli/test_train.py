@@ -91,14 +91,15 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_prints_the_resume_command(number: signal.Signals, status: int) -> None:
     arguments = ["train", str(RECIPE), "steps=1000", "--run", "here"]
-    outputs = Path("stdout").absolute(), Path("stderr").absolute()
-    with fork(run_main, arguments, Path.cwd(), outputs) as process:
+    files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
+    files[0].touch()
+    with fork(run_main, arguments, files, Path.cwd()) as process:
         while process.is_alive() and not Path("here/metrics.jsonl").exists():
             time.sleep(0.05)
         os.kill(process.pid or 0, number)
         process.join(60)
         assert process.exitcode == status
-    assert "agentfly train --resume here" in outputs[0].read_text()
+    assert "agentfly train --resume here" in files[1].read_text()
 
 
 def test_resume_without_recipe_copy_is_rejected() -> None:
