@@ -10,6 +10,9 @@ DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
 PINS   := pyproject.toml constraints.txt
 
+# Tests start hundreds of interpreters: cache their bytecode even where the shell has turned that off.
+export PYTHONDONTWRITEBYTECODE :=
+
 COMMIT ?= HEAD~1
 
 # vLLM pins its own torch and transformers. If PyPI has no CPU build of torch:

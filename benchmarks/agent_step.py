@@ -35,9 +35,10 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.recipes import find_recipe
 from agentfly.cli.train import plan_recipe
 from agentfly.demonstrations import Demonstrations, demonstrate
+from agentfly.errors import AgentFlyError
 from agentfly.models import resolve
 from agentfly.runs import RunDirectory, StepRecord
-from agentfly.training.config import parse_overrides
+from agentfly.training.config import parse_overrides, validate_overrides
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.types import Completion, Message, Reply, Task, ToolCall
@@ -235,6 +236,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also print CPU time by thread and cause")
     parser.add_argument("--result", help="file to write the medians to, as JSON")
     arguments = parser.parse_intermixed_args()
+    try:
+        find_recipe(arguments.recipe)
+        validate_overrides(overrides := parse_overrides(arguments.overrides))
+    except AgentFlyError as error:
+        parser.error(str(error))
     if arguments.backends:
         given = iter(sys.argv[1:])
         rest = [each for each in given if each != "--backends" or not next(given)]
@@ -243,7 +249,7 @@ def main() -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # as the command line does
     figures = measure(
         arguments.recipe,
-        parse_overrides(arguments.overrides),
+        overrides,
         steps=arguments.steps,
         warmup=arguments.warmup,
         shape=arguments.random,

@@ -3,7 +3,6 @@ if it is installed, and in containers with a container exec per call if there is
 the environments that reset by a new session.
 
 python -m benchmarks.sandbox [--held 500 | --quick] [--mechanism NAME] [--python PATH] [--image IMAGE]
-python -m benchmarks.sandbox --against ../before/src      side by side with another version (a git worktree)
 """
 
 import argparse
@@ -18,7 +17,6 @@ import random
 import select
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from agentfly import environments
 from agentfly.resources import ResourceManager
@@ -49,23 +49,11 @@ def milliseconds(times: list[float]) -> str:
 
 def proportional_memory(root: int) -> float:
     """MB of all processes below `root`, shared pages counted once."""
-    total, below = 0, [root]
-    while below:
-        pid = below.pop()
-        try:
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                below += [int(child) for child in (task / "children").read_text().split()]
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        except (OSError, StopIteration):
-            continue
-    return total / 1024
-
-
-def available_memory() -> float:
-    """Available memory of the machine in MB."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+    total = 0
+    for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            total += process.memory_full_info().pss
+    return total / 2**20
 
 
 async def closed_loop(callers: list[Callable[[], Awaitable[object]]], calls: int) -> tuple[float, list[float]]:
@@ -171,61 +159,6 @@ async def measure_resets(seconds: float) -> list[list[str]]:
             await manager.close()
         rows.append(row)
     return rows
-
-
-async def serve_slices() -> None:
-    """Measure what the lines of stdin ask for (`NAME INSTANCES SECONDS`), and print the number and the seconds."""
-    sessions: list[Session] = []
-    prepared: dict[tuple[str, int], tuple[Any, ...]] = {}
-    while line := await call(sys.stdin.readline):
-        name, instances, seconds = line.split()
-        key = name, int(instances)
-        started = time.perf_counter()
-        if name == "calls":
-            if not sessions:
-                sandbox = await open_sandbox(preload=())
-                sessions += [await sandbox.open_session() for _ in range(key[1])]
-            started = time.perf_counter()
-            callers = [lambda session=session: session.run(CODE) for session in sessions]
-            rate, _ = await closed_loop(callers, int(float(seconds) * 3000))
-        else:
-            env_class = getattr(environments, name)
-            if key not in prepared:
-                pool = replace(env_class.pool, max_instances=key[1], min_warm=0)
-                tasks = itertools.cycle([Task.of(row) for row in env_class.draw_tasks("train", 32)])
-                prepared[key] = ResourceManager({env_class: pool}), env_class, tasks
-            started = time.perf_counter()
-            rate = await measure_rate(*prepared[key], key[1], seconds=float(seconds), steps=0)
-        elapsed = time.perf_counter() - started
-        print(rate * elapsed, elapsed, flush=True)
-
-
-def compare(source: str, rounds: int) -> None:
-    """Let this version and another one work in turns of a second, so that the load of the machine hits both."""
-    versions = {}
-    for label, path in (("before", source), ("now", str(Path(__file__).resolve().parents[1] / "src"))):
-        command = [sys.executable, "-m", "benchmarks.sandbox", "--slices"]
-        variables = {**os.environ, "PYTHONPATH": path}
-        versions[label] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
-        )
-    rows = []
-    for name, instances in (("calls", 16), *itertools.product(RESET_BY_SESSION, (1, 16))):
-        totals = {label: [0.0, 0.0] for label in versions}
-        for turn in range(rounds + 1):
-            for label, process in versions.items():
-                process.stdin.write(f"{name} {instances} {1.0 if turn else 0.2}\n")
-                process.stdin.flush()
-                number, seconds = map(float, process.stdout.readline().split())
-                if turn:  # the first one warms up
-                    totals[label] = [totals[label][0] + number, totals[label][1] + seconds]
-        before, now = (number / seconds for number, seconds in totals.values())
-        rows.append([name, str(instances), f"{before:.0f}", f"{now:.0f}", f"{now / before:.2f}"])
-    for process in versions.values():
-        process.stdin.close()
-        process.wait()
-    header = ["calls, or resets of", "at once", "before, per second", "now, per second", "ratio"]
-    print_table(f"Two versions in turns, load {os.getloadavg()[0]:.1f}", header, rows)
 
 
 async def open_and_close(sandbox: Sandbox, calls: int) -> list[list[str]]:
@@ -344,14 +277,14 @@ def exec_python(client: Any, image: str) -> Iterator[Callable[[], None]]:
 
 
 async def measure_holding(sandbox: LocalSandbox, held: int) -> list[list[str]]:
-    before, available = proportional_memory(os.getpid()), available_memory()
+    before, available = proportional_memory(os.getpid()), psutil.virtual_memory().available
     started = time.perf_counter()
     sessions: list[Session] = []
     for _ in range(0, held, 20):
         sessions += await asyncio.gather(*(sandbox.open_session() for _ in range(20)))
     filled = time.perf_counter() - started
     await asyncio.sleep(0.5)
-    each = (available - available_memory()) / len(sessions)
+    each = (available - psutil.virtual_memory().available) / 2**20 / len(sessions)
     shared = (proportional_memory(os.getpid()) - before) / len(sessions)
     _, times = await closed_loop([lambda: random.choice(sessions).run(CODE)], 300)
     started = time.perf_counter()
@@ -400,10 +333,4 @@ if __name__ == "__main__":
     parser.add_argument("--mechanism")
     parser.add_argument("--python", help="the Python interpreter of the sessions")
     parser.add_argument("--image", help="an image on the engine of DOCKER_HOST; default: a temporary podman")
-    parser.add_argument("--against", metavar="SRC", help="compare with the version in this folder, and nothing else")
-    parser.add_argument("--slices", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.against:
-        compare(options.against, 1 if options.held < 100 else 4)
-    else:
-        asyncio.run(serve_slices() if options.slices else main(options))
+    asyncio.run(main(parser.parse_args()))

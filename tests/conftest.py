@@ -20,23 +20,31 @@ if TYPE_CHECKING:
     from tests.backends.openai_server import OpenAIServer
 
 TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
-SHARED_FOLDERS = ("templates", "resources/runtimes/container")
-"""One worker runs all files of such a folder: they share the loaded tokenizers, or the container engine."""
+TOGETHER = {
+    "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
+    "fork server": (
+        *("training/test_loop.py", "training/test_async.py", "test_plugins.py"),
+        *(f"cli/test_{name}.py" for name in ("app", "env", "train")),
+    ),
+    "container engine": ("resources/runtimes/container",),
+}
+"""What files and folders share; one worker runs all of them, so that it is loaded or started once."""
 LONGEST_FIRST = (
-    "conformance/test_prebuilt.py",
     "templates",
     "training/test_loop.py",
     "training/test_sharded.py",
+    "conformance/test_prebuilt.py",
     "resources/runtimes/container",
     "resources/runtimes/test_ray.py",
+    "environments/code_judge/test_environment.py",
+    "test_recipes.py",
     "conformance/test_check.py",
-    "cli/test_app.py",
-    "cli/test_no_stray_files.py",
+    "environments/scienceworld/test_jvm.py",
+    "environments/scienceworld/test_environment.py",
     "sandbox/test_leftovers.py",
-    "cli/test_env.py",
-    "cli/test_train.py",
+    "test_linear_time.py",
 )
-"""Files and folders that take 20 seconds or more. They run first, so that both workers end at the same time."""
+"""Files and folders that take 20 seconds or more. They run first, so that all workers end at the same time."""
 
 if find_spec("hypothesis"):  # the environment of `make vllm` is without it
     from hypothesis import settings
@@ -58,15 +66,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, keep the files of a shared folder together too."""
+    """With `--dist loadfile`, keep the files together that share something expensive."""
     from xdist.scheduler import LoadFileScheduling
 
-    class FolderScheduling(LoadFileScheduling):
+    class SharingScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return next((folder for folder in SHARED_FOLDERS if file.startswith(f"tests/{folder}/")), file)
+            paths = [file, *map(str, Path(file).parents)]
+            shared = (name for name, members in TOGETHER.items() if any(f"tests/{each}" in paths for each in members))
+            return next(shared, file)
 
-    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SharingScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_sessionstart() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import run
+from benchmarks import agent_step, run
 
 
 @pytest.fixture
@@ -45,3 +45,13 @@ def test_tokenizer_is_fetched_for_the_benchmarks_that_need_it(
     monkeypatch.setattr(sys, "argv", ["run.py", "memory", "leases"])
     assert run.main() == 0
     assert started == ["leases", "memory", "leases"]
+
+
+@pytest.mark.parametrize(("argument", "hint"), [("lokup", "Did you mean lookup?"), ("step=3", "close ones: steps")])
+def test_unknown_recipe_and_field_get_the_close_ones(
+    argument: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["agent_step", *(["lookup"] * ("=" in argument)), argument])
+    with pytest.raises(SystemExit, match="2"):
+        agent_step.main()
+    assert hint in capsys.readouterr().err

@@ -18,6 +18,7 @@ from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.scoring import REWARDS
 from agentfly.tooling import TOOLS, Toolbox
+from tests.commands import run_command
 
 THIRD_PARTY = Path(__file__).parent / "thirdparty" / "treasure_hunt"
 
@@ -137,16 +138,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    code = "from agentfly.cli.app import main; main()"
-    variables = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env=variables,
-    )
+    return run_command(*arguments, typed=typed, packages=folder)
 
 
 def test_environment_of_another_package_is_listed_played_and_checked(installed: Path) -> None:
@@ -164,7 +156,7 @@ def test_environment_of_another_package_is_listed_played_and_checked(installed: 
     assert "expert" in checked.stdout
 
 
-def test_scaffolded_environment_is_listed_after_an_editable_install(tmp_path: Path) -> None:
+def test_scaffolded_environment_and_recipe_are_listed_after_an_editable_install(tmp_path: Path) -> None:
     write_files("number_vault", tmp_path / "vault")
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--prefix", str(tmp_path / "prefix")]
     pip = [sys.executable, "-m", "pip", "install", *options, "--editable", str(tmp_path / "vault")]
@@ -175,6 +167,8 @@ def test_scaffolded_environment_is_listed_after_an_editable_install(tmp_path: Pa
     listed = run_python(code, "env", "list")
     assert "NumberVault" in listed.stdout, listed.stderr
     assert "cannot be loaded" not in listed.stdout
+    recipes = run_python(code, "recipes")
+    assert "Number vault: an agent that learns to guess a hidden number." in recipes.stdout, recipes.stderr
 
 
 def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_path: Path) -> None:

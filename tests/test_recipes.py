@@ -1,13 +1,13 @@
 """Every installed recipe can be trained, and its expert earns the reward with the recipe's own tools."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from agentfly import plugins
 from agentfly.cli.recipes import find_recipe
-from agentfly.cli.resolve import load_module
 from agentfly.cli.run import load_recipe
 from agentfly.demonstrations import demonstrate
 from agentfly.errors import ConfigError
@@ -27,7 +27,7 @@ async def test_its_expert_earns_the_reward(name: str) -> None:
         if "is not installed" not in str(missing):
             raise
         pytest.skip(str(missing))
-    module = load_module(recipe.path, "recipe", name)
+    module = sys.modules[f"recipe_{name}"]
     assert isinstance(module.config, TrainConfig)
     assert module.config.tasks_per_step <= len(run.tasks)
     assert not _contents(module.tasks) & _contents(module.eval_tasks)

@@ -5,7 +5,7 @@ import pytest
 from agentfly import tool
 from agentfly.agents import HFAgent
 from agentfly.trajectory import CallStatus, StopReason
-from tests.conftest import TOKENIZERS, load_family
+from tests.conftest import TOKENIZERS, require_fetched
 from tests.fakes import Recording, call, texts
 
 
@@ -18,7 +18,7 @@ async def add(a: int, b: int) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", None)])
 async def test_several_calls_per_turn_with_malformed_ones_between(family: str, template: str | None) -> None:
-    load_family(family)
+    require_fetched(family)
     script = [
         f"Both at once.\n{call('add', a=1, b=2)}\n{call('add', a='three', b=4)}",
         "<tool_call>\n{not json\n</tool_call>",

@@ -14,9 +14,9 @@ from agentfly.cli.live_view import ChainView, LiveView
 from agentfly.rollout.events import ChainStarted, TokensSampled
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
+from tests.commands import run_command
 from tests.scaling import grows_at_most
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 from agentfly.agents import HFAgent
 from agentfly.tools import calculate
@@ -24,11 +24,6 @@ from agentfly.tools import calculate
 script = ['<tool_call>{"name": "calculate", "arguments": {"expression": "6 * 7"}}</tool_call>', "It is 42."]
 agent = HFAgent(tools=[calculate], template="chatml", backend="scripted", backend_config={"script": script})
 """
-
-
-def agentfly(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from agentfly.cli.app import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_help_lists_the_commands() -> None:
-    run = agentfly("--help")
+    run = run_command("--help")
     assert run.returncode == 0
     assert "run" in run.stdout
     assert "template" in run.stdout
@@ -47,7 +42,7 @@ def test_help_lists_the_commands() -> None:
 
 def test_run_recipe_on_question_and_save(recipe: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chains.jsonl"
-    run = agentfly("run", recipe, "-q", "What is 6 times 7?", "-n", "2", "--save", saved)
+    run = run_command("run", recipe, "-q", "What is 6 times 7?", "-n", "2", "--save", saved)
     assert run.returncode == 0, run.stderr
     assert '→ calculate(expression="6 * 7")' in run.stdout
     assert "← 42" in run.stdout
@@ -57,14 +52,14 @@ def test_run_recipe_on_question_and_save(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_single_chain_prints_tokens(recipe: Path) -> None:
-    run = agentfly("run", recipe, "-q", "What is 6 times 7?")
+    run = run_command("run", recipe, "-q", "What is 6 times 7?")
     assert "<|im_start|>assistant\n<tool_call>" in run.stdout
 
 
 def test_dataset_rows(recipe: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"question": f"Question {i}?"}) + "\n" for i in range(5)))
-    run = agentfly("run", recipe, "--data", data, "--row", "1:3")
+    run = run_command("run", recipe, "--data", data, "--row", "1:3")
     assert run.returncode == 0, run.stderr
     assert "Question 1?" in run.stdout
     assert "Question 2?" in run.stdout
@@ -72,7 +67,7 @@ def test_dataset_rows(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_demo_recipe_shows_successes_and_failures() -> None:
-    run = agentfly("run", "counter")
+    run = run_command("run", "counter")
     assert run.returncode == 0, run.stderr
     assert "■ answer, reward 1" in run.stdout
     assert "■ answer, reward 0" in run.stdout
@@ -93,7 +88,7 @@ def test_demo_recipe_shows_successes_and_failures() -> None:
     ],
 )
 def test_user_errors_print_no_traceback(arguments: list[str], message: str) -> None:
-    run = agentfly(*arguments)
+    run = run_command(*arguments)
     assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr
@@ -102,28 +97,28 @@ def test_user_errors_print_no_traceback(arguments: list[str], message: str) -> N
 def test_recipe_without_agent_or_tasks_is_rejected(recipe: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text("x = 1")
-    assert "must define `agent`" in agentfly("run", empty, "-q", "x").stderr
-    assert "there is nothing to run" in agentfly("run", recipe).stderr
-    assert "cannot be set from outside" in agentfly("run", recipe, "--model", "m", "-q", "x").stderr
-    assert "give one" in agentfly("run", recipe, "-q", "x", "--data", "y.json").stderr
+    assert "must define `agent`" in run_command("run", empty, "-q", "x").stderr
+    assert "there is nothing to run" in run_command("run", recipe).stderr
+    assert "cannot be set from outside" in run_command("run", recipe, "--model", "m", "-q", "x").stderr
+    assert "give one" in run_command("run", recipe, "-q", "x", "--data", "y.json").stderr
 
 
 def test_unreachable_server_is_reported_with_its_address() -> None:
-    run = agentfly("run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x")
+    run = run_command("run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x")
     assert "http://127.0.0.1:9/v1" in run.stdout
     assert "Traceback" not in run.stderr
 
 
 def test_template_check_reports_properties() -> None:
-    run = agentfly("template", "check", "bytes", "--template", "chatml")
+    run = run_command("template", "check", "bytes", "--template", "chatml")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "chatml" in run.stdout
 
 
 def test_save_path_is_checked_before_the_run(recipe: Path, tmp_path: Path) -> None:
-    missing = agentfly("run", recipe, "-q", "x", "--save", tmp_path / "no" / "chains.jsonl")
-    folder = agentfly("run", recipe, "-q", "x", "--save", tmp_path)
-    full = agentfly("run", recipe, "-q", "x", "--save", "/dev/full")
+    missing = run_command("run", recipe, "-q", "x", "--save", tmp_path / "no" / "chains.jsonl")
+    folder = run_command("run", recipe, "-q", "x", "--save", tmp_path)
+    full = run_command("run", recipe, "-q", "x", "--save", "/dev/full")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "there is no folder" in missing.stderr
     assert "is a folder; name a file in it" in folder.stderr
@@ -135,27 +130,28 @@ def test_recipe_errors_show_a_traceback_from_the_recipe_on(tmp_path: Path) -> No
     (tmp_path / "syntax.py").write_text("x = = 1")
     (tmp_path / "late.py").write_text("def agent():\n    return 1 / 0\n")
     (tmp_path / "options.py").write_text(RECIPE + "options = [1]")
-    runs = {name: agentfly("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
+    runs = {name: run_command("run", f"{name}.py", "-q", "x", cwd=tmp_path) for name in ("wrong", "syntax", "late")}
     assert all(run.returncode == 2 and run.stderr.startswith("agentfly: ") for run in runs.values())
     assert not any("running.py" in run.stderr for run in runs.values())
     assert 'wrong.py", line 1' in runs["wrong"].stderr
     assert "nowhere_to_be_found" in runs["wrong"].stderr
     assert 'syntax.py", line 1' in runs["syntax"].stderr
     assert "ZeroDivisionError: division by zero" in runs["late"].stderr
-    assert "it must be a dict" in agentfly("run", "options.py", "-q", "x", cwd=tmp_path).stderr
+    assert "it must be a dict" in run_command("run", "options.py", "-q", "x", cwd=tmp_path).stderr
 
 
 def test_flag_without_effect_is_rejected(recipe: Path) -> None:
-    assert "agent cannot be set from outside" in agentfly("run", recipe, "-q", "x", "--agent", "react").stderr
-    assert "there is nothing to run" in agentfly("run", recipe, "--row", "0").stderr
-    assert "cannot be imported" in agentfly("run", "--model", "bytes", "--tool", ":x", "-q", "x").stderr
+    assert "agent cannot be set from outside" in run_command("run", recipe, "-q", "x", "--agent", "react").stderr
+    assert "there is nothing to run" in run_command("run", recipe, "--row", "0").stderr
+    assert "cannot be imported" in run_command("run", "--model", "bytes", "--tool", ":x", "-q", "x").stderr
 
 
 def test_question_is_utf8_in_any_locale(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
         monkeypatch.setenv(name, value)
     saved = tmp_path / "chains.jsonl"
-    run = agentfly("run", recipe, "-q", "Où ?", "--save", saved)
+    command = [sys.executable, "-m", "agentfly.cli", "run", recipe, "-q", "Où ?", "--save", saved]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert Trajectory.from_json(json.loads(saved.read_bytes())).task.question == "Où ?"
 
@@ -163,7 +159,7 @@ def test_question_is_utf8_in_any_locale(recipe: Path, tmp_path: Path, monkeypatc
 def test_control_characters_are_sanitized(tmp_path: Path) -> None:
     path = tmp_path / "rude.py"
     path.write_text(RECIPE.replace("It is 42.", "\\x1b[2J\\x1b]0;owned\\x9b31m"))
-    run = agentfly("run", path, "-q", "x\x1b[31m", "--tokens")
+    run = run_command("run", path, "-q", "x\x1b[31m", "--tokens")
     assert run.returncode == 0, run.stderr
     assert not {"\x1b", "\x9b"} & set(run.stdout)
     assert "[2J" in run.stdout
@@ -183,7 +179,7 @@ def test_error_lines_carry_no_control_characters(tmp_path: Path, body: str, stat
     path = tmp_path / "rude.py"
     evil = "EVIL = '\\x1b[2J\\x1b]0;owned\\x9b31m'\nclass Unexpected(BaseException): pass\n"
     path.write_text(evil + body)
-    run = agentfly("run", path, "-q", "x")
+    run = run_command("run", path, "-q", "x")
     assert run.returncode == status, run.stderr
     assert not {"\x1b", "\x9b"} & set(run.stderr)
     assert "[2J" in run.stderr
@@ -196,13 +192,13 @@ def test_failed_reward_is_reported(tmp_path: Path) -> None:
             "tools=[calculate]", "tools=[calculate], reward=forgot"
         )
     )
-    assert "■ answer: reward 'forgot' returned None" in agentfly("run", path, "-q", "x").stdout
+    assert "■ answer: reward 'forgot' returned None" in run_command("run", path, "-q", "x").stdout
 
 
 def test_recipe_observer_is_called(tmp_path: Path) -> None:
     path = tmp_path / "watched.py"
     path.write_text(RECIPE + "options = {'observer': lambda event: print('saw', type(event).__name__)}")
-    run = agentfly("run", path, "-q", "x")
+    run = run_command("run", path, "-q", "x")
     assert "saw ChainStarted" in run.stdout
     assert "■ answer" in run.stdout
 
@@ -235,10 +231,10 @@ def test_panel_wraps_only_the_end_of_a_long_reply(text: str) -> None:
 
 
 def test_version() -> None:
-    assert agentfly("--version").stdout.startswith("agentfly 0.")
+    assert run_command("--version").stdout.startswith("agentfly 0.")
 
 
 def test_exit_code_if_all_chains_failed(recipe: Path) -> None:
     arguments = ["run", "--model", "m", "--backend", "client", "--base-url", "http://127.0.0.1:9/v1", "-q", "x"]
-    assert agentfly(*arguments).returncode == 1
-    assert agentfly("run", recipe, "-q", "x").returncode == 0
+    assert run_command(*arguments).returncode == 1
+    assert run_command("run", recipe, "-q", "x").returncode == 0

@@ -24,6 +24,7 @@ from agentfly.environment import Environment
 from agentfly.environments import CodeInterpreter
 from agentfly.errors import ConfigError
 from agentfly.tooling import Toolbox
+from tests.commands import run_command
 
 COMMAND = [sys.executable, "-c", "from agentfly.cli.app import main; main()", "env"]
 ENVIRONMENTS = '''
@@ -121,7 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def env(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=typed, capture_output=True, text=True, timeout=120)
+    return run_command("env", *arguments, typed=typed)
 
 
 def answers(run: subprocess.CompletedProcess[str], line: str) -> list[str]:

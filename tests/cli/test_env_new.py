@@ -51,8 +51,8 @@ def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) 
         run(sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--line-length", width, folder)
     assert ": 16 properties hold\n" in invoke("env", "check", folder / f"{MODULE}.py", "-n", 2)
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) < 200
-    invoke("train", folder / "recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1", "num_chains=2",
-          "evaluation.every=null", "--run", "run")  # fmt: skip
+    invoke("train", folder / f"{MODULE}_recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1",
+           "num_chains=2", "evaluation.every=null", "--run", "run")  # fmt: skip
     assert RunDirectory("run").records()[-1].step == 1
 
 
@@ -68,10 +68,12 @@ def test_written_tests_pass() -> None:
 
 def test_existing_files_are_not_overwritten() -> None:
     Path("there").mkdir()
-    Path("there/recipe.py").write_text("mine")
-    with pytest.raises(ConfigError, match=r"there/recipe.py already exists; remove it, or choose another folder"):
+    Path("there/pyproject.toml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"there/pyproject.toml already exists; remove it, or choose another folder"):
         raise _invoke_error("env", "new", MODULE, "--out", "there")
-    assert [each.name for each in Path("there").iterdir()] == ["recipe.py"]
+    assert [each.name for each in Path("there").iterdir()] == ["pyproject.toml"]
+    Path(f"there/{MODULE}.py").touch()
+    assert "pyproject.toml already exist; remove them" in str(_invoke_error("env", "new", MODULE, "--out", "there"))
     Path("file").touch()
     assert "cannot be written" in str(_invoke_error("env", "new", MODULE, "--out", "file"))
 

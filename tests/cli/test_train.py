@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError
 from agentfly.runs import RunDirectory
 from agentfly.training import TrainConfig, train
+from tests.commands import fork, run_main
 from tests.training.recipe_vowels import agent, eval_tasks, tasks
 
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
@@ -41,7 +41,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         assert "held out before training" in result.output
         assert "greedy" in result.output
         assert "optimizer.learning_rate=0.02" in result.output
-        assert "kl.estimator=k3" in result.output
+        assert "kl.estimator" not in result.output  # the default
+        assert f"all fields: runs/recipe_vowels-{number}/config.json" in result.output
         assert "step 1/1" in result.output
         assert f"runs/recipe_vowels-{number}/report.html" in result.output.replace("\n", "")
         assert RunDirectory(f"runs/recipe_vowels-{number}").records()[-1].step == 1
@@ -56,6 +57,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
+        ([RECIPE, "--steps", "2"], "write steps=2"),
+        ([RECIPE, "--learning-rate=1e-3"], "write optimizer.learning_rate=1e-3"),
         ([RECIPE, "--from-step", "3"], "--from-step needs --resume"),
         (["--resume", "nowhere"], "nowhere is not a run directory"),
         ([RECIPE, "loggers=consol"], "console"),
@@ -68,6 +71,17 @@ def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
     assert not list(Path("runs").glob("*"))
 
 
+def test_misspelled_option_gets_the_close_ones() -> None:
+    result = CliRunner().invoke(app, ["train", str(RECIPE), "--resum", "x"])
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+
+
+def test_folder_to_resume_is_looked_at_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "agentfly.training.trainer", None)  # importing it raises ImportError
+    assert "nowhere is not a run directory" in invoke_error("--resume", "nowhere")
+
+
 def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("tasks = ['a']\n")
@@ -76,18 +90,16 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_run_prints_the_resume_command(number: signal.Signals, status: int) -> None:
-    command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "steps=1000", "--run", "here"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
-        try:
-            while process.poll() is None and not Path("here/metrics.jsonl").exists():
-                time.sleep(0.05)
-            process.send_signal(number)
-            said, _ = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == status
-    assert "agentfly train --resume here" in said
+    arguments = ["train", str(RECIPE), "steps=1000", "--run", "here"]
+    files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
+    files[0].touch()
+    with fork(run_main, arguments, files, Path.cwd()) as process:
+        while process.is_alive() and not Path("here/metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.kill(process.pid or 0, number)
+        process.join(60)
+        assert process.exitcode == status
+    assert "agentfly train --resume here" in files[1].read_text()
 
 
 def test_resume_without_recipe_copy_is_rejected() -> None:

@@ -20,7 +20,7 @@ from agentfly.rollout.limits import RecoveryRule
 from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Completion, FinishReason, Message
-from tests.conftest import TOKENIZERS, load_family
+from tests.conftest import TOKENIZERS, require_fetched
 from tests.fakes import Computed, Recording, Server, byte_agent, call, said, sampled, texts
 
 GO_ON = RecoveryRule(nudge="go on", limit=None)
@@ -116,7 +116,7 @@ def test_sampled_bytes_are_recorded_and_trained_exactly(seed: int, turns: int) -
 @pytest.mark.integration
 @pytest.mark.parametrize(("family", "template"), [("qwen2_5", "qwen2.5"), ("qwen3", "qwen3")])
 def test_sampled_tokens_of_a_real_vocabulary_are_kept_exactly(family: str, template: str) -> None:
-    load_family(family)
+    require_fetched(family)
     parts = random_agent(str(TOKENIZERS / family), template)
     for seed in range(25):
         _hold(*parts, seed, 4)
@@ -174,7 +174,7 @@ THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
 def qwen3(history: str, script: list[str], **options: Any) -> tuple[HFAgent, Recording]:
-    load_family("qwen3")
+    require_fetched("qwen3")
     backend = Recording(script)
     options = {"template_config": {"history": history}, **options}
     return HFAgent(str(TOKENIZERS / "qwen3"), template="qwen3", backend=backend, tools=[add], **options), backend
@@ -573,7 +573,7 @@ async def test_environment_that_dies_before_the_reward_is_retried() -> None:
 
 @pytest.mark.integration
 async def test_format_with_one_result_per_turn_runs_only_the_first_call() -> None:
-    load_family("llama3_2")
+    require_fetched("llama3_2")
     calls = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
     ran: list[int] = []
 

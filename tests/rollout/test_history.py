@@ -11,7 +11,7 @@ from agentfly.rollout.history import Folding, KeepImages, KeepObservations, Step
 from agentfly.segment import Author
 from agentfly.trajectory import StopReason, Trajectory
 from agentfly.types import Image, Message
-from tests.conftest import TOKENIZERS, load_family
+from tests.conftest import TOKENIZERS, require_fetched
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
 PNG = Image("data:image/png;base64,iVBORw0KGgo=")
@@ -186,7 +186,7 @@ def test_only_the_last_images_are_kept() -> None:
 
 @pytest.mark.integration
 async def test_the_model_is_shown_only_the_last_screenshot() -> None:
-    load_family("qwen2_5")
+    require_fetched("qwen2_5")
 
     @tool
     async def shoot() -> dict[str, Any]:

@@ -84,6 +84,13 @@ def test_log_has_one_line_per_step(tmp_path: Path) -> None:
     assert alarm == "ALARM entropy_collapse: the model [bold]hardly[/bold] varies [chains 3/1, 5/2]"
 
 
+def test_single_step_is_singular(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, {}) as run:
+        output = io.StringIO()
+        ConsoleLogger(run, Console(file=output, width=100)).start({"steps": 1})
+    assert output.getvalue().endswith(" · 1 step\n")
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_alarms_carry_no_control_characters_to_a_terminal(tmp_path: Path, terminal: bool) -> None:
     console = Console(file=io.StringIO(), width=80, height=40, force_terminal=terminal, color_system=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import time
 from collections import Counter
@@ -31,7 +30,8 @@ from agentfly.training.rollout_batch import TaskSampler
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, FinishReason, Task
-from tests.training.test_loop import APART, RECIPE
+from tests.commands import fork
+from tests.training.test_loop import RECIPE
 
 ASYNC = {"max_staleness": 1}
 TASKS = [Task.of({"question": f"say something about {number}", "number": number}, str(number)) for number in range(24)]
@@ -318,14 +318,13 @@ CHANGES = [
 def test_killed_run_loses_no_finished_chain(tmp_path: Path) -> None:
     """Kill -9 two steps after a checkpoint, with chains that have finished and are not trained."""
     folder = tmp_path / "run"
-    process = APART.Process(target=_train_five_steps, args=(os.environ["VOWELS_MODEL"], folder))
-    process.start()
-    while len(_lines(folder / "metrics.jsonl")) < 5 or "chain" not in read_journal(folder)[-1]:
-        assert process.is_alive()
-        time.sleep(0.01)
-    process.kill()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    with fork(_train_five_steps, folder) as process:
+        while len(_lines(folder / "metrics.jsonl")) < 5 or "chain" not in read_journal(folder)[-1]:
+            assert process.is_alive()
+            time.sleep(0.01)
+        process.kill()
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL
     before = {line["step"]: line for line in _lines(folder / "metrics.jsonl")}
     journal = read_journal(folder)
     assert journal[0] == {"checkpoint": 3}
@@ -344,10 +343,8 @@ def test_killed_run_loses_no_finished_chain(tmp_path: Path) -> None:
     assert (finished - trained).total() <= discarded
 
 
-def _train_five_steps(model: str, folder: Path) -> None:
+def _train_five_steps(folder: Path) -> None:
     """Train, then wait to be killed while chains go on. In a process of its own."""
-    os.environ["VOWELS_MODEL"] = model
-    torch.set_num_threads(1)
     overrides = parse_overrides(CHANGES)
     plan = plan_recipe(Recipe(RECIPE), overrides)
 

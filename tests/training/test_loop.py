@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
 from agentfly.runs import RunDirectory, RunWriter
+from tests.commands import fork
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
 QUIET = {"loggers": ()}
@@ -128,13 +126,6 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert figures(one) != figures(other)
 
 
-APART = multiprocessing.get_context("forkserver")  # a process that has torch already makes the others, in no time
-APART.set_forkserver_preload(
-    [
-        "agentfly.training.trainer", "agentfly.backends.engine", "matplotlib.figure", "peft",
-        "transformers.models.llama.modeling_llama",
-    ]
-)  # fmt: skip
 EVERYTHING = [
     "algorithm=ppo", "kl.coef=0.01", "kl.target=0.05", "mini_batches=2", "epochs=2",
     "optimizer.schedule=linear", "optimizer.warmup_steps=2",
@@ -155,15 +146,13 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> N
         else:
             shutil.rmtree(folder, ignore_errors=True)
             begin = (train_recipe, Recipe(RECIPE), ["loggers=[]", *changes], folder)
-        process = APART.Process(target=_alone, args=(os.environ["VOWELS_MODEL"], *begin))
-        process.start()
-        if kills < 2 and _in_training(process, folder):
-            time.sleep(draw.random() * longest_pause)
-            process.kill()
-        process.join(120)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        kills += process.exitcode == -signal.SIGKILL
-        process.close()
+        with fork(*begin) as process:
+            if kills < 2 and _in_training(process, folder):
+                time.sleep(draw.random() * longest_pause)
+                process.kill()
+            process.join(120)
+            assert process.exitcode in (0, -signal.SIGKILL)
+            kills += process.exitcode == -signal.SIGKILL
         if kills < 2 and (folder / "report.html").exists():  # it finished before the kill: start over, kill earlier
             shutil.rmtree(folder)
             kills, longest_pause = 0, longest_pause / 2
@@ -174,13 +163,6 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> N
         for each in (folder, tmp_path / "whole")
     ]
     assert weights[0] == weights[1]
-
-
-def _alone(model: str, begin: Callable[..., None], *arguments: Any) -> None:
-    """In a process of its own."""
-    os.environ["VOWELS_MODEL"] = model
-    torch.set_num_threads(1)
-    begin(*arguments)
 
 
 def _in_training(process: ForkServerProcess, folder: Path) -> bool:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,21 @@ def _summarize(command: str) -> str:
     except ConfigError as error:
         return str(error)
     return text.partition("\n")[0].partition(": ")[2] or text
+
+
+class _TrainCommand(TyperCommand):
+    """A command with config overrides: an unknown option that is a field gets an error that shows how to write it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name for each in self.get_params(ctx) for name in each.opts}
+        for argument, following in pairwise([*args, "VALUE"]):
+            option, _, value = argument.partition("=")
+            if option.startswith("--") and option not in options:
+                from agentfly.training.config import find_field
+
+                if field := find_field(option[2:].replace("-", "_")):
+                    raise ConfigError(f"{option} is a config field, not an option: write {field}={value or following}")
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -137,7 +153,7 @@ def run(
     raise typer.Exit(1 if running.has_only_failures(result) else 0)
 
 
-@app.command()
+@app.command(cls=_TrainCommand)
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a name, or a Python file with `agent`, `tasks` and `config`.")
@@ -162,7 +178,7 @@ def train(
     training.train_recipe(recipes.find_recipe(recipe), changes or [], run)
 
 
-@app.command()
+@app.command(cls=_TrainCommand)
 def demo(
     changes: Overrides = None,
     run: RunFolder = None,

@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "starter"
 FILES = {
     "{module}.py": "environment.py.jinja",
     "test_{module}.py": "test.py.jinja",
-    "recipe.py": "recipe.py.jinja",
+    "{module}_recipe.py": "recipe.py.jinja",
     "pyproject.toml": "pyproject.toml.jinja",
 }
 RESERVED = {"agent", "any", "config", "earned", "environment", "h_f_agent", "recipe", "row", "task", "tasks", "tool"}
@@ -57,7 +57,8 @@ def write_files(module: str, folder: Path) -> list[Path]:
     names = {"module": module, "class_name": class_name, "title": module.replace("_", " ").capitalize()}
     paths = {folder / file.format(module=module): template for file, template in FILES.items()}
     if existing := [str(path) for path in paths if path.exists() or path.is_symlink()]:
-        raise ConfigError(f"{', '.join(existing)} already exists; remove it, or choose another folder with --out")
+        verb, them = ("already exists", "it") if len(existing) == 1 else ("already exist", "them")
+        raise ConfigError(f"{', '.join(existing)} {verb}; remove {them}, or choose another folder with --out")
     jinja = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def load_recipe(
     tasks = next((getattr(module, name) for name in named if hasattr(module, name)), ())
     if isinstance(tasks, str | Path):
         tasks = read_tasks(path.parent / tasks)
-    options = getattr(module, "options", config.agent_options if isinstance(config, TrainConfig) else {})
+    options = getattr(module, "options", config.agent_options() if isinstance(config, TrainConfig) else {})
     if not isinstance(options, Mapping):
         raise ConfigError(f"`options` in {path} is a {type(options).__name__}; it must be a dict, {{'max_turns': 4}}")
     return AgentRun(agent, tuple(parse_tasks(tasks)) if tasks else (), dict(options))

@@ -100,16 +100,18 @@ def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | Non
 
 @contextlib.contextmanager
 def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None]:
-    """Print the configuration, values that differ from the default in bold, and the memory plan before a run, and where
-    to look after it."""
+    """Print the fields that differ from their defaults and the memory plan before a run, and where to look after it."""
     default = TrainConfig().flat()
     console = Console()
     fields = []
     for name, value in config.flat().items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        text = text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 1]}…"
-        fields.append(Text(f"{name}={text}", "bold" if value != default[name] else "dim"))
-    console.print(Columns(fields, padding=(0, 3), column_first=True))
+        if value != default[name]:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            fields.append(
+                f"{name}={text}" if len(text) <= MAX_VALUE_LENGTH else f"{name}={text[: MAX_VALUE_LENGTH - 1]}…"
+            )
+    console.print(Columns(map(Text, fields), padding=(0, 3), column_first=True))
+    console.print(f"all fields: {folder / 'config.json'}", highlight=False, markup=False)
     console.print(memory, highlight=False, markup=False)
     try:
         yield

@@ -72,7 +72,7 @@ class ConsoleLogger:
         if self._is_live:
             self._live.start()
         else:
-            self._print(Text(sanitize(f"{self._title} · {self._steps} steps")))
+            self._print(Text(sanitize(f"{self._title} · {self._steps} {'step' if self._steps == 1 else 'steps'}")))
 
     def progress(self, progress: Progress) -> None:
         self._progress = progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import tempfile
@@ -20,7 +19,7 @@ from agentfly.sandbox.base import Capabilities, Limits
 from agentfly.sandbox.cgroups import Cgroup, Cgroups
 from agentfly.sandbox.host import SessionHost
 from agentfly.sandbox.mounts import WORK
-from agentfly.sandbox.owner import is_leftover, process_name, remove_folder
+from agentfly.sandbox.owner import process_name, remove_folder, remove_leftover_folders
 from agentfly.sandbox.session import Sandbox
 from agentfly.sandbox.zygote import LaunchPlan, ZygoteHandle
 
@@ -227,12 +226,8 @@ class LocalHost(SessionHost):
 
 def make_folder(owner: int | None) -> Path:
     """Create a temporary folder for a session without mounts, and remove the folders of processes that are gone."""
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob("agentfly-*"):
-        if is_leftover(old.name):
-            with contextlib.suppress(OSError, EnvironmentFault):  # it may belong to another user
-                remove_folder(old)
-    folder = Path(tempfile.mkdtemp(prefix=f"{process_name(os.getpid())}-", dir=parent))
+    remove_leftover_folders()
+    folder = Path(tempfile.mkdtemp(prefix=f"{process_name(os.getpid())}-"))
     if owner is not None:
         os.chown(folder, owner, owner)
     return folder

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 from agentfly.errors import EnvironmentFault
@@ -33,6 +35,14 @@ def is_leftover(name: str) -> bool:
     if len(parts) < 4 or parts[0] != PREFIX or not parts[1].isdigit() or parts[3] != _pid_namespace():
         return False
     return process_name(int(parts[1])) != "-".join(parts[:4])
+
+
+def remove_leftover_folders() -> None:
+    """Remove the temporary folders that carry the name of a process that is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
+        if is_leftover(folder.name):
+            with contextlib.suppress(OSError, EnvironmentFault):  # it may belong to another user
+                remove_folder(folder)
 
 
 def remove_folder(folder: Path) -> None:

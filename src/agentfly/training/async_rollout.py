@@ -30,7 +30,6 @@ import numpy as np
 from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode
 from agentfly.errors import RecordError
-from agentfly.rollout.config import parse_settings
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs.files import append_lines, encode_line, read_lines, write_atomic
 from agentfly.runs.record import Progress
@@ -274,10 +273,9 @@ class AsyncCollector(Collector):
     async def _run_group(self, group: PendingGroup) -> None:
         """Run the chains that a group lacks."""
         config = self.config
-        options: Any = {**config.run_options, "sampling": config.sampling, "seed": config.seed}
-        settings = parse_settings(config.max_turns, options)
         # Older groups go first; another attempt samples other chains.
-        settings = replace(settings, priority=group.position, seed=config.seed * 1_000_003 + group.attempt)
+        settings = config.chain_settings(seed=config.seed * 1_000_003 + group.attempt)
+        settings = replace(settings, priority=group.position)
         greedy = replace(settings, sampling=replace(config.sampling, temperature=0.0))
         jobs = [
             ChainJob(group.task, group.position, chain, settings if chain < config.num_chains else greedy)

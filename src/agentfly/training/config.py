@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
+from agentfly.rollout.chain import ChainSettings
 from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
@@ -111,8 +112,7 @@ class TrainConfig:
         for name in self.run_options:
             if name not in allowed:
                 raise ConfigError(f"run_options has {name!r}; it may have {', '.join(allowed)}")
-        options: Any = {**self.run_options, "sampling": self.sampling}
-        parse_settings(self.max_turns, options)  # raises where they are wrong
+        self.chain_settings()  # raises where they are wrong
         self._validate_numbers()
         self._validate_combinations()
         self._refuse_fields_without_effect()
@@ -145,10 +145,14 @@ class TrainConfig:
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
         return {"model_name_or_path": self.model, **named, **({"template": self.template} if self.template else {})}
 
-    @property
-    def agent_options(self) -> dict[str, Any]:
-        """Options of `agent.run`."""
-        return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling}
+    def agent_options(self, **changes: Any) -> dict[str, Any]:
+        """Options of `agent.run`, with `changes` to them, such as a seed."""
+        return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling, **changes}
+
+    def chain_settings(self, **changes: Any) -> ChainSettings:
+        """Settings of a chain: the options of `agent.run`, validated."""
+        options: Any = self.agent_options(**changes)
+        return parse_settings(options.pop("max_turns"), options)
 
     def override(self, changes: Mapping[str, Any]) -> TrainConfig:
         """A copy with some fields changed; a dotted name reaches into a field."""
@@ -274,6 +278,13 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             out[name.strip()] = {"None": None, "True": True, "False": False}.get(text, text)
     return out
+
+
+def find_field(name: str) -> str | None:
+    """The dotted name of the field that a user calls `name`, such as optimizer.learning_rate for learning_rate; None if
+    there is none."""
+    known = {each.name for each in fields(TrainConfig)} | TrainConfig().flat().keys()
+    return name if name in known else _NESTED_NAMES.get(name)
 
 
 def validate_overrides(overrides: Mapping[str, Any]) -> None:

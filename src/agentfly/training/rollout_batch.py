@@ -243,12 +243,12 @@ class Collector:
         """All chains of the tasks, in order, with their groups numbered from `offset`."""
         self._done = 0
         self._total = len(tasks) * self.config.num_chains
-        options: Any = {**self.config.run_options, "sampling": self.config.sampling, "seed": seed}
+        options = self.config.agent_options(num_chains=self.config.num_chains, seed=seed)
         chains = []
         polling = asyncio.create_task(self._poll_environments())
         try:
             # Not counted by an observer: with one, every sampled token would be decoded and reported as an event.
-            async for chain in self.agent.iterate(tasks, self.config.max_turns, self.config.num_chains, **options):
+            async for chain in self.agent.iterate(tasks, **options):
                 chains.append(replace(chain, group=chain.group + offset))
                 self._done += 1
         finally:
@@ -258,8 +258,7 @@ class Collector:
 
     async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
         sampling = replace(self.config.sampling, temperature=0.0)
-        options: Any = {**self.config.run_options, "sampling": sampling, "seed": seed}
-        result = await self.agent.run(tasks, self.config.max_turns, 1, **options)
+        result = await self.agent.run(tasks, **self.config.agent_options(sampling=sampling, seed=seed))
         return {group + offset: each for group, each in self._select_greedy(result).items()}
 
     async def _poll_environments(self) -> None:

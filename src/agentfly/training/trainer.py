@@ -241,15 +241,13 @@ class Trainer:
             return None
         chains: list[Trajectory] = []
         config = self.config
-        options: Any = {**config.run_options, "sampling": config.sampling, "seed": config.seed}
         evaluation = await evaluate(
             self.agent,
             self._plan.eval_tasks,
             chains=config.evaluation.chains,
             greedy=True,
-            max_turns=config.max_turns,
             on_trajectory=chains.append,
-            **options,
+            **config.agent_options(seed=config.seed),
         )
         chains.sort(key=lambda each: (each.group, each.chain))
         self._write_trajectories(chains, held_out=True)

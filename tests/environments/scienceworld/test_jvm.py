@@ -17,6 +17,7 @@ from agentfly.agents import HFAgent
 from agentfly.environments.scienceworld import ScienceWorld, jvm, tasks
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.rewards import scienceworld_score
+from agentfly.sandbox.owner import process_name
 from agentfly.types import Task
 
 TASK = Task.of({"question": "Boil.", "task_name": "boil", "variation_idx": 0})
@@ -126,8 +127,11 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_process_ends_when_the_program_is_killed(how: signal.Signals) -> None:
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+def test_process_ends_when_the_program_is_killed(how: signal.Signals, tmp_path: Path) -> None:
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables
+    )
     with program:
         pid = int(program.stdout.readline())
         assert is_running(pid)
@@ -136,6 +140,25 @@ def test_process_ends_when_the_program_is_killed(how: signal.Signals) -> None:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(pid)
+    assert len(list(tmp_path.glob("agentfly-*-scienceworld-*"))) == (how == signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("java")
+async def test_folders_of_killed_programs_are_removed_by_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    process = await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE)
+    leftover = tmp_path / f"{process_name(process.pid)}-scienceworld-abc"
+    await process.communicate(b"")
+    used = tmp_path / f"{process_name(os.getpid())}-scienceworld-abc"
+    for folder in (leftover, used):
+        folder.mkdir()
+        (folder / "object_type_ids.tsv").touch()
+    (env,) = await start_instances(1)
+    assert not leftover.exists()
+    assert used.exists()
+    await env.close()
 
 
 @pytest.mark.usefixtures("java")
@@ -149,7 +172,7 @@ async def test_an_episode_leaves_no_file_behind(monkeypatch: pytest.MonkeyPatch,
     (env,) = await start_instances(1)
     await env.scienceworld_step("look around")
     await env.scienceworld_valid_actions()
-    (folder,) = temporary.glob("agentfly-scienceworld-*")
+    (folder,) = temporary.glob("agentfly-*-scienceworld-*")
     assert [path.name for path in folder.iterdir()] == ["object_type_ids.tsv"]
     await env.close()
     assert not list(here.iterdir())

@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from scienceworld.constants import JAR_PATH
 
 from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.sandbox.owner import process_name, remove_leftover_folders
 
 T = TypeVar("T")
 
@@ -38,8 +39,10 @@ class Gateway:
                 "apt-get install default-jre-headless, or another Java (tested with 17)"
             )
         class_path = os.pathsep.join(map(os.path.abspath, (find_jar_path(), JAR_PATH)))
-        # The simulator writes object_type_ids.tsv into its working directory.
-        self._folder = tempfile.TemporaryDirectory(prefix="agentfly-scienceworld-", ignore_cleanup_errors=True)
+        # The simulator writes object_type_ids.tsv into its working directory. A killed process leaves its folder.
+        remove_leftover_folders()
+        prefix = f"{process_name(os.getpid())}-scienceworld-"
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         self._java: JavaGateway | None = None
         self._output: deque[bytes] = deque(maxlen=5)
         try:

@@ -40,7 +40,14 @@ def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | Non
         raise DataError(f"kinds of tasks are {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
 
     def draw(random: Random, place: int) -> tuple[str, dict[str, Any]]:
-        kind, files = chosen[place % len(chosen)], _draw_files(random)
+        kind = chosen[place % len(chosen)]
+        folders = random.sample(FOLDERS, 3)
+        folders += [f"{folder}/{random.choice(SUBFOLDERS)}" for folder in folders[:2]]
+        files: dict[str, str] = {}  # path → text
+        while len(files) < FILES_PER_TASK:
+            path = f"{random.choice(folders)}/{random.choice(STEMS)}.{random.choice(EXTENSIONS)}"
+            lines = [" ".join(random.sample(WORDS, 2)) for _ in range(random.randint(2, 5))]
+            files[path] = "".join(f"{line}\n" for line in lines)
         question, gold = _draw_command(random, kind, files)
         return task_key(question, files), {"question": question, "gold": gold, "kind": kind, "files": files}
 
@@ -50,18 +57,6 @@ def draw_tasks(split: str, number: int, seed: int, *, kinds: Sequence[str] | Non
 def task_key(question: str, files: dict[str, str]) -> str:
     """Text that only equal tasks share."""
     return json.dumps([question, files], sort_keys=True)
-
-
-def _draw_files(random: Random) -> dict[str, str]:
-    """Draw a file tree: path → text."""
-    folders = random.sample(FOLDERS, 3)
-    folders += [f"{folder}/{random.choice(SUBFOLDERS)}" for folder in folders[:2]]
-    files: dict[str, str] = {}
-    while len(files) < FILES_PER_TASK:
-        path = f"{random.choice(folders)}/{random.choice(STEMS)}.{random.choice(EXTENSIONS)}"
-        lines = [" ".join(random.sample(WORDS, 2)) for _ in range(random.randint(2, 5))]
-        files[path] = "".join(f"{line}\n" for line in lines)
-    return files
 
 
 def _draw_command(random: Random, kind: str, files: dict[str, str]) -> tuple[str, str]:

@@ -122,17 +122,6 @@ def _build_twin(kind: str, name: str, version: int, *, gold: str, twin: int) -> 
     return image
 
 
-def _list_tables(connection: sqlite3.Connection) -> list[str]:
-    """Names of the tables, except SQLite's own. Drops all triggers, so that changes of a twin cause no others."""
-    names: dict[str, list[str]] = {"table": [], "trigger": []}
-    for kind, name in connection.execute("SELECT type, name FROM sqlite_schema ORDER BY name").fetchall():
-        if kind in names and not name.startswith("sqlite_"):
-            names[kind].append(name)
-    for name in names["trigger"]:
-        connection.execute(f"DROP TRIGGER {quote_name(name)}")
-    return names["table"]
-
-
 def _drop_orphans(connection: sqlite3.Connection) -> None:
     """Delete rows whose foreign keys refer to no row."""
     with suppress(sqlite3.Error):  # not every schema declares its foreign keys correctly
@@ -154,7 +143,13 @@ def _change_rows(image: bytes, random: Random, query: str = "") -> bytes:
 
     def change(connection: sqlite3.Connection) -> None:
         connection.deserialize(image)
-        tables = _list_tables(connection)
+        names: dict[str, list[str]] = {"table": [], "trigger": []}
+        for kind, name in connection.execute("SELECT type, name FROM sqlite_schema ORDER BY name").fetchall():
+            if kind in names and not name.startswith("sqlite_"):
+                names[kind].append(name)
+        for name in names["trigger"]:  # so that changes of a twin cause no others
+            connection.execute(f"DROP TRIGGER {quote_name(name)}")
+        tables = names["table"]
         if query:
             words = set(re.findall(r"\w+", query.lower()))
             named = [table for table in tables if table.lower() in words]

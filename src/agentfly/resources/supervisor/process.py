@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from agentfly.errors import EnvironmentFault
 from agentfly.resources.rpc import connection
 from agentfly.resources.rpc.server import OWNER
 from agentfly.sandbox.inside import kernel, process_tree
-from agentfly.sandbox.owner import PREFIX, is_leftover, remove_folder
+from agentfly.sandbox.owner import is_leftover, remove_folder, remove_leftover_folders
 
 SUPERVISOR, WORKER = "agentfly-superv", "agentfly-worker"
 """Process names; the kernel keeps fifteen characters."""
@@ -260,10 +259,7 @@ def sweep(own: str) -> None:
                 starting = name != WORKER and any(PROGRAM in each for each in process.cmdline())
                 if name != SUPERVISOR and not starting:  # workers share the supervisor's command line
                     process.kill()
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
-        if is_leftover(folder.name):
-            with contextlib.suppress(OSError, EnvironmentFault):  # it may be another user's
-                remove_folder(folder)
+    remove_leftover_folders()
 
 
 def iter_owners() -> Iterator[tuple[psutil.Process, str]]:
