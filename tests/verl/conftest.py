@@ -22,6 +22,7 @@ _ENVIRONMENT = {
     # Ray's own limits are too short for a busy machine: a node would end because its agent starts slowly.
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_enable_metrics_collection": "0",
+    "RAY_AUTH_MODE": "disabled",  # else a token is written to the home of the user
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }

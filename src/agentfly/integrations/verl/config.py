@@ -35,6 +35,8 @@ CPU_ENVIRONMENT = {
 """Environment variables of a run without GPUs."""
 SCHEDULE_VARIABLE = "AGENTFLY_LR_SCHEDULE"
 """Environment variable of the training processes: the learning-rate schedule as JSON."""
+JOB_VARIABLE = "AGENTFLY_JOB"
+"""Environment variable of all processes of a job: a new name for each start, so that actors of two are not confused."""
 CPUS_PER_GPU = 3
 """Logical CPUs that verl reserves for each training process; it waits for them without a message."""
 

@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from agentfly.backends import open_backend
 from agentfly.backends.base import Request
-from agentfly.integrations.verl.config import NAME
+from agentfly.integrations.verl.config import JOB_VARIABLE, NAME
 from agentfly.types import FinishReason, Sampling
 
 survives_restart = ray.method(max_task_retries=-1)
@@ -96,7 +96,7 @@ class EngineServer:
 
 def server_name(replica: int) -> str:
     """Name of a replica's actor."""
-    return f"agentfly_rollout_server_{replica}"
+    return f"agentfly_rollout_server_{os.environ[JOB_VARIABLE]}_{replica}"
 
 
 class EngineReplica(RolloutReplica):  # type: ignore[misc]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from agentfly.extras import require_extra
 from agentfly.integrations.verl.config import (
     CPU_ENVIRONMENT,
     CPUS_PER_GPU,
+    JOB_VARIABLE,
     SCHEDULE_VARIABLE,
     ClusterConfig,
     Device,
@@ -43,6 +46,8 @@ from agentfly.training.plan import TrainPlan
 _LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 """Interval at which the driver asks for progress."""
+RELEASE_SECONDS = 120
+"""Limit for the release of GPUs by a job that has ended."""
 _DEFAULT_CONTEXT = 32768
 """Longest context that is served unless run_options.context_length asks for more."""
 
@@ -129,6 +134,7 @@ def supervise(
             raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
         step = from_step if from_step is not None else (steps[-1] if steps else None)
         from_step = None
+        wait_until_free(ray, cluster)
         ray.get(recorder.restart.remote(-1 if step is None else step))
         config = compose_config(
             build_settings(
@@ -156,6 +162,7 @@ def supervise(
             "TRANSFER_QUEUE_ENABLE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             SCHEDULE_VARIABLE: json.dumps(schedule),
+            JOB_VARIABLE: uuid.uuid4().hex[:8],
         }
         if device == "cpu":
             environment |= CPU_ENVIRONMENT
@@ -182,6 +189,24 @@ def supervise(
             )
         finally:
             ray.kill(job)  # with it, Ray ends all actors that it started
+
+
+def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
+    """Wait until an earlier job has released its GPUs and its queue. Raises ConfigError where they stay in use."""
+    needed = (cluster.nodes + cluster.rollout_nodes) * cluster.gpus
+    end = time.monotonic() + RELEASE_SECONDS
+    while True:
+        free = ray.available_resources().get("GPU", 0)
+        try:
+            ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            queue = "another job of verl runs there, and both would use the same TransferQueue"
+        except ValueError:
+            if free >= needed:
+                return
+            queue = f"{free:g} of {needed} GPUs are free"
+        if time.monotonic() > end:
+            raise ConfigError(f"the cluster is in use: {queue}. Wait for the other job to end, or stop it")
+        time.sleep(POLL_SECONDS)
 
 
 def follow(ray: Any, finished: Any, recorder: Any, loggers: RunLoggers) -> Iterator[Any]:

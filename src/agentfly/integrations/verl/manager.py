@@ -61,12 +61,13 @@ class RolloutManager:
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the groups of a batch of positions, without waiting for them: what verl's trainer calls."""
-        step = prompts["global_steps"]
-        requests = [
-            GroupRequest(uid=str(uid), position=int(position), step=int(getattr(step, "data", step)))
-            for uid, position in zip(prompts["uid"], prompts["position"], strict=True)
-        ]
-        for request in requests:
+
+        def unwrap(value: Any) -> Any:  # tensordict wraps some values, depending on what the others are
+            return getattr(value, "data", value)
+
+        step = int(unwrap(prompts["global_steps"]))
+        for uid, position in zip(prompts["uid"], prompts["position"], strict=True):
+            request = GroupRequest(uid=str(unwrap(uid)), position=int(unwrap(position)), step=step)
             self._start(request, attempt=1)
 
     def raise_error(self) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from agentfly.errors import ConfigError
 from agentfly.runs import Alarm, AlarmMonitor, EvalFigures, Progress, RunDirectory, RunWriter, StepRecord, chain_metrics
 from agentfly.segment import Floats
 from agentfly.trajectory import Trajectory
@@ -52,7 +55,16 @@ class Recorder:
         self._unwritten: list[Alarm] = []
         self._progress = Progress("start")
         if (path / "config.json").is_file():
-            self._writer = RunWriter.resume(path, _newest_step(path))
+            newest = max((record.step for record in RunDirectory(path).records()), default=-1)
+            # Ray may take a moment to end the recorder of a driver that was killed.
+            for attempt in Retrying(
+                retry=retry_if_exception_type(ConfigError),
+                stop=stop_after_delay(30),
+                wait=wait_fixed(0.5),
+                reraise=True,
+            ):
+                with attempt:
+                    self._writer = RunWriter.resume(path, newest)
         else:
             self._writer = RunWriter.create(path, config, recipe)
 
@@ -70,10 +82,9 @@ class Recorder:
         self._groups[group.request.uid] = group
         self._progress = Progress("generate", len(self._groups), 0, group.leased, group.waiting)
 
-    def take_groups(self, uids: Sequence[str]) -> list[FinishedGroup]:
-        """The groups of a step, by position; others that are as old are those that verl dropped."""
+    def take_groups(self, uids: Sequence[str], oldest: int = 0) -> list[FinishedGroup]:
+        """The groups of a step, by position; those that were started before the step `oldest` are forgotten."""
         taken = sorted((self._groups.pop(uid) for uid in uids), key=lambda each: each.request.position)
-        oldest = min((each.request.step for each in taken), default=0)
         self._groups = {uid: each for uid, each in self._groups.items() if each.request.step >= oldest}
         return taken
 
@@ -136,8 +147,3 @@ class Recorder:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _newest_step(path: Path) -> int:
-    """The last step that the run recorded; the trainer then says where it continues."""
-    return max((record.step for record in RunDirectory(path).records()), default=-1)

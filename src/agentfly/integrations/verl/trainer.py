@@ -107,6 +107,17 @@ class AgentFlyTrainer:
             self._kl.load_state_dict(state["kl"])
             self._best = None if state["best"] is None else (state["best"][0], state["best"][1])
 
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        """Run groups again that were started and not trained when the checkpoint was written.
+
+        verl would train on finished rows of them; their chains were only in the memory of the recorder.
+        """
+        listed = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        started = {key: {**tag, "status": "pending"} for key, tag in listed.items() if tag.get("is_prompt")}
+        if started:
+            tq.kv_batch_put(keys=list(started), partition_id=partition_id, tags=list(started.values()))
+        return int(super()._reissue_inflight_prompts(partition_id))  # type: ignore[misc]
+
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]
         if self.global_steps == 1 and self._plan.eval_tasks:
@@ -169,7 +180,8 @@ class AgentFlyTrainer:
         """Get the chains of the step from the recorder, numbered as in a local run, and select those to train."""
         config = self._train_config
         uids = sorted({key.rsplit("_", 2)[0] for key in batch.keys})
-        self._groups = ray.get(self._spec.recorder.take_groups.remote(uids))
+        oldest = self.global_steps - config.async_training.max_staleness
+        self._groups = ray.get(self._spec.recorder.take_groups.remote(uids, oldest))
         self._chains = [
             replace(chain, group=number) for number, group in enumerate(self._groups) for chain in group.chains
         ]
