@@ -61,6 +61,7 @@ class RolloutManager:
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the groups of a batch of positions, without waiting for them: what verl's trainer calls."""
+        self.raise_error()  # verl would replace failed groups by others
 
         def unwrap(value: Any) -> Any:  # tensordict wraps some values, depending on what the others are
             return getattr(value, "data", value)

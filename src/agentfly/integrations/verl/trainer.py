@@ -23,7 +23,6 @@ from tensordict import TensorDict
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
-from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
 from agentfly.algorithms.base import Episode, Group
 from agentfly.algorithms.kl import KLController
@@ -40,6 +39,7 @@ from agentfly.runs import EvalFigures, Progress
 from agentfly.runs.alarms import most_common_failure
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
+from agentfly.training.optimizer import LRSchedule
 from agentfly.training.rollout_batch import Selection, select_groups
 from agentfly.trajectory import TrainingTreatment, Trajectory
 
@@ -50,7 +50,7 @@ POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 _METRIC_NAMES = {
-    "actor/pg_loss": "policy/loss_policy", "actor/grad_norm": "policy/grad_norm", "actor/lr": "policy/learning_rate",
+    "actor/pg_loss": "policy/loss_policy", "actor/grad_norm": "policy/grad_norm",
     "actor/entropy": "policy/entropy", "actor/ratio": "policy/ratio", "actor/approx_kl": "policy/approx_kl",
     "actor/clip_low": "policy/clip_low", "actor/clip_high": "policy/clip_high", "actor/clip_dual": "policy/clip_dual",
     "critic/vf_loss": "critic/loss", "critic/grad_norm": "critic/grad_norm",
@@ -74,6 +74,12 @@ class AgentFlyTrainer:
         self._kl = KLController(self._train_config.kl.coef, self._train_config.kl.target)
         self._best: tuple[float, int] | None = None
         """Mean reward of the best evaluation, and the step it followed."""
+        optimizer = self._train_config.optimizer
+        self._schedule = LRSchedule(
+            optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, self._train_config.steps
+        )
+        self._updates = 0
+        """Updates so far; a step without groups to train has none."""
         self._chains: list[Trajectory] = []
         """All chains of this step, those that are not trained included."""
         self._groups: list[FinishedGroup] = []
@@ -95,16 +101,18 @@ class AgentFlyTrainer:
                 self.role_worker_mapping[role] = ray.remote(SeparateWorker if separate else ColocatedWorker)  # type: ignore[attr-defined]
 
     def get_llm_client(self) -> Any:
-        client = super().get_llm_client()  # type: ignore[misc]
-        resumes = isinstance(client, FullyAsyncLLMServerClient)
-        client.__class__ = ResilientAsyncClient if resumes else ResilientClient
-        return client
+        """A client that survives the death of a server."""
+        trainer: Any = self
+        mode = self.config.trainer.v1.trainer_mode
+        manager = trainer.standalone_server_manager if mode == "separate_async" else trainer.llm_server_manager
+        return manager.get_client(client_cls=ResilientClient if mode == "sync" else ResilientAsyncClient)
 
     def on_init_end(self) -> None:
         super().on_init_end()  # type: ignore[misc]
         if self.config.trainer.resume_from_path:
             state = json.loads((Path(self.config.trainer.resume_from_path) / STATE_FILE).read_text(encoding="utf-8"))
             self._kl.load_state_dict(state["kl"])
+            self._updates = state["updates"]
             self._best = None if state["best"] is None else (state["best"][0], state["best"][1])
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
@@ -143,12 +151,14 @@ class AgentFlyTrainer:
         trainer: Any = self
         with marked_timer("gen", timing_raw):
             trainer.on_sample_begin()
-            batch, sample_metrics = trainer.replay_buffer.sample(
-                global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
-            )
-            metrics.update(sample_metrics)
             assert self.rollout is not None
-            self.rollout.raise_error()
+            try:
+                batch, sample_metrics = trainer.replay_buffer.sample(
+                    global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
+                )
+            finally:
+                self.rollout.raise_error()  # the cause, where groups failed
+            metrics.update(sample_metrics)
             batch.extra_info["temperature"] = self._train_config.sampling.temperature
             trainer.on_sample_end()
         self._progress("update")
@@ -172,6 +182,8 @@ class AgentFlyTrainer:
                 batch = self._update(batch, metrics, role="critic")
         with marked_timer("update_actor", timing_raw):
             batch = self._update(batch, metrics, role="actor")
+        self._own_metrics["policy/learning_rate"] = self._schedule.at(self._updates)  # verl reports the next one
+        self._updates += 1
         if "policy/kl" in self._own_metrics:
             self._kl.update(self._own_metrics["policy/kl"], len(self._chains))
         return batch
@@ -371,7 +383,13 @@ class AgentFlyTrainer:
         """Save verl's checkpoint, then ours beside it, which makes it complete; remove those that are not retained."""
         super()._save_checkpoint()  # type: ignore[misc]
         folder = Path(self.config.trainer.default_local_dir)
-        state = {"step": self.global_steps, "kl": self._kl.state_dict(), "best": self._best}
+        state = {
+            "step": self.global_steps,
+            "updates": self._updates,
+            "kl": self._kl.state_dict(),
+            "best": self._best,
+            "seed": self._train_config.seed,
+        }
         target = folder / f"global_step_{self.global_steps}" / STATE_FILE
         draft = target.with_suffix(".draft")
         draft.write_text(json.dumps(state), encoding="utf-8")
