@@ -21,6 +21,9 @@ VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 # verl wants transformers below 5.11 and a Python below 3.13: make verl PYTHON=python3.12
 VERL       ?= .venv-verl
 VERL_TEST  := $(VERL)/bin/python -m pytest
+# The tests that depend most on transformers, for the oldest version that is supported in practice.
+VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training/test_learner.py \
+	tests/training/test_logprobs.py tests/models/test_tiny.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test quick matrix slow-smoke docs demo format bench bench-check vllm verl verl-full clean
@@ -78,6 +81,7 @@ vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a sep
 
 verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, in a separate virtual environment
 	@$(VERL)/bin/agentfly models prepare tiny
+	@$(VERL_TEST) -n 2 --dist loadfile $(VERL_CORE)
 	@$(VERL_TEST) -m verl tests/verl
 
 verl-full: $(VERL)/.installed  ## the same with asynchronous modes, deaths of nodes and ranks, and resume
@@ -116,8 +120,10 @@ $(VLLM)/.installed: constraints-vllm.txt pyproject.toml
 	@$(VLLM_PIP) install --no-deps --editable .
 	@touch $@
 
+# The wheels of verl and TransferQueue contain a package `tests`, which hides ours from processes that tests start.
 $(VERL)/.installed: constraints-verl.txt pyproject.toml
 	@echo "» installing agentfly-rl[verl,test] into $(VERL), some minutes"
 	@$(PYTHON) -m venv $(VERL)
 	@$(VERL)/bin/python -m pip -qq --disable-pip-version-check install --constraint constraints-verl.txt --editable '.[verl,test]'
+	@rm -rf $(VERL)/lib/python3.*/site-packages/tests
 	@touch $@
