@@ -40,7 +40,7 @@ from agentfly.runs.alarms import most_common_failure
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 from agentfly.training.optimizer import LRSchedule
-from agentfly.training.rollout_batch import Selection, select_groups
+from agentfly.training.rollout_batch import Selection, select_groups, split_seconds
 from agentfly.trajectory import TrainingTreatment, Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 _METRIC_NAMES = {
-    "actor/pg_loss": "policy/loss_policy", "actor/grad_norm": "policy/grad_norm",
-    "actor/entropy": "policy/entropy", "actor/ratio": "policy/ratio", "actor/approx_kl": "policy/approx_kl",
-    "actor/clip_low": "policy/clip_low", "actor/clip_high": "policy/clip_high", "actor/clip_dual": "policy/clip_dual",
-    "critic/vf_loss": "critic/loss", "critic/grad_norm": "critic/grad_norm",
+    "actor/pg_loss": "policy/loss_policy", "actor/grad_norm": "policy/grad_norm", "actor/entropy": "policy/entropy",
+    "actor/ratio": "policy/ratio", "actor/approx_kl": "policy/approx_kl", "actor/clip_low": "policy/clip_low",
+    "actor/clip_high": "policy/clip_high", "actor/clip_dual": "policy/clip_dual", "critic/vf_loss": "critic/loss",
+    "critic/grad_norm": "critic/grad_norm",
 }  # fmt: skip
 """Names of verl's metrics → those of a local run. All others are written as `verl/NAME`."""
 
@@ -86,7 +86,7 @@ class AgentFlyTrainer:
         self._samples: list[Sample] = []
         self._selection = Selection()
         self._own_metrics: dict[str, float] = {}
-        self._step_ended = 0.0
+        self._step_ended = self._save_seconds = 0.0
         self.rollout: RolloutManager | None = None
 
     # ── verl's hooks ──
@@ -301,10 +301,11 @@ class AgentFlyTrainer:
         due = self._plan.eval_tasks and (last or (every is not None and step % every == 0))
         evaluation = self._evaluate(step) if due else None
         seconds = {
-            **self._split_rollout(timing_raw.get("gen", 0.0)),
+            **split_seconds(self._chains, timing_raw.get("gen", 0.0)),
             "update": sum(timing_raw.get(phase, 0.0) for phase in _UPDATE_PHASES),
             "publish": timing_raw.get("update_weights", 0.0),
             "evaluate": time.perf_counter() - start,
+            "save": self._save_seconds,  # of the checkpoint after the last step
         }
         now = time.perf_counter()
         elapsed = now - self._step_ended
@@ -318,6 +319,8 @@ class AgentFlyTrainer:
         assert self.rollout is not None
         rollout_seconds = elapsed if config.async_training.max_staleness else max(timing_raw.get("gen", 0.0), 1e-9)
         figures |= self._own_metrics
+        if "policy/clip_low" in figures:
+            figures["policy/clip_fraction"] = figures["policy/clip_low"] + figures["policy/clip_high"]
         figures |= {f"selection/{name}": float(count) for name, count in self._selection.chains.items()}
         figures |= {
             "selection/groups": float(len(self._selection.groups)),
@@ -330,15 +333,7 @@ class AgentFlyTrainer:
         if last or best or step % config.checkpoint.every == 0:
             self._progress("save")
             self._save_checkpoint()
-
-    def _split_rollout(self, seconds: float) -> dict[str, float]:
-        """The seconds of the rollout, split in proportion to the chains' own time."""
-        generate = sum(turn.generate_seconds for chain in self._chains for turn in chain.turns)
-        tools = sum(turn.tool_seconds for chain in self._chains for turn in chain.turns)
-        whole = max(sum(chain.seconds for chain in self._chains), generate + tools, 1e-9)
-        shares = {"generate": generate / whole, "tools": tools / whole}
-        shares["waiting"] = 1 - sum(shares.values())
-        return {name: share * seconds for name, share in shares.items()}
+        self._save_seconds = time.perf_counter() - now
 
     def _evaluate(self, step: int) -> tuple[list[Trajectory], EvalFigures]:
         """Run the held-out tasks, and track the best step."""
