@@ -40,6 +40,8 @@ def test_resume_after_a_kill_gives_equal_figures(train: Train, ray_address: str,
     for one, other in zip(read_metrics(whole), read_metrics(resumed), strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
+            if name.startswith("policy/mismatch"):  # depends on which requests shared a batch
+                continue
             assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-7), (one["step"], name)
 
 

@@ -198,6 +198,11 @@ class AgentFlyTrainer:
             replace(chain, group=number) for number, group in enumerate(self._groups) for chain in group.chains
         ]
         self._selection = self._select(self._chains, 2 if config.algorithm.needs_groups else 1)
+        # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
+        numbers = {group.request.uid: number for number, group in enumerate(self._groups)}
+        parts = [key.rsplit("_", 2) for key in batch.keys]
+        order = [(numbers[uid], int(chain), int(index)) for uid, chain, index in parts]
+        batch.reorder(sorted(range(len(order)), key=order.__getitem__))
         self._samples = []
         self._own_metrics = {}
         trained = (TrainingTreatment.TRAIN, TrainingTreatment.ZERO)
