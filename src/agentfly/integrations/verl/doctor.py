@@ -154,8 +154,6 @@ def _make_plan(chains: int) -> Any:
     def make_agent(**model: Any) -> HFAgent:
         return HFAgent(**model, tools=[calculate], reward=num_characters)
 
-    settings: Any = {"sampling": {"max_tokens": 16}, "loggers": []}
-    config = TrainConfig(
-        model="tiny", algorithm="grpo", tasks_per_step=1, num_chains=chains, max_turns=2, steps=2, **settings
-    )
+    settings: Any = {"algorithm": "grpo", "sampling": {"max_tokens": 16}, "loggers": []}
+    config = TrainConfig(model="tiny", tasks_per_step=1, num_chains=chains, max_turns=2, steps=2, **settings)
     return TrainPlan(make_agent, parse_tasks([{"question": "What is 2 + 3?"}]), config)
