@@ -128,7 +128,7 @@ def _check_step(cluster: ClusterConfig) -> Iterator[Finding]:
         run = Path(folder) / "run"
         train_on_verl(partial(_make_plan, chains), cluster, run)
         records = [record.flat() for record in RunDirectory(run).records() if record.step]
-    turns = sum(record["rollout/turns"] * chains for record in records)
+    turns = sum(record["chain/turns"] * chains for record in records)
     rollout = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
     yield "rollout", len(records) == 2, f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {rollout:.1f} s"
     last = records[-1]
