@@ -142,17 +142,18 @@ def _make_plan(chains: int) -> Any:
     from agentfly import reward
     from agentfly.agents import HFAgent
     from agentfly.rollout.config import parse_tasks
+    from agentfly.tooling import Context
     from agentfly.tools import calculate
     from agentfly.training import TrainConfig
     from agentfly.training.plan import TrainPlan
 
     @reward
-    def num_characters(prediction: str) -> float:
-        """Number of characters of the answer."""
-        return float(len(prediction))
+    def chain_number(context: Context) -> float:
+        """The number of the chain in its group."""
+        return float(context.chain)
 
     def make_agent(**model: Any) -> HFAgent:
-        return HFAgent(**model, tools=[calculate], reward=num_characters)
+        return HFAgent(**model, tools=[calculate], reward=chain_number)
 
     settings: Any = {"algorithm": "grpo", "sampling": {"max_tokens": 16}, "loggers": []}
     config = TrainConfig(model="tiny", tasks_per_step=1, num_chains=chains, max_turns=2, steps=2, **settings)
