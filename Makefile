@@ -21,8 +21,15 @@ VLLM       ?= .venv-vllm
 VLLM_INDEX ?=
 VLLM_PIP   := $(VLLM)/bin/python -m pip -qq --disable-pip-version-check
 
+# verl wants transformers below 5.11 and a Python below 3.13: make verl PYTHON=python3.12
+VERL       ?= .venv-verl
+VERL_TEST  := $(VERL)/bin/python -m pytest
+# The tests that depend most on transformers, for the oldest version that is supported in practice.
+VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training/test_learner.py \
+	tests/training/test_logprobs.py tests/models/test_tiny.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke docs demo format bench bench-check vllm clean
+.PHONY: help setup test quick matrix slow-smoke docs demo format bench bench-check vllm verl verl-full clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -75,8 +82,17 @@ vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a sep
 	@$(VLLM)/bin/agentfly models prepare tiny
 	@$(VLLM)/bin/python -m pytest -m vllm tests/backends/vllm
 
+verl: $(VERL)/.installed  ## test training on verl over two Ray nodes on a CPU, in a separate virtual environment
+	@$(VERL)/bin/agentfly models prepare tiny
+	@$(VERL_TEST) -n 2 --dist loadfile $(VERL_CORE)
+	@$(VERL_TEST) -m verl tests/verl
+
+verl-full: $(VERL)/.installed  ## the same with asynchronous modes, deaths of nodes and ranks, and resume
+	@$(VERL)/bin/agentfly models prepare tiny
+	@$(VERL_TEST) -m "verl or verl_full" tests/verl
+
 clean:  ## remove the virtual environment, fetched files and caches
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(VERL) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -105,4 +121,12 @@ $(VLLM)/.installed: constraints-vllm.txt pyproject.toml
 	@$(VLLM_PIP) install --constraint constraints-vllm.txt cloudpickle docstring-parser httpx jinja2 numpy peft pydantic \
 		pyrate-limiter pytest pytest-asyncio pytest-timeout rich safetensors starlette tenacity typer uvicorn
 	@$(VLLM_PIP) install --no-deps --editable .
+	@touch $@
+
+# The wheels of verl and TransferQueue contain a package `tests`, which hides ours from processes that tests start.
+$(VERL)/.installed: constraints-verl.txt pyproject.toml
+	@echo "» installing agentfly-rl[verl,test] into $(VERL), some minutes"
+	@$(PYTHON) -m venv $(VERL)
+	@$(VERL)/bin/python -m pip -qq --disable-pip-version-check install --constraint constraints-verl.txt --editable '.[verl,test]'
+	@rm -rf $(VERL)/lib/python3.*/site-packages/tests
 	@touch $@

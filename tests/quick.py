@@ -24,6 +24,7 @@ INTEGRATION: tuple[str, ...] = (
     "cli",
     "conformance",
     "environments",
+    "integrations",
     "models",
     "resources/runtimes",
     "resources/test_chaos.py",

@@ -55,3 +55,23 @@ def test_unknown_recipe_and_field_get_the_close_ones(
     with pytest.raises(SystemExit, match="2"):
         agent_step.main()
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((run.ROOT / "benchmarks" / "paper").glob("*.py")), ids=lambda path: path.stem)
+def test_recipe_of_the_paper_is_complete(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentfly.cli.recipes import Recipe
+    from agentfly.cli.train import plan_recipe
+
+    def draw(split: str) -> list[dict[str, str]]:
+        return [{"question": f"{split} {number}", "answer": "1"} for number in range(3)]
+
+    for name in ("alfworld.official_tasks", "math.math_tasks", "search.hotpotqa_tasks", "webshop.official_tasks"):
+        monkeypatch.setattr(f"agentfly.environments.{name}", draw)
+    if path.stem == "scienceworld":
+        pytest.importorskip(
+            "scienceworld", reason="its tasks are in a package: pip install 'agentfly-rl[scienceworld]'"
+        )
+    plan = plan_recipe(Recipe(path), {})
+    assert plan.tasks
+    assert plan.eval_tasks
+    assert plan.make_agent(template="chatml", backend="scripted", backend_config={"script": "-"}).scorer is not None

@@ -16,9 +16,9 @@ import agentfly
 HEAVY = {"torch", "transformers", "numpy", "pydantic", "jinja2", "tokenizers", "httpx"}
 HAS_TORCH = (
     "agentfly.algorithms", "agentfly.backends.weight_files", "agentfly.backends.engine", "agentfly.backends.vllm",
-    "agentfly.sft", "agentfly.training.",
+    "agentfly.integrations.verl.", "agentfly.sft", "agentfly.training.",
 )  # fmt: skip
-NO_TORCH = ["agentfly.training.config", "agentfly.training.plan"]
+NO_TORCH = ["agentfly.integrations.verl.config", "agentfly.training.config", "agentfly.training.plan"]
 """Modules of training that are read before a model is loaded, and where torch is not installed."""
 
 
@@ -48,6 +48,11 @@ def test_no_module_outside_training_imports_torch() -> None:
     recipes = re.compile(r"agentfly\.environments\..*\.recipes?\b")  # programs, which draw their tasks
     light = [m for m in modules if not m.startswith(HAS_TORCH) and not recipes.match(m)]
     assert "torch" not in imported_by("; ".join(f"import {module}" for module in (*light, *NO_TORCH)))
+
+
+@pytest.mark.integration
+def test_training_in_one_process_imports_neither_ray_nor_verl() -> None:
+    assert not {"ray", "verl"} & imported_by("import agentfly.agents, agentfly.cli.train, agentfly.training.trainer")
 
 
 def test_the_exports_are_the_public_names() -> None:

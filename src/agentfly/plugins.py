@@ -1,4 +1,4 @@
-"""Entry points: environments, rewards, tools, recipes and commands that installed packages provide by name.
+"""Entry points: environments, rewards, tools, recipes, commands and checks that installed packages provide by name.
 
 Each group is named after what it extends. A package declares its entries in its metadata, so they are listed without
 importing the package; `Plugin.load` imports one:
@@ -13,6 +13,8 @@ importing the package; `Plugin.load` imports one:
     maze = "maze.recipe"                     # a module: agentfly train maze
     [project.entry-points."agentfly.commands"]
     maze = "maze.cli:app"                    # a typer app: agentfly maze
+    [project.entry-points."agentfly.checks"]
+    maze = "maze.doctor:check"               # agentfly doctor --on maze: yields (what, whether it works, finding)
 
 The environments of this package are declared in the same way, in its pyproject.toml. A `Registry` finds decorated
 functions, of entry points and of the running program, by name.
@@ -38,7 +40,11 @@ REWARDS = "agentfly.rewards"
 TOOLS = "agentfly.tools"
 RECIPES = "agentfly.recipes"
 COMMANDS = "agentfly.commands"
-_LABELS = {ENVIRONMENTS: "environment", REWARDS: "reward", TOOLS: "tool", RECIPES: "recipe", COMMANDS: "command"}
+CHECKS = "agentfly.checks"
+_LABELS = {
+    ENVIRONMENTS: "environment", REWARDS: "reward", TOOLS: "tool", RECIPES: "recipe", COMMANDS: "command",
+    CHECKS: "check",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`agentfly doctor` reports which sandboxes work, what each does not limit, package conflicts, and memory plans."""
 
 import importlib.metadata
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ def test_memory_plan_needs_no_gpu(tmp_path: Path) -> None:
     hopeless = runner.invoke(app, [*plan, "4"])
     assert hopeless.exit_code == 1, hopeless.output
     assert "take a smaller model or a larger device" in hopeless.output
+
+
+def test_missing_verl_is_reported() -> None:
+    if importlib.util.find_spec("verl"):
+        pytest.skip("verl is installed here")
+    said = CliRunner(env={"COLUMNS": "250"}).invoke(app, ["doctor", "--on", "verl"])
+    assert said.exit_code == 1
+    assert "FAILS versions: verl is not installed: pip install 'agentfly-rl[verl]'" in said.output
+
+
+def test_unknown_system_is_rejected() -> None:
+    said = CliRunner().invoke(app, ["doctor", "--on", "nothing"])
+    assert isinstance(said.exception, ConfigError)
+    assert "there is verl" in str(said.exception)
 
 
 def test_memory_options_without_a_model_are_rejected() -> None:

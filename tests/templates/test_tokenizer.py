@@ -76,6 +76,11 @@ def assert_equal_to_transformers(folder: Path, *texts: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pinned_tokenizer_equals_auto_tokenizer(family: str) -> None:
     require_fetched(family)
+    auto = load_auto(TOKENIZERS / family)
+    if auto.encode("a b") == auto.encode("ab"):
+        import transformers
+
+        pytest.skip(f"transformers {transformers.__version__} reads the tokenizer of {family} as Llama's: no spaces")
     assert_equal_to_transformers(TOKENIZERS / family)
 
 

@@ -162,12 +162,13 @@ def train(
     run: RunFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     from_step: Annotated[int | None, typer.Option(help="Resume from this checkpoint instead of the newest.")] = None,
+    on: Annotated[str | None, typer.Option(help="verl: train on a Ray cluster, with nodes=N gpus=G.")] = None,
 ) -> None:
     """Train an agent from a recipe, or resume a run."""
     import agentfly.cli.train as training
 
     if resume is not None:
-        if recipe is not None or run is not None:
+        if recipe is not None or run is not None or on is not None:
             raise ConfigError("a run is resumed as it was started: --resume takes no recipe, no overrides and no --run")
         training.resume_run(resume, from_step)
         return
@@ -175,7 +176,7 @@ def train(
         raise ConfigError("--from-step needs --resume")
     if recipe is None:
         raise ConfigError("give a recipe, or --resume with a run directory")
-    training.train_recipe(recipes.find_recipe(recipe), changes or [], run)
+    training.train_recipe(recipes.find_recipe(recipe), changes or [], run, on)
 
 
 @app.command(cls=_TrainCommand)

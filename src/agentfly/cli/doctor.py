@@ -1,4 +1,4 @@
-"""`agentfly doctor`: report which sandboxes work on this machine, and what memory a training run takes."""
+"""`agentfly doctor`: which sandboxes work on this machine, what memory a run takes, whether it can train on verl."""
 
 from __future__ import annotations
 
@@ -14,21 +14,32 @@ def doctor(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides for --memory, such as lora_rank=16."),
+        typer.Argument(
+            metavar="[FIELD=VALUE]…", help="For --memory, such as lora_rank=16; for --on verl, nodes=2 gpus=8."
+        ),
     ] = None,
     device_gib: Annotated[
         float | None,
         typer.Option(min=0, help="GPU memory in GiB to plan for with --memory; default: this machine's device."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="SYSTEM", help="Check instead whether `train --on SYSTEM` can work here, such as verl."),
+    ] = None,
 ) -> None:
-    """Report which sandboxes work; with --memory, whether a run fits."""
+    """Report which sandboxes work; with --memory, whether a run fits; with --on verl, whether it can train there."""
+    from agentfly.errors import ConfigError
+
+    if on is not None and (memory is not None or device_gib is not None):
+        raise ConfigError("--on has a check of its own: leave out --memory and --device-gib")
     if memory is not None:
         _plan_memory(memory, changes or [], device_gib)
         return
-    from agentfly.errors import ConfigError
-
+    if on is not None:
+        _check_system(on, changes or [])
+        return
     if changes or device_gib is not None:
-        raise ConfigError("config overrides and --device-gib need --memory RECIPE_OR_MODEL")
+        raise ConfigError("config overrides and --device-gib need --memory RECIPE_OR_MODEL, or overrides --on verl")
     import asyncio
 
     from rich.console import Console
@@ -47,6 +58,28 @@ def doctor(
     Console().print(table)
     if conflict := find_package_conflict():
         Console().print(conflict, style="red", highlight=False, markup=False)
+        raise typer.Exit(1)
+
+
+def _check_system(name: str, changes: list[str]) -> None:
+    """Run the registered check of a system to train on. Exits with 1 if something does not work."""
+    from rich.console import Console
+
+    from agentfly import plugins
+    from agentfly.errors import ConfigError
+    from agentfly.training.config import parse_overrides
+
+    plugin = plugins.find_plugin(plugins.CHECKS, name)
+    if plugin is None:
+        known = ", ".join(each.name for each in plugins.list_plugins(plugins.CHECKS))
+        raise ConfigError(f"--on {name}: nothing checks this; there is {known or 'none'}")
+    console = Console()
+    works = True
+    for what, ok, finding in plugin.load()(parse_overrides(changes)):
+        works &= ok
+        console.print("works" if ok else "FAILS", style="green" if ok else "red", end=" ")
+        console.print(f"{what}: {finding}", highlight=False, markup=False)
+    if not works:
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,16 @@ MAX_VALUE_LENGTH = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
 
-def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None) -> None:
-    """Train a recipe with config overrides, in a new run directory."""
+def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on: str | None = None) -> None:
+    """Train a recipe with config overrides, in a new run directory.
+
+    on: system to train on; None is this process.
+    """
     require_torch("train")
     overrides = parse_overrides(changes)
+    if on is not None:
+        _train_on_verl(recipe, overrides, folder, on)
+        return
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     plan = plan_recipe(recipe, overrides)
     if take_part(plan.config, COMMAND):
@@ -64,10 +71,20 @@ def resume_run(folder: Path, from_step: int | None) -> None:
     if "recipe" not in stored:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(stored["recipe"])
-    plan = plan_recipe(Recipe(_find_recipe(folder, original)), stored.get("overrides", {}), original.parent)
+    recipe = Recipe(_find_recipe(folder, original))
     if run.report.exists() and from_step is None:
         Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
         return
+    if stored.get("on") == "verl":
+        from agentfly.integrations.verl.config import ClusterConfig
+        from agentfly.integrations.verl.launch import train_on_verl
+
+        cluster, own = ClusterConfig.split(stored.get("overrides", {}))
+        make_plan = partial(plan_recipe, recipe, own, original.parent)
+        with _report_run(make_plan().config, folder, f"on verl: {cluster.nodes} nodes × {cluster.gpus} GPUs"):
+            train_on_verl(make_plan, cluster, folder, resume=True, from_step=from_step)
+        return
+    plan = plan_recipe(recipe, stored.get("overrides", {}), original.parent)
     if take_part(plan.config, COMMAND, resumed=True):
         return
     from agentfly.training.trainer import Trainer
@@ -75,6 +92,31 @@ def resume_run(folder: Path, from_step: int | None) -> None:
     trainer = Trainer(plan, folder, resume=True, from_step=from_step)
     with _report_run(trainer.config, folder, str(trainer.memory)):
         asyncio.run(trainer.run())
+
+
+def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | None, on: str) -> None:
+    """Train on a Ray cluster; the overrides contain those of the cluster."""
+    from agentfly.integrations.verl.config import ClusterConfig
+
+    if on != "verl":
+        raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
+    cluster, own = ClusterConfig.split(overrides)
+    validate_overrides(own)
+    from agentfly.integrations.verl.launch import train_on_verl
+
+    recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
+    place = folder or _create_free_folder(Path("runs"), recipe.name)
+    metadata = {"recipe": str(recipe.path), "overrides": overrides}
+    try:
+        with _report_run(
+            plan_recipe(recipe, own).config, place, f"on verl: {cluster.nodes} nodes × {cluster.gpus} GPUs"
+        ):
+            train_on_verl(partial(plan_recipe, recipe, own), cluster, place, metadata=metadata)
+    except BaseException:
+        if folder is None:
+            with contextlib.suppress(OSError):  # it is not empty
+                place.rmdir()
+        raise
 
 
 def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> TrainPlan:

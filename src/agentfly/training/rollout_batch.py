@@ -110,6 +110,15 @@ class RolloutBatch:
         return [Group(each, greedy) for each, greedy in pairs if greedy is not None]
 
 
+def split_seconds(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
+    """The wall-clock seconds of a rollout, split in proportion to the chains' own time."""
+    generate = sum(turn.generate_seconds for chain in trajectories for turn in chain.turns)
+    tools = sum(turn.tool_seconds for chain in trajectories for turn in chain.turns)
+    whole = max(sum(chain.seconds for chain in trajectories), generate + tools, 1e-9)
+    shares = {"generate": generate / whole, "tools": tools / whole, "waiting": 1 - (generate + tools) / whole}
+    return {name: share * seconds for name, share in shares.items()}
+
+
 class TaskSampler:
     """An endless stream of tasks. Each epoch is its own permutation, determined by the seed.
 
@@ -223,18 +232,13 @@ class Collector:
                 f"not one of the {len(trajectories)} chains of step {step} can be trained"
                 f"{most_common_failure(trajectories)}"
             )
-        # The wall-clock seconds, split in proportion to the chains' own time: sampling, tools, and waiting.
-        generate = sum(turn.generate_seconds for chain in trajectories for turn in chain.turns)
-        tools = sum(turn.tool_seconds for chain in trajectories for turn in chain.turns)
-        whole = max(sum(chain.seconds for chain in trajectories), generate + tools, 1e-9)
-        shares = {"generate": generate / whole, "tools": tools / whole, "waiting": 1 - (generate + tools) / whole}
         leased, waiting = self._leased, self._waiting
         self._leased = self._waiting = 0
         return RolloutBatch(
             tuple(trajectories),
             selection,
             greedy,
-            seconds={name: share * seconds for name, share in shares.items()},
+            seconds=split_seconds(trajectories, seconds),
             leased=leased,
             waiting=waiting,
         )

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pi
 
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+from agentfly.backends.engine.loading import apply_softcap  # noqa: E402
 from agentfly.backends.engine.model_runner import SequentialRunner  # noqa: E402
 from tests.backends.engine.tiny import VOCABULARY, asked, backend_of, greedy, scored  # noqa: E402
 
@@ -69,7 +70,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
 
 def built(family: str, rest: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | rest)).eval()
+    model = apply_softcap(AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE | rest)).eval())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -89,6 +90,16 @@ async def test_greedy_output_equals_generate(family: str) -> None:
     for row, each in zip([*rows, *rows], got, strict=True):
         torch.testing.assert_close(torch.tensor(each.logprobs), scored(model, asked(row), each), atol=1e-4, rtol=0)
     await backend.close()
+
+
+def test_softcap_of_attention_is_in_effect() -> None:
+    capped, uncapped = (
+        built("gemma2", {**PACKED["gemma2"], "attn_logit_softcapping": softcap}) for softcap in (0.1, None)
+    )
+    uncapped.load_state_dict(capped.state_dict())
+    row = torch.tensor(prompts([20]))
+    with torch.inference_mode():
+        assert (capped(row).logits - uncapped(row).logits).abs().max() > 1e-2
 
 
 async def test_sequential_runner_recomputes_the_cache_after_a_weight_update() -> None:

@@ -46,10 +46,10 @@ async def test_output_equals_continuous_batching_of_transformers(model: Any, bac
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     rows = prompts([4, 33, 17, 60, 9], seed=2)
+    # Pages of 16 tokens: the parameter is `block_size` in transformers 5.10 and `page_size` later.
     batching = ContinuousBatchingConfig(
-        page_size=16, num_blocks=64, max_batch_tokens=64, max_requests_per_batch=8, return_logprobs=True,
-        allow_block_sharing=False,
-    )  # fmt: skip
+        16, num_blocks=64, max_batch_tokens=64, return_logprobs=True, allow_block_sharing=False
+    )
     greedily = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=-1)
     theirs = copy.deepcopy(model).generate_batch(rows, greedily, continuous_batching_config=batching)
     got = await asyncio.gather(*(backend.generate(asked(row, 12, temperature=0)) for row in rows))

@@ -23,7 +23,18 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 
     with hide_progress_bars(), _explain_missing(name):
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
-    return model.to(device).eval()
+    return apply_softcap(model.to(device).eval())
+
+
+def apply_softcap(model: Any) -> Any:
+    """The same model, with an attention that applies the soft cap of its configuration, if it has one.
+
+    `scaled_dot_product_attention` cannot cap logits, but transformers up to 5.10 chooses it for Gemma 2 nevertheless.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None) is not None and config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+    return model
 
 
 def load_config(name: str) -> Any:

@@ -1,0 +1,93 @@
+"""CPUs as a platform of verl, for tests and laptops. verl imports it in every process: VERL_USE_EXTERNAL_MODULES.
+
+Ray places the training processes by logical GPUs: `ray start --num-gpus=1`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+def _device_module() -> types.ModuleType:
+    """torch.cpu, with the functions of torch.cuda that verl calls."""
+    module: Any = types.ModuleType("agentfly_torch_cpu")
+    module.__dict__.update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
+    for name in ("empty_cache", "set_device", "synchronize", "reset_peak_memory_stats", "ipc_collect", "manual_seed"):
+        setattr(module, name, lambda *_, **__: None)
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        setattr(module, name, lambda *_, **__: 0)
+    module.manual_seed_all = module.manual_seed
+    module.mem_get_info = lambda *_, **__: (8 << 30, 16 << 30)
+    module.current_device = lambda: torch.device("cpu")
+    module.device_count = lambda: 1
+    module.is_available = lambda: True
+    module.get_rng_state = lambda *_: torch.get_rng_state()
+    module.set_rng_state = lambda state, *_: torch.set_rng_state(state)
+    module.get_device_name = lambda *_: "cpu"
+    return module  # type: ignore[no-any-return]
+
+
+_MODULE = _device_module()
+
+
+@PlatformRegistry.register(platform="cpu")
+class CPUPlatform(PlatformBase):  # type: ignore[misc]
+    """What verl asks of a platform, answered for CPUs."""
+
+    device_name = property(lambda self: "cpu")
+    vendor_name = property(lambda self: "cpu")
+    device_module = property(lambda self: _MODULE)
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_device(self, device_index: int) -> None: ...
+    def synchronize(self, device_index: int | None = None) -> None: ...
+    def set_allocator_settings(self, settings: str) -> None: ...
+    def empty_cache(self) -> None: ...
+    def profiler_start(self) -> None: ...
+    def profiler_stop(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "AGENTFLY_VISIBLE_DEVICES"
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def ray_resource_name(self) -> str:
+        return "GPU"  # logical ones
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None

@@ -1,0 +1,160 @@
+"""`agentfly doctor --on verl`: whether this machine and its Ray cluster can train on verl.
+
+verl reports several of these late or not at all: an extension that fails to load is logged at debug level, and a job
+that asks for more CPUs than there are waits forever.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from agentfly.errors import AgentFlyError, describe
+from agentfly.extras import DISTRIBUTION, install_command
+from agentfly.integrations.verl.config import CPU_ENVIRONMENT, CPUS_PER_GPU, NAME, ClusterConfig
+
+_SHOWN = ("verl", "transformers", "torch", "ray", "tensordict", "TransferQueue", "vllm")
+_MODES = ("sync", "colocate_async", "separate_async")
+
+Finding = tuple[str, bool, str]
+"""What is checked, whether it works, and what was found."""
+
+
+def check_verl(overrides: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check what training on verl needs, in order; ends with the first finding that makes the rest impossible.
+
+    overrides: those of the cluster, such as `nodes=2 gpus=8`.
+    """
+    cluster, unknown = ClusterConfig.split(overrides)
+    if unknown:
+        raise AgentFlyError(f"doctor --on verl takes settings of the cluster, not {', '.join(unknown)}")
+    for check in (_check_versions, _check_resources, _check_plugins, _check_step):
+        try:
+            findings = list(check(cluster))
+        except Exception as error:  # verl and Ray raise many types
+            findings = [(check.__name__.removeprefix("_check_"), False, describe(error))]
+        yield from findings
+        if not all(ok for _, ok, _ in findings):
+            return
+
+
+def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Compare the installed packages with what verl and our extra ask for."""
+    from packaging.requirements import Requirement
+
+    def installed(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    if installed("verl") is None:
+        yield "versions", False, f"verl is not installed: {install_command('verl')}, in an environment of its own"
+        return
+    wrong = []
+    for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
+        for line in metadata.requires(package) or ():
+            asked = Requirement(line)
+            if asked.name == DISTRIBUTION or (asked.marker and not asked.marker.evaluate({"extra": extra})):
+                continue
+            found = installed(asked.name)
+            if found is None or not asked.specifier.contains(found, prereleases=True):
+                wrong.append(f"{package} asks for {asked.name}{asked.specifier}, and {found or 'none'} is installed")
+    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := installed(name)))
+    yield "versions", not wrong, "; ".join(wrong) or shown
+
+
+def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Whether the cluster has the nodes, GPUs and CPUs that the run would ask for."""
+    from agentfly.integrations.verl.launch import check_cluster
+    from agentfly.resources.runtimes.ray.cluster import connect
+
+    ray = connect()
+    device = check_cluster(ray, cluster)
+    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    has = "; ".join(f"{node.get('GPU', 0):g} GPUs, {node.get('CPU', 0):g} CPUs" for node in nodes)
+    kind = "GPUs" if device == "cuda" else "logical GPUs: training on CPUs"
+    asked = f"{cluster.nodes} × {cluster.gpus} {kind}, {CPUS_PER_GPU} CPUs for each"
+    yield "Ray", True, f"{asked}; the nodes have {has}"
+
+
+def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Whether verl finds our losses, our engine and its own trainers by name, in a process on every node."""
+    from agentfly.integrations.verl.launch import check_cluster
+    from agentfly.resources.runtimes.ray.cluster import connect
+
+    ray = connect()
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    variables = CPU_ENVIRONMENT if check_cluster(ray, cluster) == "cpu" else {}
+    nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    calls = [
+        ray.remote(_list_plugins)
+        .options(num_cpus=0, runtime_env={"env_vars": variables}, scheduling_strategy=affinity(node, soft=False))
+        .remote()
+        for node in nodes
+    ]
+    found = set(ray.get(calls))
+    detail = " on all nodes" if len(found) == 1 else "; the nodes differ"
+    yield "plugins", len(found) == 1, " | ".join(sorted(found)) + detail
+
+
+def _list_plugins() -> str:
+    """Register ours, and describe what verl's registries have then. Raises what one of verl's imports raised."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from agentfly.integrations.verl import engine, loss
+
+    engine.register()
+    loss.register()
+    RolloutReplicaRegistry.get(NAME)
+    losses = sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith(NAME))
+    trainers = [get_trainer_cls(mode).__name__ for mode in _MODES]
+    return f"losses {', '.join(losses)}; engine {NAME}; trainers {', '.join(trainers)}"
+
+
+def _check_step(cluster: ClusterConfig) -> Iterator[Finding]:
+    """Train two steps of one task and two chains: rollout, update, weight sync, and a rollout with the new weights."""
+    from agentfly.integrations.verl.launch import train_on_verl
+    from agentfly.runs import RunDirectory
+
+    chains = max(2, cluster.nodes * cluster.gpus)
+    with tempfile.TemporaryDirectory(prefix="agentfly-doctor-") as folder:
+        run = Path(folder) / "run"
+        train_on_verl(partial(_make_plan, chains), cluster, run)
+        records = [record.flat() for record in RunDirectory(run).records() if record.step]
+    turns = sum(record["chain/turns"] * chains for record in records)
+    rollout = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
+    yield "rollout", len(records) == 2, f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {rollout:.1f} s"
+    last = records[-1]
+    gap = last["policy/mismatch_max"]
+    sync = f"{last['time/publish']:.1f} s; with the new weights, log-probabilities of server and learner differ by"
+    yield "weight sync", gap < 0.5, f"{sync} {gap:.1e} at most"
+
+
+def _make_plan(chains: int) -> Any:
+    """A run of two steps; its reward differs from chain to chain, so that the weights change."""
+    from agentfly import reward
+    from agentfly.agents import HFAgent
+    from agentfly.rollout.config import parse_tasks
+    from agentfly.tooling import Context
+    from agentfly.tools import calculate
+    from agentfly.training import TrainConfig
+    from agentfly.training.plan import TrainPlan
+
+    @reward
+    def chain_number(context: Context) -> float:
+        """The number of the chain in its group."""
+        return float(context.chain)
+
+    def make_agent(**model: Any) -> HFAgent:
+        return HFAgent(**model, tools=[calculate], reward=chain_number)
+
+    settings: Any = {"algorithm": "grpo", "sampling": {"max_tokens": 16}, "loggers": []}
+    config = TrainConfig(model="tiny", tasks_per_step=1, num_chains=chains, max_turns=2, steps=2, **settings)
+    return TrainPlan(make_agent, parse_tasks([{"question": "What is 2 + 3?"}]), config)

@@ -1,0 +1,151 @@
+"""Sends groups to the chain workers. A group whose worker died is run again by another one.
+
+verl's trainer submits groups with `generate_sequences` and waits until the queue has them all. A call of a worker ends
+when its group does, so a dead worker shows as an error of its calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from agentfly.errors import Fault, describe
+from agentfly.integrations.verl.recorder import GroupRequest
+from agentfly.integrations.verl.worker import ChainWorker
+from agentfly.training.plan import TrainPlan
+from agentfly.trajectory import Trajectory
+
+_LOG = logging.getLogger(__name__)
+MAX_ATTEMPTS = 8
+"""Times a group is started before its worker's death ends the run."""
+_WAIT_SECONDS = 0.5
+"""Interval at which calls that have ended are looked for."""
+
+
+class RolloutManager:
+    """The chain workers of a run, in the process of verl's trainer."""
+
+    def __init__(
+        self,
+        make_plan: Callable[[], TrainPlan],
+        client: Any,
+        recorder: Any,
+        *,
+        workers: int,
+        worker_settings: Mapping[str, Any],
+    ) -> None:
+        # Ray restarts a dead worker on a node that is alive; it makes its agent again.
+        worker: Any = ray.remote(ChainWorker).options(
+            num_cpus=1, max_restarts=-1, max_concurrency=10_000, scheduling_strategy="SPREAD"
+        )
+        self.workers: list[Any] = [
+            worker.remote(make_plan, client, recorder, **worker_settings) for _ in range(workers)
+        ]
+        ray.get([each.ready.remote() for each in self.workers])
+        self.reruns = 0
+        """Groups that were started again after the death of their worker."""
+        self._error: BaseException | None = None
+        self._running: dict[Any, tuple[GroupRequest, int, int]] = {}
+        """Call of a worker → its group, the number of the worker, and the attempt."""
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, name="agentfly-rollout-manager", daemon=True).start()
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Start the groups of a batch of positions, without waiting for them: what verl's trainer calls."""
+        self.raise_error()  # verl would replace failed groups by others
+
+        def unwrap(value: Any) -> Any:  # tensordict wraps some values, depending on what the others are
+            return getattr(value, "data", value)
+
+        step = int(unwrap(prompts["global_steps"]))
+        for uid, position in zip(prompts["uid"], prompts["position"], strict=True):
+            request = GroupRequest(uid=str(unwrap(uid)), position=int(unwrap(position)), step=step)
+            self._start(request, attempt=1)
+
+    def raise_error(self) -> None:
+        """Raise what made a group fail, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def evaluate(self, num_tasks: int, label: str) -> list[Trajectory]:
+        """Run the evaluation's chains on all workers, and the share of a dead worker again."""
+        shares = [list(range(start, num_tasks, len(self.workers))) for start in range(len(self.workers))]
+        chains: list[Trajectory] = []
+        for attempt in range(MAX_ATTEMPTS):
+            calls = [
+                (share, worker.run_evaluation.remote(share, label))
+                for share, worker in zip(shares, itertools.cycle(self.workers))
+                if share
+            ]
+            shares = []
+            for share, call in calls:
+                try:
+                    chains += ray.get(call)
+                except RayActorError as error:
+                    if attempt == MAX_ATTEMPTS - 1:
+                        raise Fault(f"the chain workers die in the evaluation: {describe(error)}") from error
+                    _LOG.warning("a chain worker died in the evaluation: its tasks are run again")
+                    shares.append(share)
+                except RayTaskError as error:
+                    raise error.cause from error
+        return sorted(chains, key=lambda each: (each.group, each.chain))
+
+    def _start(self, request: GroupRequest, attempt: int, avoid: int | None = None) -> None:
+        """Start a group on the worker with the fewest groups."""
+        with self._lock:
+            load = Counter(number for _, number, _ in self._running.values())
+            numbers = [each for each in range(len(self.workers)) if each != avoid] or [0]
+            number = min(numbers, key=lambda each: (load[each], each))
+            call = self.workers[number].run_group.remote(request)
+            self._running[call] = (request, number, attempt)
+
+    def _watch(self) -> None:
+        """Look at calls that have ended; runs in a thread for as long as the process."""
+        while True:
+            with self._lock:
+                calls = list(self._running)
+            if not calls:
+                time.sleep(_WAIT_SECONDS)
+                continue
+            ended, _ = ray.wait(calls, num_returns=1, timeout=_WAIT_SECONDS)
+            for call in ended:
+                with self._lock:
+                    request, number, attempt = self._running.pop(call)
+                try:
+                    ray.get(call)
+                except RayActorError as error:
+                    self._rerun(request, number, attempt, error)
+                except (RayError, Exception) as error:
+                    self._fail(request, error.cause if isinstance(error, RayTaskError) else error)
+
+    def _rerun(self, request: GroupRequest, number: int, attempt: int, error: BaseException) -> None:
+        if attempt == MAX_ATTEMPTS:
+            message = f"the group at position {request.position} ended {attempt} workers: {describe(error)}"
+            self._fail(request, Fault(message))
+            return
+        _LOG.warning("a chain worker died: the group at position %d is run again elsewhere", request.position)
+        time.sleep(min(attempt - 1, 5))  # with a single worker, until it has restarted
+        self.reruns += 1
+        self._clear_rows(request.uid)
+        self._start(request, attempt + 1, avoid=number)
+
+    def _fail(self, request: GroupRequest, error: BaseException) -> None:
+        """Remember the error, and end verl's waiting for the group; the trainer then raises it."""
+        self._error = self._error or error
+        tq.kv_put(key=request.uid, partition_id="train", tag={"status": "failure"})
+
+    def _clear_rows(self, uid: str) -> None:
+        """Remove the rows of a group that its worker may have put before it died."""
+        listed = tq.kv_list("train") or {}
+        keys: Sequence[str] = [key for key in listed.get("train", {}) if key.startswith(f"{uid}_")]
+        if keys:
+            tq.kv_clear(keys=list(keys), partition_id="train")

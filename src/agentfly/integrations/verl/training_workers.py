@@ -1,0 +1,58 @@
+"""verl's training processes with our loss, learning-rate schedule and embedded engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from agentfly.integrations.verl import engine, loss
+from agentfly.integrations.verl.config import SCHEDULE_VARIABLE
+from agentfly.training.optimizer import LRSchedule
+
+
+class ScheduledWorker(TrainingWorker):  # type: ignore[misc]
+    """Trains one model with the learning-rate schedule of a local run; verl has no linear one."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def reset(self) -> None:
+        super().reset()
+        engine = self.engine
+        if getattr(engine, "lr_scheduler", None) is None:  # the reference model
+            return
+        schedule = LRSchedule(1.0, **json.loads(os.environ[SCHEDULE_VARIABLE]))
+        engine.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(engine.optimizer, schedule.at)
+        engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
+
+
+class _OurWorker:
+    """A training process with our loss and engine in verl's registries."""
+
+    actor_worker_cls = ScheduledWorker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        engine.register()
+        loss.register()
+        super().__init__(*args, **kwargs)
+        if os.environ.get("VERL_PLATFORM") == "cpu" and not torch.distributed.is_initialized():
+            torch.set_num_threads(1)
+            # verl would ask for "cpu:gloo,cpu:gloo", which torch refuses.
+            torch.distributed.init_process_group(
+                "gloo",
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                init_method=os.environ.get("DIST_INIT_METHOD"),
+            )
+
+
+class ColocatedWorker(_OurWorker, ActorRolloutRefWorker):  # type: ignore[misc]
+    """Trains and serves in turn."""
+
+
+class SeparateWorker(_OurWorker, DetachActorWorker):  # type: ignore[misc]
+    """Trains only."""

@@ -1,0 +1,125 @@
+"""A process that runs chains: all chains of a group, in one event loop, with environments that all workers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from agentfly.agent import BaseAgent
+from agentfly.integrations.verl.backend import VerlBackend, current_group
+from agentfly.integrations.verl.recorder import FinishedGroup, GroupRequest
+from agentfly.integrations.verl.rows import Row, build_placeholder, build_rows
+from agentfly.resources.manager import resolve_runtime
+from agentfly.resources.runtimes.ray import RayManager, RayRuntime
+from agentfly.rollout.config import parse_settings
+from agentfly.rollout.scheduler import ChainJob, run_chains
+from agentfly.training.plan import TrainPlan
+from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_groups
+from agentfly.trajectory import Trajectory
+from agentfly.types import Task
+
+
+class ChainWorker:
+    """Runs groups and evaluations; a Ray actor."""
+
+    def __init__(
+        self, make_plan: Callable[[], TrainPlan], client: Any, recorder: Any, *, model: str, context: int, run_name: str
+    ) -> None:
+        """`client`: verl's client of the servers. context: tokens of prompt and reply. run_name: names the
+        environments' shared manager."""
+        torch.set_num_threads(1)
+        tq.init()
+        plan = make_plan()
+        self._config = plan.config
+        self._sampler = TaskSampler(plan.tasks, plan.config.seed)
+        self._eval_tasks = plan.eval_tasks
+        self._recorder = recorder
+        self._backend = VerlBackend(client, context)
+        self.agent = plan.make_agent(model_name_or_path=model, backend=self._backend, template=plan.config.template)
+        share_environments(self.agent, self._sampler.task_at(0), run_name)
+        options: Any = {**plan.config.run_options, "sampling": plan.config.sampling, "seed": plan.config.seed}
+        self._settings = parse_settings(plan.config.max_turns, options)
+
+    async def ready(self) -> None:
+        """Returns when the agent is made."""
+
+    async def run_group(self, request: GroupRequest) -> None:
+        """Run the chains of a task, record them, and put the rows of those that are trained into the queue."""
+        config = self._config
+        if config.async_training.max_staleness:
+            group = request.position
+            seed = config.seed * 1_000_003
+        else:  # as in a local run, which numbers groups within a step
+            group = request.position % config.tasks_per_step
+            seed = (config.seed * 1_000_003 + request.step) * ROUNDS
+        settings = replace(self._settings, seed=seed)
+        greedy = replace(settings, sampling=replace(config.sampling, temperature=0.0))
+        task = self._sampler.task_at(request.position)
+        jobs = [ChainJob(task, group, chain, settings) for chain in range(config.num_chains)]
+        if config.algorithm.needs_greedy:
+            jobs.append(ChainJob(task, group, config.num_chains, greedy))
+        await tq.async_kv_put(key=request.uid, partition_id="train", tag={"status": "running"})
+        current_group.set(request.uid)
+        chains = await self._run(jobs)
+        baseline = chains.pop() if config.algorithm.needs_greedy else None
+        pools = await asyncio.to_thread(self.agent.manager.pool_metrics)  # may ask an actor
+        finished = FinishedGroup(
+            request=request,
+            chains=tuple(chains),
+            greedy=baseline,
+            leased=sum(each.leased for each in pools),
+            waiting=sum(each.waiting for each in pools),
+        )
+        selection = select_groups(
+            chains,
+            min_chains=2 if config.algorithm.needs_groups else 1,
+            keep_zero_variance=config.zero_variance_rule == "keep",
+            segment_reward=config.segment_reward,
+        )
+        rows: list[Row] = []
+        for episodes in selection.groups:
+            for episode in episodes:
+                rows += build_rows(episode.trajectory)
+        rows = rows or [build_placeholder(version=request.step - 1)]
+        await self._recorder.add_group.remote(finished)
+        await tq.async_kv_batch_put(
+            keys=[row.key(request.uid) for row in rows],
+            fields=list_of_dict_to_tensordict([row.fields(request.uid) for row in rows]),
+            tags=[row.tag(request.step) for row in rows],
+            partition_id="train",
+        )
+        await tq.async_kv_put(key=request.uid, partition_id="train", tag={"status": "finished"})
+
+    async def run_evaluation(self, indices: Sequence[int], label: str) -> list[Trajectory]:
+        """Run the sampled chains and the greedy chain of some held-out tasks."""
+        chains = self._config.evaluation.chains
+        greedy = replace(self._settings, sampling=replace(self._settings.sampling, temperature=0.0))
+        jobs = [
+            ChainJob(self._eval_tasks[index], index, chain, self._settings if chain < chains else greedy)
+            for index in indices
+            for chain in range(chains + 1)
+        ]
+        current_group.set(label)
+        return await self._run(jobs)
+
+    async def _run(self, jobs: Sequence[ChainJob]) -> list[Trajectory]:
+        chains = [chain async for chain in run_chains(self.agent, jobs, manager=self.agent.manager)]
+        return sorted(chains, key=lambda each: (each.group, each.chain))
+
+
+def share_environments(agent: BaseAgent, task: Task, run_name: str) -> None:
+    """Lease environments with the runtime `ray` from one manager that all workers share.
+
+    Other environments are started by each worker, on its own machine.
+    """
+    own = agent.manager
+    scored = () if agent.scorer is None else agent.scorer.environments(task)
+    pools = [own.pools.get(env_class, env_class.pool) for env_class in (*agent.toolbox.environments, *scored)]
+    if any(isinstance(resolve_runtime(pool.runtime), RayRuntime) for pool in pools):
+        agent.manager = RayManager(run_name, own.pools, instances=own.budget.instances, memory=own.budget.memory)

@@ -1,0 +1,141 @@
+"""TrainConfig → keys of verl: every field is mapped, honored by our own code, or refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.errors import ConfigError
+from agentfly.integrations.verl.config import (
+    _FIELDS,
+    HONORED_BY_US,
+    ClusterConfig,
+    build_settings,
+    field_of_key,
+    select_mode,
+)
+from agentfly.training.config import TrainConfig
+
+
+def settings(cluster: dict[str, Any] | None = None, device: Any = "cuda", **fields: Any) -> dict[str, Any]:
+    config = TrainConfig(**fields)
+    return build_settings(
+        config, ClusterConfig(**(cluster or {})), device=device, model="/m", run=Path("/run"), context_length=1000
+    )
+
+
+STALE = {"async_training": {"max_staleness": 2, "on_stale": "drop"}, "loss": {"correction": "token-truncate"}}
+
+
+def test_fields_reach_the_keys_of_verl() -> None:
+    out = settings(
+        {"nodes": 2, "gpus": 4},
+        tasks_per_step=16,
+        num_chains=4,
+        steps=7,
+        epochs=2,
+        micro_batch_tokens=999,
+        optimizer={"learning_rate": 3e-6, "max_grad_norm": 0.5},
+        loss={"clip": (0.2, 0.3), "entropy_coef": 0.01, "aggregation": "sequence"},
+        kl={"coef": 0.1, "estimator": "k2"},
+        sampling={"temperature": 0.7, "max_tokens": 100},
+    )
+    assert out["trainer.nnodes"] == 2
+    assert out["trainer.n_gpus_per_node"] == 4
+    assert out["trainer.total_training_steps"] == 7
+    assert out["data.train_batch_size"] == 16
+    assert out["actor_rollout_ref.rollout.n"] == 4
+    assert out["actor_rollout_ref.rollout.temperature"] == 0.7
+    assert out["actor_rollout_ref.rollout.response_length"] == 100
+    assert out["actor_rollout_ref.rollout.prompt_length"] == 900
+    assert out["actor_rollout_ref.actor.optim.lr"] == 3e-6
+    assert out["actor_rollout_ref.actor.optim.clip_grad"] == 0.5
+    assert out["actor_rollout_ref.actor.ppo_epochs"] == 2
+    assert out["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 999
+    assert out["actor_rollout_ref.actor.clip_ratio_high"] == 0.3
+    assert out["actor_rollout_ref.actor.entropy_coeff"] == 0.01
+    assert out["actor_rollout_ref.actor.loss_agg_mode"] == "seq-mean-token-mean"
+    assert out["actor_rollout_ref.actor.policy_loss.loss_mode"] == "agentfly-clip"
+    assert out["actor_rollout_ref.actor.use_kl_loss"] is True
+    assert out["actor_rollout_ref.actor.kl_loss_type"] == "k2"
+    assert out["actor_rollout_ref.rollout.name"] == "vllm"
+    assert out["trainer.v1.trainer_mode"] == "sync"
+    assert "critic.model.path" not in out
+
+
+def test_critic_and_kl_in_the_reward() -> None:
+    out = settings(algorithm="ppo", kl={"coef": 0.1, "placement": "reward"}, optimizer={"critic_learning_rate": 1e-5})
+    assert out["critic.optim.lr"] == 1e-5
+    assert out["algorithm.adv_estimator"] == "gae"
+    assert out["algorithm.use_kl_in_reward"] is True
+    assert out["actor_rollout_ref.actor.use_kl_loss"] is False
+
+
+def test_cpus_are_served_by_the_embedded_engine() -> None:
+    out = settings(device="cpu")
+    assert out["actor_rollout_ref.rollout.name"] == "agentfly"
+    assert out["actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fields", "mode"),
+    [({}, {}, "sync"), ({}, STALE, "colocate_async"), ({"rollout_nodes": 1}, STALE, "separate_async")],
+)
+def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, Any], mode: str) -> None:
+    out = settings(cluster, **fields)
+    assert out["trainer.v1.trainer_mode"] == mode == select_mode(TrainConfig(**fields), ClusterConfig(**cluster))
+    if mode != "sync":
+        assert out["trainer.v1.sampler.max_off_policy_threshold"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "cluster", "device"),
+    [
+        ("backend='client'", {"backend": "client"}, {}, "cuda"),
+        ("backend='vllm'", {"backend": "vllm"}, {}, "cpu"),
+        ("backend.kv_memory", {"backend": {"backend": "transformers", "kv_memory": 5}}, {}, "cuda"),
+        ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
+        ("zero_variance='resample'", {"zero_variance": "resample"}, {}, "cuda"),
+        ("kl.target=0.1", {"kl": {"coef": 0.1, "target": 0.1}}, {}, "cuda"),
+        ("optimizer.weight_decay=0.1", {"optimizer": {"weight_decay": 0.1}}, {}, "cuda"),
+        ("run_options.max_concurrent_chains", {"run_options": {"max_concurrent_chains": 4}}, {}, "cuda"),
+        (
+            "async_training.on_stale='recompute'",
+            {"async_training": {"max_staleness": 1}, "loss": {"correction": "token-mask"}},
+            {},
+            "cuda",
+        ),
+        ("rollout_nodes=1", {}, {"rollout_nodes": 1}, "cuda"),
+        ("rollout_nodes=1", STALE, {"rollout_nodes": 1}, "cpu"),
+    ],
+)
+def test_a_field_that_verl_cannot_honor_is_refused(
+    name: str, fields: dict[str, Any], cluster: dict[str, Any], device: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings(cluster, device, **fields)
+    assert str(error.value).startswith(f"{name} has no effect on verl")
+
+
+def test_every_field_is_accounted_for() -> None:
+    mapped = {*_FIELDS.values(), *(name for names in HONORED_BY_US.values() for name in names)}
+    nested = set(TrainConfig().flat())
+    missing = {name for name in nested if name not in mapped}
+    assert not missing
+    assert field_of_key("actor_rollout_ref.actor.optim.lr") == "optimizer.learning_rate"
+    assert field_of_key("trainer.project_name") is None
+
+
+def test_overrides_of_the_cluster_are_split_off() -> None:
+    given = {"nodes": 2, "gpus": 4, "steps": 3, "verl.trainer.balance_batch": False, "loss.type": "gspo"}
+    cluster, rest = ClusterConfig.split(given)
+    assert (cluster.nodes, cluster.gpus) == (2, 4)
+    assert cluster.verl == {"trainer.balance_batch": False}
+    assert rest == {"steps": 3, "loss.type": "gspo"}
+    assert ClusterConfig.split(cluster.to_json())[0] == cluster
+
+
+@pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus", "many"), ("restarts", -1), ("workers", True)])
+def test_sizes_of_the_cluster_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is a number"):
+        ClusterConfig.split({name: value})

@@ -1,0 +1,76 @@
+"""The lookup task with turn rewards, and with processes that are killed for real.
+
+A folder `deaths` beside this file has one file per death, named by the process to kill: `worker`, `server` or `rank`;
+its text is the number of chains that a worker scores before. The file is renamed first, so each death happens once.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agentfly import reward
+from agentfly.agents import HFAgent
+from agentfly.environments.lookup import Lookup
+from agentfly.training import TrainConfig
+from agentfly.trajectory import CallStatus
+
+scored = 0
+"""Chains that this process has scored."""
+
+
+def find_process(title: str) -> int:
+    """The last process of this cluster, in order of creation, that Ray gave a title."""
+    raylet = psutil.Process().parent()
+    assert raylet is not None
+    address = next(each for each in raylet.cmdline() if each.startswith("--gcs-address="))
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        parent = process.parent()
+        if title in " ".join(process.info["cmdline"] or ()) and parent is not None and address in parent.cmdline():
+            found.append((process.info["create_time"], process.pid))
+    return max(found)[1]
+
+
+VICTIMS = {
+    "worker": os.getpid,
+    "server": lambda: find_process("EngineServer"),
+    "rank": lambda: find_process("WorkerDict"),
+}
+
+
+@reward
+def turn_rewards(prediction: str, answer: str, trajectory: Any) -> list[float]:
+    """0.1 for each turn with a valid call, and 1 for the answer."""
+    global scored
+    scored += 1
+    for victim, find in VICTIMS.items():
+        order = Path(__file__).with_name("deaths") / victim
+        if order.is_file() and scored >= int(order.read_text()):
+            order.rename(order.with_suffix(".done"))
+            os.kill(find(), signal.SIGKILL)
+    valid = [any(call.status is CallStatus.OK for call in turn.calls) for turn in trajectory.turns]
+    return [0.1 * each for each in valid[:-1]] + [float(prediction.strip() == answer)]
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[Lookup], reward=turn_rewards)
+
+
+tasks = Lookup.draw_tasks("train", 200, seed=1)
+eval_tasks = Lookup.draw_tasks("test", 4, seed=2)
+config = TrainConfig(
+    model="tiny",
+    backend={"backend": "transformers", "dtype": "float32"},
+    precision="float32",
+    tasks_per_step=4,
+    num_chains=4,
+    max_turns=4,
+    sampling={"max_tokens": 32},
+    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
+    micro_batch_tokens=4096,
+    steps=3,
+    checkpoint={"every": 1, "keep": 2},
+)

@@ -1,0 +1,69 @@
+"""Training on verl, longer tests: resume after a kill, asynchronous rollout, a critic, and the death of a rank."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentfly.integrations.verl.config import list_checkpoints
+from tests.verl.conftest import RECIPE, Train, cluster_environment, read_metrics
+
+pytestmark = [pytest.mark.verl_full, pytest.mark.timeout(900)]
+
+
+def prepare(folder: Path, **deaths: int) -> str:
+    """A copy of the recipe with the deaths to happen."""
+    (folder / "deaths").mkdir()
+    for victim, number in deaths.items():
+        (folder / "deaths" / victim).write_text(str(number))
+    return str(shutil.copy(RECIPE, folder / "recipe.py"))
+
+
+def test_resume_after_a_kill_gives_equal_figures(train: Train, ray_address: str, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", "steps=4", "kl.coef=0.05", "kl.placement=reward", "kl.target=0.01")
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "agentfly.cli", "train", str(RECIPE), "--run", str(folder), "--on", "verl"]
+    command += ["nodes=2", "gpus=1", "workers=1", "steps=4", "kl.coef=0.05", "kl.placement=reward", "kl.target=0.01"]
+    driver = subprocess.Popen(command, env=cluster_environment(ray_address), stdout=subprocess.DEVNULL)
+    while driver.poll() is None and not list_checkpoints(folder / "checkpoints"):
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    resumed = train(folder)
+    assert [each["step"] for each in read_metrics(resumed)] == [1, 2, 3, 4]
+    for one, other in zip(read_metrics(whole), read_metrics(resumed), strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            if name.startswith("policy/mismatch"):  # depends on which requests shared a batch
+                continue
+            assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-7), (one["step"], name)
+
+
+def test_asynchronous_rollout(train: Train, tmp_path: Path) -> None:
+    stale = ["async_training.max_staleness=1", "async_training.on_stale=drop", "loss.correction=token-truncate"]
+    run = train(tmp_path / "run", "steps=4", *stale)
+    metrics = read_metrics(run)
+    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
+    assert all(0 <= each["policy/staleness_max"] <= 1 for each in metrics)
+    assert any(each["policy/staleness_max"] == 1 for each in metrics)
+    assert all("policy/correction_weight" in each for each in metrics)
+
+
+def test_critic_is_trained_on_our_returns(train: Train, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "algorithm=ppo", "steps=2", "mini_batches=2", "epochs=2")
+    metrics = read_metrics(run)
+    assert [each["step"] for each in metrics] == [1, 2]
+    assert all(np.isfinite(each["critic/loss"]) for each in metrics)
+
+
+def test_killed_rank_restarts_the_job_from_its_checkpoint(train: Train, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "steps=4", recipe=prepare(tmp_path, rank=16))
+    assert (tmp_path / "deaths" / "rank.done").exists()
+    assert [each["step"] for each in read_metrics(run)] == [1, 2, 3, 4]
+    assert os.path.exists(run.report)

@@ -1,0 +1,147 @@
+"""Synchronous training on verl over two Ray nodes: the same chains, advantages and files as a local run.
+
+One run trains GRPO undisturbed; another trains GiGPO on folded chains with turn rewards while a chain worker and a
+rollout server are killed.
+"""
+
+import asyncio
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from agentfly.algorithms import build_algorithm
+from agentfly.algorithms.base import Group
+from agentfly.cli.recipes import Recipe
+from agentfly.cli.train import plan_recipe
+from agentfly.runs import RunDirectory
+from agentfly.training.rollout_batch import select_groups
+from tests.verl.conftest import RECIPE, Train, read_metrics
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(400)]
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return train(tmp_path_factory.mktemp("sync") / "run")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The same recipe, trained in this process."""
+    from agentfly.training.trainer import Trainer
+
+    folder = tmp_path_factory.mktemp("local") / "run"
+    asyncio.run(Trainer(plan_recipe(Recipe(RECIPE), {"loggers": []}), folder).run())
+    return RunDirectory(folder)
+
+
+@pytest.fixture(scope="module")
+def disturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """GiGPO on folded chains; a worker dies in the second step, and a server in a later one."""
+    folder = tmp_path_factory.mktemp("deaths")
+    recipe = shutil.copy(RECIPE, folder / "recipe.py")
+    (folder / "deaths").mkdir()
+    (folder / "deaths" / "worker").write_text("15")
+    (folder / "deaths" / "server").write_text("20")
+    options = ["algorithm=gigpo", 'run_options={"strategy": "step"}', "steps=5"]
+    return train(folder / "run", *options, recipe=str(recipe))
+
+
+def test_chains_of_the_first_step_are_those_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
+    ours, theirs = local.trajectories(1), undisturbed.trajectories(1)
+    assert len(ours) == len(theirs) == 16
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.trajectory.id == other.trajectory.id
+        for mine, sent in zip(one.trajectory.segments, other.trajectory.segments, strict=True):
+            assert mine.tokens.tolist() == sent.tokens.tolist()
+            assert mine.mask.tolist() == sent.mask.tolist()
+            assert np.abs(mine.logprobs - sent.logprobs).max() < 1e-4
+            assert set(sent.weight_versions[sent.mask]) == {0}
+        assert len(one.advantages) == len(other.advantages)
+        for credit, row in zip(one.advantages, other.advantages, strict=True):
+            assert np.abs(credit - row).max() <= 1e-6
+
+
+def test_first_update_is_that_of_a_local_run(undisturbed: RunDirectory, local: RunDirectory) -> None:
+    mine, theirs = read_metrics(local)[0], read_metrics(undisturbed)[0]
+    for name in ("reward/mean", "selection/groups", "policy/tokens", "policy/learning_rate", "chain/turns"):
+        assert theirs[name] == pytest.approx(mine[name]), name
+    for name in ("policy/loss_policy", "policy/grad_norm", "policy/entropy"):
+        assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+    assert theirs["policy/mismatch_max"] < 1e-4  # the servers sample with the weights that are trained
+    assert theirs["policy/staleness_max"] == 0
+
+
+@pytest.mark.parametrize("name", ["undisturbed", "disturbed"])
+def test_advantages_are_those_of_the_algorithm(name: str, request: pytest.FixtureRequest) -> None:
+    run: RunDirectory = request.getfixturevalue(name)
+    algorithm = build_algorithm("grpo" if name == "undisturbed" else "gigpo")
+    compared = 0
+    for step in range(1, STEPS + 1):
+        stored = run.trajectories(step)
+        selection = select_groups(
+            [each.trajectory for each in stored], min_chains=2, keep_zero_variance=False, segment_reward="broadcast"
+        )
+        by_id = {each.trajectory.id: each.advantages for each in stored}
+        estimates = algorithm.compute_advantages([Group(each) for each in selection.groups])
+        for episodes, group in zip(selection.groups, estimates, strict=True):
+            for episode, estimate in zip(episodes, group, strict=True):
+                trained = [
+                    advantages
+                    for advantages, segment in zip(estimate.advantages, episode.segments, strict=True)
+                    if segment.mask.any()
+                ]
+                rows = by_id[episode.trajectory.id]
+                assert len(rows) == len(trained)
+                for expected, row in zip(trained, rows, strict=True):
+                    assert np.abs(expected - row).max() <= 1e-6
+                    compared += 1
+    assert compared > 10
+    if name == "disturbed":
+        assert max(len(each.trajectory.segments) for each in stored) > 1
+
+
+def test_run_directory_is_complete(undisturbed: RunDirectory) -> None:
+    records = undisturbed.records()
+    assert [each.step for each in records] == [0, 1, 2, 3]
+    assert records[0].eval is not None
+    assert records[-1].eval is not None
+    assert len(undisturbed.trajectories(3, held_out=True)) == 8
+    assert undisturbed.report.is_file()
+    for record in records[1:]:
+        assert record.metrics["chains"] == 16
+        assert {"generate", "tools", "waiting", "update", "publish", "evaluate", "other"} <= set(record.seconds)
+    stored = undisturbed.config
+    assert stored["on"] == "verl"
+    assert stored["cluster"]["nodes"] == 2
+
+
+def test_checkpoint_loads_in_transformers(undisturbed: RunDirectory) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folders = sorted(undisturbed.checkpoints.glob("global_step_*"))
+    assert [each.name for each in folders][-2:] == ["global_step_2", "global_step_3"]
+    model = AutoModelForCausalLM.from_pretrained(folders[-1] / "actor" / "huggingface", dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(folders[-2] / "actor" / "huggingface", dtype=torch.float32)
+    AutoTokenizer.from_pretrained(folders[-1] / "actor" / "huggingface")
+    changed = [not torch.equal(one, other) for one, other in zip(model.parameters(), before.parameters(), strict=True)]
+    assert any(changed)
+    state = json.loads((folders[-1] / "agentfly.json").read_text())
+    assert state["step"] == 3
+    assert state["best"] is not None
+
+
+def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None:
+    deaths = disturbed.path.parent / "deaths"
+    assert sorted(each.name for each in deaths.iterdir()) == ["server.done", "worker.done"]
+    metrics = read_metrics(disturbed)
+    assert [each["step"] for each in metrics] == [1, 2, 3, 4, 5]
+    for line in metrics:
+        assert line["chains"] == 16
+        assert line["treatment/lost"] == 0
+        assert line["policy/mismatch_max"] < 1e-4  # a server that was restarted has the new weights
+    assert metrics[-1]["rollout/reruns"] >= 1
