@@ -135,6 +135,11 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
             "the embedded engine takes whole weights from verl: train adapters on GPUs, or without --on verl",
         ),
         (
+            device == "cpu" and config.kl.coef > 0,
+            f"kl.coef={config.kl.coef}",
+            "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl",
+        ),
+        (
             config.zero_variance == "resample",
             "zero_variance='resample'",
             "verl takes a fixed number of groups per step: write skip or keep",
