@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import ctypes
 import gc
 import subprocess
 import sys
@@ -320,6 +321,33 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
     assert said_by(program) == "7\n"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc has malloc_trim")
+def test_freed_memory_of_threads_returns_to_the_system() -> None:
+    program = """
+import ctypes, threading
+from pathlib import Path
+from agentfly.threads import trim_heap
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def work():
+    blocks = [libc.malloc(100_000) for _ in range(1000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks[:-1]:  # the last one keeps the heap's end in use
+        libc.free(ctypes.c_void_p(block))
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+before = resident()
+trim_heap()
+print(before - resident() > 50_000_000, flush=True)
+"""
+    assert said_by(program) == "True\n"
 
 
 class TestRunWithin:

@@ -42,7 +42,7 @@ from agentfly.runs import (
 from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
-from agentfly.threads import compute, release_helpers
+from agentfly.threads import compute, release_helpers, trim_heap
 from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
@@ -150,18 +150,17 @@ class Trainer:
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
             learn = partial(_run_on_stream, self._stream)
             samples = await compute(learn, compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
-            metrics: dict[str, float] = {}
             writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
             try:
-                if samples:
-                    metrics = await compute(learn, self.learner.update, samples)
-                else:
+                metrics = await compute(learn, self.learner.update, samples) if samples else {}
+                if not samples:
                     self.learner.skip_update()
             finally:
                 await writing
         with self._time_phase("publish"):
             await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             self._collector.advance(self.step)
+            await asyncio.to_thread(trim_heap)
         if "policy/kl" in metrics:
             self._kl.update(metrics["policy/kl"], len(batch.trajectories))
             self.learner.set_kl_coef(self._kl.coef)
