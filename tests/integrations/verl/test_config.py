@@ -94,6 +94,7 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
         ("backend='client'", {"backend": "client"}, {}, "cuda"),
         ("backend='vllm'", {"backend": "vllm"}, {}, "cpu"),
         ("backend.kv_memory", {"backend": {"backend": "transformers", "kv_memory": 5}}, {}, "cuda"),
+        ("gpus=4", {"gpus": 4}, {}, "cuda"),
         ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
         ("kl.coef=0.1", {"kl": {"coef": 0.1}}, {}, "cpu"),
         ("zero_variance='resample'", {"zero_variance": "resample"}, {}, "cuda"),

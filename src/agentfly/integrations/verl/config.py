@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import PositiveInt, TypeAdapter, ValidationError
-
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan
@@ -45,13 +43,13 @@ CPUS_PER_GPU = 3
 class ClusterConfig:
     """The machines of a run. Written beside the fields of TrainConfig: `nodes=2 gpus=8`."""
 
-    nodes: PositiveInt = 1
+    nodes: int = 1
     """Machines that train; with synchronous rollout they also serve."""
-    gpus: PositiveInt = 8
+    gpus: int = 8
     """GPUs of each machine."""
     rollout_nodes: int = 0
     """Further machines that only serve: rollout and training at the same time; needs async_training.max_staleness."""
-    workers: PositiveInt = 2
+    workers: int = 2
     """Processes that run chains, per training machine."""
     restarts: int = 3
     """Restarts from the newest checkpoint without a completed step in between, before an error ends the run."""
@@ -66,11 +64,7 @@ class ClusterConfig:
         raw = {name[5:]: value for name, value in overrides.items() if name.startswith("verl.")}
         for name, value in own.items():
             least = 0 if name in ("rollout_nodes", "restarts") else 1
-            try:
-                TypeAdapter(int).validate_python(value, strict=True)
-            except ValidationError:
-                raise ConfigError(f"{name} is a number from {least}, not {value!r}") from None
-            if value < least:
+            if type(value) is not int or value < least:
                 raise ConfigError(f"{name} is a number from {least}, not {value!r}")
         rest = {name: each for name, each in overrides.items() if name not in own and not name.startswith("verl.")}
         return cls(**own, verl=raw), rest
@@ -128,6 +122,11 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
             bool(set(settings) - {"device", "dtype"}),
             f"backend.{min(set(settings) - {'device', 'dtype'}, default='')}",
             "write the setting of verl's server instead: verl.actor_rollout_ref.rollout.…",
+        ),
+        (
+            config.gpus != 1,
+            f"gpus={config.gpus}",
+            "in a recipe it is the number of ranks on one machine; write nodes=… gpus=… on the command line",
         ),
         (
             device == "cpu" and config.lora_rank is not None,
