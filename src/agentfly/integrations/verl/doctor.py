@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from agentfly.errors import AgentFlyError, describe
+from agentfly.errors import ConfigError, describe
 from agentfly.extras import DISTRIBUTION, install_command
-from agentfly.integrations.verl.config import CPU_ENVIRONMENT, CPUS_PER_GPU, NAME, ClusterConfig
+from agentfly.integrations.verl.config import CPU_ENVIRONMENT, CPUS_PER_GPU, NAME, ClusterConfig, Mode
 
 _SHOWN = ("verl", "transformers", "torch", "ray", "tensordict", "TransferQueue", "vllm")
-_MODES = ("sync", "colocate_async", "separate_async")
 
 Finding = tuple[str, bool, str]
 """What is checked, whether it works, and what was found."""
@@ -31,7 +30,9 @@ def check_verl(overrides: Mapping[str, Any]) -> Iterator[Finding]:
     """
     cluster, unknown = ClusterConfig.split(overrides)
     if unknown:
-        raise AgentFlyError(f"doctor --on verl takes settings of the cluster, not {', '.join(unknown)}")
+        raise ConfigError(
+            f"doctor --on verl does not take {', '.join(unknown)}: write nodes, gpus, rollout_nodes or workers"
+        )
     for check in (_check_versions, _check_resources, _check_plugins, _check_step):
         try:
             findings = list(check(cluster))
@@ -114,7 +115,7 @@ def _list_plugins() -> str:
     loss.register()
     RolloutReplicaRegistry.get(NAME)
     losses = sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith(NAME))
-    trainers = [get_trainer_cls(mode).__name__ for mode in _MODES]
+    trainers = [get_trainer_cls(mode).__name__ for mode in get_args(Mode)]
     return f"losses {', '.join(losses)}; engine {NAME}; trainers {', '.join(trainers)}"
 
 

@@ -17,7 +17,6 @@ from agentfly.integrations.verl.recorder import FinishedGroup, GroupRequest
 from agentfly.integrations.verl.rows import Row, build_placeholder, build_rows
 from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
-from agentfly.rollout.config import parse_settings
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_groups
@@ -31,8 +30,11 @@ class ChainWorker:
     def __init__(
         self, make_plan: Callable[[], TrainPlan], client: Any, recorder: Any, *, model: str, context: int, run_name: str
     ) -> None:
-        """`client`: verl's client of the servers. context: tokens of prompt and reply. run_name: names the
-        environments' shared manager."""
+        """Build the agent of the plan over verl's servers.
+
+        client: verl's client of the servers. context: maximum tokens of prompt and reply together. run_name: name of
+        the environment manager that all workers share.
+        """
         torch.set_num_threads(1)
         tq.init()
         plan = make_plan()
@@ -43,11 +45,10 @@ class ChainWorker:
         self._backend = VerlBackend(client, context)
         self.agent = plan.make_agent(model_name_or_path=model, backend=self._backend, template=plan.config.template)
         share_environments(self.agent, self._sampler.task_at(0), run_name)
-        options: Any = {**plan.config.run_options, "sampling": plan.config.sampling, "seed": plan.config.seed}
-        self._settings = parse_settings(plan.config.max_turns, options)
+        self._settings = plan.config.chain_settings(seed=plan.config.seed)
 
     async def ready(self) -> None:
-        """Returns when the agent is made."""
+        """Return when the agent is built."""
 
     async def run_group(self, request: GroupRequest) -> None:
         """Run the chains of a task, record them, and put the rows of those that are trained into the queue."""
