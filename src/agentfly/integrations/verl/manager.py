@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from agentfly.errors import Fault, describe
 from agentfly.integrations.verl.recorder import GroupRequest
@@ -77,26 +77,29 @@ class RolloutManager:
             raise self._error
 
     def evaluate(self, num_tasks: int, label: str) -> list[Trajectory]:
-        """Run the evaluation's chains on all workers, and the share of a dead worker again."""
+        """Run the evaluation's chains on all workers; the share of a worker that died is run again by another one."""
         shares = [list(range(start, num_tasks, len(self.workers))) for start in range(len(self.workers))]
         chains: list[Trajectory] = []
         for attempt in range(MAX_ATTEMPTS):
+            first = attempt % len(self.workers)  # a share goes to another worker than before
+            workers = self.workers[first:] + self.workers[:first]
+            time.sleep(5 * attempt)  # a dead worker takes seconds to restart, and refuses calls until then
             calls = [
                 (share, worker.run_evaluation.remote(share, label))
-                for share, worker in zip(shares, itertools.cycle(self.workers))
+                for share, worker in zip(shares, itertools.cycle(workers))
                 if share
             ]
             shares = []
             for share, call in calls:
                 try:
                     chains += ray.get(call)
+                except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
+                    raise error.cause from error
                 except RayActorError as error:
                     if attempt == MAX_ATTEMPTS - 1:
-                        raise Fault(f"the chain workers die in the evaluation: {describe(error)}") from error
-                    _LOG.warning("a chain worker died in the evaluation: its tasks are run again")
+                        raise Fault(f"a chain worker died in all {MAX_ATTEMPTS} attempts: {describe(error)}") from error
+                    _LOG.warning("a chain worker died in the evaluation: its tasks are run again by another one")
                     shares.append(share)
-                except RayTaskError as error:
-                    raise error.cause from error
         return sorted(chains, key=lambda each: (each.group, each.chain))
 
     def _start(self, request: GroupRequest, attempt: int, avoid: int | None = None) -> None:
@@ -122,10 +125,12 @@ class RolloutManager:
                     request, number, attempt = self._running.pop(call)
                 try:
                     ray.get(call)
+                except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
+                    self._fail(request, error.cause)
                 except RayActorError as error:
                     self._rerun(request, number, attempt, error)
-                except (RayError, Exception) as error:
-                    self._fail(request, error.cause if isinstance(error, RayTaskError) else error)
+                except Exception as error:
+                    self._fail(request, error)
 
     def _rerun(self, request: GroupRequest, number: int, attempt: int, error: BaseException) -> None:
         if attempt == MAX_ATTEMPTS:
