@@ -1,4 +1,4 @@
-"""Starts and supervises a training job on a Ray cluster, from the process of the command line.
+"""Start and supervise a training job on a Ray cluster, from the process of the command line.
 
 A job that fails for a reason other than its configuration is started again from the newest complete checkpoint: verl
 itself does not survive the death of a training process.
@@ -41,6 +41,7 @@ from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.codec import Codec
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training.checkpoint import refuse_changed_config
+from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def train_on_verl(
         loggers.start(run.config)
         with contextlib.closing(loggers):
             supervise(
-                ray, recorder, loggers, run, cluster, make_plan=make_plan, device=device, model=model,
+                ray, recorder, loggers, run, cluster, config=config, make_plan=make_plan, device=device, model=model,
                 context=context, from_step=from_step,
             )  # fmt: skip
         write_report(run, Codec(load_tokenizer(model)).decode)
@@ -119,15 +120,19 @@ def supervise(
     run: RunDirectory,
     cluster: ClusterConfig,
     *,
+    config: TrainConfig,
     make_plan: Callable[[], TrainPlan],
     device: Device,
     model: str,
     context: int,
     from_step: int | None,
 ) -> None:
-    """Run the job to its end, and start it again where a process of it died."""
-    plan = make_plan()
+    """Run the job to its end, and start it again where a process of it died.
+
+    Raises AgentFlyError when it has failed `cluster.restarts` + 1 times without a step that no earlier start completed.
+    """
     failures = 0
+    furthest = 0
     while True:
         steps = list_checkpoints(run.checkpoints)
         if from_step is not None and from_step not in steps:
@@ -136,9 +141,9 @@ def supervise(
         from_step = None
         wait_until_free(ray, cluster)
         ray.get(recorder.restart.remote(-1 if step is None else step))
-        config = compose_config(
+        verl_config = compose_config(
             build_settings(
-                plan.config,
+                config,
                 cluster,
                 device=device,
                 model=model,
@@ -156,8 +161,8 @@ def supervise(
             context_length=context,
             workers=cluster.workers * cluster.nodes,
         )
-        optimizer = plan.config.optimizer
-        schedule = {"warmup": optimizer.warmup_steps, "schedule": optimizer.schedule, "total": plan.config.steps}
+        optimizer = config.optimizer
+        schedule = {"warmup": optimizer.warmup_steps, "schedule": optimizer.schedule, "total": config.steps}
         environment = {
             "TRANSFER_QUEUE_ENABLE": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -167,7 +172,7 @@ def supervise(
         if device == "cpu":
             environment |= CPU_ENVIRONMENT
         job = ray.remote(TrainingJob).options(num_cpus=1, runtime_env={"env_vars": environment}).remote()
-        finished = job.run.remote(config, spec)
+        finished = job.run.remote(verl_config, spec)
         completed = 0
         try:
             for record in follow(ray, finished, recorder, loggers):
@@ -178,9 +183,11 @@ def supervise(
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, AgentFlyError):
                 raise cause from error
-            failures = 0 if completed > (step or 0) else failures + 1
+            # Steps since an old checkpoint are no progress: a job that always fails at one step would never end.
+            failures = 0 if completed > furthest else failures + 1
+            furthest = max(furthest, completed)
             if failures > cluster.restarts:
-                raise AgentFlyError(f"the job failed {failures} times at the same step: {describe(cause)}") from error
+                raise AgentFlyError(f"the job failed {failures} times without a new step: {describe(cause)}") from error
             newest = list_checkpoints(run.checkpoints)
             _LOG.warning(
                 "the job failed and starts again from %s: %s",
