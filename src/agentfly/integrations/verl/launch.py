@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -141,6 +142,8 @@ def supervise(
         from_step = None
         wait_until_free(ray, cluster)
         ray.get(recorder.restart.remote(-1 if step is None else step))
+        for later in steps[steps.index(step) + 1 :] if step is not None else ():  # else the next start would take them
+            shutil.rmtree(run.checkpoints / f"global_step_{later}")
         verl_config = compose_config(
             build_settings(
                 config,
