@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -37,10 +36,11 @@ from agentfly.integrations.verl.rows import nest
 from agentfly.integrations.verl.training_workers import ColocatedWorker, ScheduledWorker, SeparateWorker
 from agentfly.runs import EvalFigures, Progress
 from agentfly.runs.alarms import most_common_failure
+from agentfly.runs.files import write_atomic
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 from agentfly.training.optimizer import LRSchedule
-from agentfly.training.rollout_batch import Selection, select_groups, split_seconds
+from agentfly.training.rollout_batch import RolloutBatch, Selection, select_groups, split_seconds
 from agentfly.trajectory import TrainingTreatment, Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class AgentFlyTrainer:
         self._updates = 0
         """Updates so far; a step without groups to train has none."""
         self._chains: list[Trajectory] = []
-        """All chains of this step, those that are not trained included."""
+        """All chains of this step, including those that are not trained."""
         self._groups: list[FinishedGroup] = []
         self._samples: list[Sample] = []
         self._selection = Selection()
@@ -101,7 +101,7 @@ class AgentFlyTrainer:
                 self.role_worker_mapping[role] = ray.remote(SeparateWorker if separate else ColocatedWorker)  # type: ignore[attr-defined]
 
     def get_llm_client(self) -> Any:
-        """A client that survives the death of a server."""
+        """A client that sends the requests of a dead server to another one."""
         trainer: Any = self
         mode = self.config.trainer.v1.trainer_mode
         manager = trainer.standalone_server_manager if mode == "separate_async" else trainer.llm_server_manager
@@ -254,16 +254,12 @@ class AgentFlyTrainer:
         )
 
     def _build_groups(self) -> list[Group]:
-        """The selected groups for the algorithm; where it needs a greedy chain, those whose greedy chain failed are
-        left out."""
-        if not self._train_config.algorithm.needs_greedy:
-            return [Group(each) for each in self._selection.groups]
-        chains = [replace(group.greedy, group=number) for number, group in enumerate(self._groups) if group.greedy]
-        greedy: dict[int, Episode] = {
-            each.trajectory.group: each for (each,) in self._select(chains, 1, keep=True).groups
-        }
-        pairs = [(each, greedy.get(each[0].trajectory.group)) for each in self._selection.groups]
-        return [Group(each, baseline) for each, baseline in pairs if baseline is not None]
+        """The selected groups, with their greedy chains where the algorithm needs them."""
+        greedy: dict[int, Episode] | None = None
+        if self._train_config.algorithm.needs_greedy:
+            chains = [replace(group.greedy, group=number) for number, group in enumerate(self._groups) if group.greedy]
+            greedy = {each.trajectory.group: each for (each,) in self._select(chains, 1, keep=True).groups}
+        return RolloutBatch(tuple(self._chains), self._selection, greedy).groups
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Rows are padded so that all ranks have equally many in each of `mini_batches` steps."""
@@ -390,10 +386,7 @@ class AgentFlyTrainer:
             "best": self._best,
             "seed": self._train_config.seed,
         }
-        target = folder / f"global_step_{self.global_steps}" / STATE_FILE
-        draft = target.with_suffix(".draft")
-        draft.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(draft, target)
+        write_atomic(folder / f"global_step_{self.global_steps}" / STATE_FILE, json.dumps(state).encode())
         keep = list_checkpoints(folder)[-self._train_config.checkpoint.keep :]
         best = None if self._best is None else self._best[1]
         for step in list_checkpoints(folder):
