@@ -169,7 +169,9 @@ def train(
 
     if resume is not None:
         if recipe is not None or run is not None or on is not None:
-            raise ConfigError("a run is resumed as it was started: --resume takes no recipe, no overrides and no --run")
+            raise ConfigError(
+                "a run is resumed as it was started: --resume takes no recipe, no overrides, no --run and no --on"
+            )
         training.resume_run(resume, from_step)
         return
     if from_step is not None:

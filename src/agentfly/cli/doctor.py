@@ -39,7 +39,7 @@ def doctor(
         _check_system(on, changes or [])
         return
     if changes or device_gib is not None:
-        raise ConfigError("config overrides and --device-gib need --memory RECIPE_OR_MODEL, or overrides --on verl")
+        raise ConfigError("config overrides need --memory RECIPE_OR_MODEL or --on verl; --device-gib needs --memory")
     import asyncio
 
     from rich.console import Console
@@ -72,7 +72,7 @@ def _check_system(name: str, changes: list[str]) -> None:
     plugin = plugins.find_plugin(plugins.CHECKS, name)
     if plugin is None:
         known = ", ".join(each.name for each in plugins.list_plugins(plugins.CHECKS))
-        raise ConfigError(f"--on {name}: nothing checks this; there is {known or 'none'}")
+        raise ConfigError(f"--on {name}: no check is registered for this system; there is {known or 'none'}")
     console = Console()
     works = True
     for what, ok, finding in plugin.load()(parse_overrides(changes)):
