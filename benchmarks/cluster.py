@@ -1,9 +1,9 @@
-"""Rollout on verl past one machine: real manager, router, chain workers, environments, recorder; servers that sleep.
+"""CPU time of a rollout on verl with many replicas: all processes are real, except servers, which only sleep.
 
-One step's rollout is run with 2 to 64 replicas. Chains have the lengths of ALFWorld's expert (turns, tokens shown), and
-replies take as long as the measured decode curve says. Two cores carry a few dozen turns per second; where the replicas
-would give more, everything that sleeps takes longer by a factor, the stretch, and the CPU time per turn of each part is
-what carries over: a part that exists once is saturated at 1000 / (its milliseconds per turn) turns per second.
+The rollout of one step is run with 2 to 64 replicas. Chains have the lengths of ALFWorld's expert (turns, tokens
+shown), and replies take the time of the measured decode curve. Two cores carry a few dozen turns per second; where the
+replicas would give more, all sleeps are multiplied by a factor, the stretch. The CPU time per turn of each process does
+not depend on it: a process that exists once is saturated at 1000 / (its milliseconds per turn) turns per second.
 
     make verl                    # builds .venv-verl
     .venv-verl/bin/python -m benchmarks.cluster [--replicas 2 8 64] [--deaths 4] [--reply-tokens 350 --tool-seconds 2]
@@ -216,9 +216,9 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     uids = [f"g{position}" for position in range(groups)]
 
     def run_groups(positions: range) -> None:
-        """Run groups to their end, as verl's trainer does: it looks at intervals."""
-        uids = [f"g{position}" for position in positions]
-        manager.generate_sequences({"global_steps": 1, "uid": uids, "position": positions})
+        """Run groups to their end; as verl's trainer does, poll for finished ones."""
+        started = [f"g{position}" for position in positions]
+        manager.generate_sequences({"global_steps": 1, "uid": started, "position": positions})
         while ray.get(recorder.poll.remote())[1].done < len(positions):
             manager.raise_error()
             time.sleep(0.2)
