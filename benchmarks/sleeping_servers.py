@@ -95,7 +95,7 @@ class Ideal:
 def simulate_ideal(
     chains: Sequence[Chain], replicas: int, curve: Sequence[tuple[int, float]], tool_seconds: float
 ) -> Ideal:
-    """All chains start at once and stay on their replica, dealt evenly; a tool takes `tool_seconds`."""
+    """All chains start at once and stay on their replica, split evenly; a tool takes `tool_seconds`."""
     wall = 0.0
     for replica in range(replicas):
         own = chains[replica::replicas]

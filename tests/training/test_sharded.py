@@ -16,7 +16,7 @@ from agentfly.cli import train as cli_train  # noqa: E402
 from agentfly.cli.recipes import Recipe  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
-from agentfly.training.sharding import deal  # noqa: E402
+from agentfly.training.sharding import partition_by_length  # noqa: E402
 from tests.training.sharded_program import CASES, build, exercise, resume  # noqa: E402
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
@@ -117,7 +117,7 @@ def test_run_on_two_ranks_equals_the_run_of_one_process(
     cli_train.train_recipe(Recipe(RECIPE), [*changes, "gpus=2"], tmp_path / "two")
     monkeypatch.undo()
     monkeypatch.setenv("VOWELS_MODEL", str(small_model))
-    monkeypatch.setattr("agentfly.cli.train.take_part", lambda *_, **__: False)  # one process goes on with the run
+    monkeypatch.setattr("agentfly.cli.train.launch_or_join_ranks", lambda *_, **__: False)  # one process resumes
     cli_train.resume_run(tmp_path / "two", 1)
     one, two = (
         [record.metrics for record in RunDirectory(tmp_path / name).records() if record.metrics]
@@ -129,6 +129,6 @@ def test_run_on_two_ranks_equals_the_run_of_one_process(
             assert sharded[name] == pytest.approx(single[name], rel=1e-3, abs=1e-5), name
 
 
-def test_items_are_dealt_by_length() -> None:
-    assert deal([5, 1, 4, 2, 3], int, 2) == [[5, 2, 1], [4, 3]]
-    assert deal([7], int, 3) == [[7], [], []]
+def test_items_are_partitioned_by_length() -> None:
+    assert partition_by_length([5, 1, 4, 2, 3], int, 2) == [[5, 2, 1], [4, 3]]
+    assert partition_by_length([7], int, 3) == [[7], [], []]

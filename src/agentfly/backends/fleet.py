@@ -1,8 +1,8 @@
 """`backend="fleet"`: several backends of the same model as one.
 
 A chain stays with the member that sampled its first turn, whose prefix cache has its tokens; a new chain goes to the
-member with the fewest requests. A member that fails `MAX_FAILURES` requests in a row gets no new chains until it takes
-the next weights; the chains that fail with it are run again by the rollout's failure policy.
+member with the fewest requests. A member that fails `MAX_FAILURES` requests in a row gets no requests until the next
+weight update, which raises if the member cannot take it; chains that fail are retried by the rollout's failure policy.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from agentfly.templates.template import Template
 from agentfly.types import Completion
 
 MAX_FAILURES = 3
+"""Failed requests in a row after which a member gets no more."""
 MAX_CHAINS = 1 << 16
 """Chains whose member is remembered; the least recently used ones are forgotten."""
 _LOG = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class FleetBackend(Backend):
         except BackendFault as fault:
             self._failures[index] += 1
             if self._failures[index] == MAX_FAILURES:
-                _LOG.warning("member %d of the fleet gets no new chains: %s", index, fault)
+                _LOG.warning("member %d of the fleet gets no requests until the next weight update: %s", index, fault)
             raise
         finally:
             self._load[index] -= 1
@@ -79,7 +80,7 @@ class FleetBackend(Backend):
         """The member of a request's chain; for a new chain, or one whose member failed, the least busy one."""
         working = [index for index, failures in enumerate(self._failures) if failures < MAX_FAILURES]
         if not working:
-            raise BackendFault(f"all {len(self.members)} members of the fleet have failed")
+            raise BackendFault(f"all {len(self.members)} members of the fleet have failed {MAX_FAILURES} requests each")
         index = self._member_of.get(request.chain) if request.turn else None
         if index not in working:
             index = min(working, key=lambda each: (self._load[each], each))

@@ -24,7 +24,7 @@ from agentfly.errors import ConfigError
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig, parse_overrides, validate_overrides
-from agentfly.training.launch import take_part
+from agentfly.training.launch import launch_or_join_ranks
 from agentfly.training.plan import TrainPlan
 from agentfly.types import Task
 
@@ -46,7 +46,7 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
         return
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     plan = plan_recipe(recipe, overrides)
-    if take_part(plan.config, COMMAND):
+    if launch_or_join_ranks(plan.config, COMMAND):
         return
     from agentfly.training.trainer import Trainer
 
@@ -85,7 +85,7 @@ def resume_run(folder: Path, from_step: int | None) -> None:
             train_on_verl(make_plan, cluster, folder, resume=True, from_step=from_step)
         return
     plan = plan_recipe(recipe, stored.get("overrides", {}), original.parent)
-    if take_part(plan.config, COMMAND, resumed=True):
+    if launch_or_join_ranks(plan.config, COMMAND, resumed=True):
         return
     from agentfly.training.trainer import Trainer
 

@@ -10,7 +10,7 @@ from agentfly.agent import BaseAgent, wait_for
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
-from agentfly.training.launch import take_part
+from agentfly.training.launch import launch_or_join_ranks
 from agentfly.training.plan import TrainPlan
 
 __all__ = ["TrainConfig", "train"]
@@ -33,7 +33,7 @@ def train(
     """
     held_out = parse_tasks(eval_tasks) if eval_tasks else ()
     plan = TrainPlan(agent, parse_tasks(tasks), config or TrainConfig(), held_out)
-    if take_part(plan.config, resumed=resume):
+    if launch_or_join_ranks(plan.config, resumed=resume):
         return RunDirectory(run)
     from agentfly.training.trainer import Trainer
 

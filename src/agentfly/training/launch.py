@@ -1,6 +1,6 @@
 """The processes of a run: one, or one per GPU (ranks), started by `gpus=N` or by torchrun.
 
-Rank 0 runs the trainer; `take_part` is where the other ranks spend the run.
+Rank 0 runs the trainer; the other ranks are in `launch_or_join_ranks` during the run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from agentfly.training.sharding import Ranks
 
 
-def started_by_torchrun() -> bool:
+def is_torchrun_rank() -> bool:
     """Whether this process is one of the ranks that torchrun, or `start_ranks`, started."""
     return "RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ
 
 
-def take_part(config: TrainConfig, command: Sequence[str] = (), *, resumed: bool = False) -> bool:
-    """Start the ranks of a run and wait for them, or be one of them. Returns False where this process trains.
+def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, resumed: bool = False) -> bool:
+    """Start the ranks of a run and wait for them, or run as one of them.
 
-    command: arguments of `python` that start a rank. resumed: the run may go on with another number of ranks.
+    command: arguments of `python` that start a rank. resumed: the run may continue with another number of ranks.
+    Returns whether the run has ended; False in the process that runs the trainer: rank 0, or the only process.
     """
-    if not started_by_torchrun():
+    if not is_torchrun_rank():
         if config.gpus > 1:
             start_ranks(config.gpus, command)
         return config.gpus > 1
@@ -59,18 +60,21 @@ def take_part(config: TrainConfig, command: Sequence[str] = (), *, resumed: bool
 
 
 def start_ranks(gpus: int, command: Sequence[str]) -> None:
-    """Run one process per GPU until all have ended; an error of one ends all. Exits with the code of the first."""
+    """Run one process per GPU until all have ended; an error in one ends all.
+
+    Raises SystemExit with the exit code of the first that failed, ConfigError where there are too few GPUs.
+    """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    there = torch.cuda.device_count()
-    if gpus > there:
-        advice = f"write gpus={there}" if there else "leave gpus out"
+    available = torch.cuda.device_count()
+    if gpus > available:
+        advice = f"write gpus={available}" if available else "leave gpus out"
         raise ConfigError(
-            f"gpus={gpus}, but torch {torch.__version__} sees {there} GPUs here: {advice}, or start the ranks yourself "
-            f"with torchrun --nproc-per-node N -m agentfly train … (on a CPU, too)"
+            f"gpus={gpus}, but torch {torch.__version__} sees {available} GPUs here: {advice}, or start the ranks "
+            f"yourself with torchrun --nproc-per-node N -m agentfly train … (on a CPU, too)"
         )
     if not command:
         raise ConfigError(

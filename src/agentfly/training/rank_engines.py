@@ -86,7 +86,7 @@ class RemoteEngine(Backend):
         return completion
 
     async def close(self) -> None:
-        """End the conversation with the other rank; what is pending there fails."""
+        """Close the connection to the other rank. Pending requests fail."""
         if not self._closed:
             self._closed = True
             self._outbox.put(None)

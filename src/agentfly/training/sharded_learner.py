@@ -1,7 +1,7 @@
 """The learner over several ranks: weights, gradients, optimizer, critic and reference are sharded with FSDP2.
 
 Rank 0 runs the trainer; the others run `follow`. A call on rank 0 is sent to the others, and all ranks execute the
-same method. Samples and segments are dealt to the ranks, scores and metrics are gathered from them, so that a call
+same method. Samples and segments are split over the ranks, scores and metrics are gathered from them, so that a call
 returns what `LocalLearner` returns, up to the order of floating-point sums.
 
 A rank that fails ends its process with the error, and the launcher ends the others. An error that follows from the

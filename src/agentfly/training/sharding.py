@@ -194,7 +194,7 @@ class ShardedRunner(MicroBatchRunner):
 
         Memory that runs out on one rank ends the run: the others are in the middle of the same pass.
         """
-        shares = deal(items, length, self._ranks.size)
+        shares = partition_by_length(items, length, self._ranks.size)
         split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
         own = split[self._ranks.rank]
         filler = [min(items, key=length)] if items else []
@@ -228,7 +228,7 @@ class ShardedRunner(MicroBatchRunner):
             raise failures[0]
 
 
-def deal(items: Sequence[T], length: Callable[[T], int], ranks: int) -> list[list[T]]:
+def partition_by_length(items: Sequence[T], length: Callable[[T], int], ranks: int) -> list[list[T]]:
     """Items by rank: the longest first, each to the rank with the fewest tokens. The same on every rank."""
     shares: list[list[T]] = [[] for _ in range(ranks)]
     loads = [0] * ranks

@@ -47,7 +47,7 @@ from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
-from agentfly.training.launch import build_learner, started_by_torchrun
+from agentfly.training.launch import build_learner, is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
@@ -356,7 +356,7 @@ def _build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, Memor
     backend: Any = settings.pop("backend")
     embedded = backend == "transformers"
     device = resolve_device(settings.get("device") if embedded else None)
-    ranks = Ranks(device) if started_by_torchrun() else None
+    ranks = Ranks(device) if is_torchrun_rank() else None
     memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
     asynchronous = config.async_training.max_staleness > 0
     if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time

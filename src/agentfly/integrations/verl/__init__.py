@@ -4,7 +4,7 @@ verl supplies sharded training, serving and weight sync; chains, tools, environm
 advantages, loss, metrics and run directory are the same code as in a local run.
 
     launch      (driver)           checks the cluster, starts and supervises the job, shows its progress
-    trainer     (one actor)        verl's V1 trainer with our advantages, figures and checkpoints
+    trainer     (one actor)        verl's V1 trainer with our advantages, metrics and checkpoints
     manager     (in the trainer)   sends groups to chain workers, and those of a dead worker to another one
     worker      (N actors)         runs all chains of a group, and puts their rows into verl's TransferQueue
     backend     (in the workers)   verl's load-balanced servers as a `Backend`

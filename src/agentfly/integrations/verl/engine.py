@@ -18,7 +18,7 @@ from agentfly.backends.base import Request
 from agentfly.integrations.verl.config import JOB_VARIABLE, NAME
 from agentfly.types import FinishReason, Sampling
 
-survives_restart = ray.method(max_task_retries=-1)
+retry_after_restart = ray.method(max_task_retries=-1)
 """A call that waits for a server that is being restarted; `generate` fails at once, and another server answers."""
 
 
@@ -58,7 +58,7 @@ class EngineServer:
             extra_fields={"global_steps": version},
         )
 
-    @survives_restart
+    @retry_after_restart
     async def load_weights(self, weights: dict[str, Any], version: int) -> None:
         """Take new weights; running requests end with what they have sampled."""
         tensors = [(name, torch.from_numpy(each.copy())) for name, each in weights.items()]
@@ -66,29 +66,29 @@ class EngineServer:
         self._version = version
         self._open.set()
 
-    @survives_restart
+    @retry_after_restart
     async def pid(self) -> int:
         return os.getpid()
 
     # verl's control of a server. Weights and cache stay in memory; only the admission of requests changes.
 
-    @survives_restart
+    @retry_after_restart
     async def sleep(self) -> None:
         self._open.clear()
 
-    @survives_restart
+    @retry_after_restart
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         self._open.clear()
 
-    @survives_restart
+    @retry_after_restart
     async def wake_up(self) -> None: ...
-    @survives_restart
+    @retry_after_restart
     async def resume_generation(self) -> None: ...
-    @survives_restart
+    @retry_after_restart
     async def clear_kv_cache(self) -> None: ...
-    @survives_restart
+    @retry_after_restart
     async def release_kv_cache(self) -> None: ...
-    @survives_restart
+    @retry_after_restart
     async def resume_kv_cache(self) -> None: ...
     async def start_profile(self, **_: Any) -> None: ...
     async def stop_profile(self) -> None: ...

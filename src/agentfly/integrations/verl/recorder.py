@@ -1,4 +1,4 @@
-"""The actor that owns the run directory: the workers send it finished groups, the trainer the figures of a step."""
+"""The actor that owns the run directory: workers send finished groups to it, the trainer metrics."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Recorder:
             self._writer = RunWriter.create(path, config, recipe)
 
     def restart(self, step: int) -> None:
-        """Forget everything after `step`: training continues from its checkpoint."""
+        """Drop everything after `step`: training continues from its checkpoint."""
         self._writer.truncate_after(step)
         self._groups.clear()
         self._new_records.clear()
@@ -83,7 +83,7 @@ class Recorder:
         self._progress = Progress("generate", len(self._groups), 0, group.leased, group.waiting)
 
     def take_groups(self, uids: Sequence[str], oldest: int = 0) -> list[FinishedGroup]:
-        """The groups of a step, by position; those that were started before the step `oldest` are forgotten."""
+        """Remove and return the groups of a step, by position; groups started before the step `oldest` are dropped."""
         taken = sorted((self._groups.pop(uid) for uid in uids), key=lambda each: each.request.position)
         self._groups = {uid: each for uid, each in self._groups.items() if each.request.step >= oldest}
         return taken

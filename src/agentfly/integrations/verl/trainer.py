@@ -1,4 +1,4 @@
-"""verl's V1 trainers with our advantages, mini-batches, evaluation, figures and checkpoints.
+"""verl's V1 trainers with our advantages, mini-batches, evaluation, metrics and checkpoints.
 
 A step is verl's: sample groups, score them, update, send the weights. In between, `compute_samples` of a local run
 turns finished groups into advantages; what the learner computes there comes from the rows that verl has scored.

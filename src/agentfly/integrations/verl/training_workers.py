@@ -30,7 +30,7 @@ class ScheduledWorker(TrainingWorker):  # type: ignore[misc]
         engine.checkpoint_manager.lr_scheduler = engine.lr_scheduler
 
 
-class _OurWorker:
+class _AgentFlyWorker:
     """A training process with our loss and engine in verl's registries."""
 
     actor_worker_cls = ScheduledWorker
@@ -50,9 +50,9 @@ class _OurWorker:
             )
 
 
-class ColocatedWorker(_OurWorker, ActorRolloutRefWorker):  # type: ignore[misc]
+class ColocatedWorker(_AgentFlyWorker, ActorRolloutRefWorker):  # type: ignore[misc]
     """Trains and serves in turn."""
 
 
-class SeparateWorker(_OurWorker, DetachActorWorker):  # type: ignore[misc]
+class SeparateWorker(_AgentFlyWorker, DetachActorWorker):  # type: ignore[misc]
     """Trains only."""
