@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("ray")
     port = 6500 + os.getpid() % 3000
     address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir=/tmp/af{os.getpid()}"]
+    sessions = f"/tmp/af{os.getpid()}"  # short: the path of a Unix socket has a limit of 107 characters
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sessions}"]
     nodes = []
     try:
         for number, place in enumerate((head, [f"--address={address}"])):
@@ -54,6 +56,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             node.send_signal(signal.SIGTERM)  # the node's own processes, not those of other clusters: no `ray stop`
         for node in nodes:
             node.wait(60)
+        shutil.rmtree(sessions, ignore_errors=True)
 
 
 def start_node(log: Path, place: list[str]) -> subprocess.Popen[bytes]:
