@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 -m tests.training.sharded_program FOLDER raise|kill 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig
 
 from agentfly.algorithms.loss import Loss
-from agentfly.errors import NonFiniteError, RankError, describe
+from agentfly.errors import BackendFault, NonFiniteError, RankError, describe
 from agentfly.training.batch import Sample
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
@@ -95,21 +95,33 @@ def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
     return {"metrics": metrics, "weights": {name: each.clone() for name, each in learner.weights(merged=True)}}
 
 
+class Engine:
+    """Reads the weights that it is sent; that of rank 1 fails."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        if self._rank == 1:
+            raise BackendFault("the engine of rank 1 is gone")
+        for _ in weights:
+            pass
+
+
 def fail(learner: ShardedLearner, how: str) -> str:
-    """Rank 1 raises, or is killed, in the middle of an update: the error of rank 0."""
-
-    def stop(*_: Any) -> None:
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError("the disk of rank 1 is full")
-
-    if learner.ranks.rank == 1:
-        learner._policy.backbone.model.model.layers[1].register_forward_pre_hook(stop)
+    """Rank 1 raises in a weight sync, or is killed in the middle of an update: the error of rank 0."""
+    learner._engine = Engine(learner.ranks.rank)  # type: ignore[assignment]
+    if learner.ranks.rank == 1 and how == "kill":
+        layer = learner._policy.backbone.model.model.layers[1]
+        layer.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     if not learner.ranks.leads:
         learner.follow()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it; rank 0 ends without it, too
     try:
-        learner.update(samples(*LENGTHS))
+        if how == "kill":
+            learner.update(samples(*LENGTHS))
+        else:
+            learner.update_engine(1)
     except (RankError, RuntimeError) as error:
         return describe(error)
     return "no error"

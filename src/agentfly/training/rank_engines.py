@@ -121,7 +121,7 @@ class RemoteEngine(Backend):
                 future.set_exception(fault)
 
 
-class EngineServer:
+class RankEngineServer:
     """Answers rank 0's requests with this rank's engine, in threads of its own."""
 
     def __init__(self, ranks: Ranks, engine: Backend) -> None:

@@ -23,14 +23,13 @@ from torch import Tensor
 from agentfly.agent import wait_for
 from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
-from agentfly.errors import AgentFlyError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.training.batch import ModelInputs
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
 from agentfly.training.micro_batches import MicroBatchRunner
-from agentfly.training.rank_engines import EngineServer, RankFleet
-from agentfly.training.sharding import Ranks, ShardedRunner, gather
+from agentfly.training.rank_engines import RankEngineServer, RankFleet
+from agentfly.training.sharding import AGREED, Ranks, ShardedRunner, gather
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -88,7 +87,7 @@ class ShardedLearner(LocalLearner):
         """On ranks other than 0: execute the commands of rank 0 until it closes."""
         while (command := self.ranks.receive()) is not None:
             name, args, kwargs = command
-            with suppress(AgentFlyError):  # rank 0 raises it too, and decides what follows
+            with suppress(*AGREED):  # rank 0 raises it too, and decides what follows
                 getattr(self, name)(*args, **kwargs)
 
     def close(self) -> None:
@@ -125,11 +124,12 @@ class ShardedLearner(LocalLearner):
     @_on_all_ranks
     def open_engine(self, settings: Mapping[str, Any]) -> TransformersBackend:
         """Open this rank's engine; those of ranks other than 0 answer rank 0's requests."""
-        engine = open_backend("transformers", **settings)
+        with self.ranks.raise_together():
+            engine = open_backend("transformers", **settings)
         assert isinstance(engine, TransformersBackend)
         self._engine = engine
         if not self.ranks.leads:
-            EngineServer(self.ranks, engine)
+            RankEngineServer(self.ranks, engine)
         return engine
 
     @_on_all_ranks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentfly.errors import AgentFlyError, RankError, describe
+from agentfly.errors import AgentFlyError, ConfigError, NonFiniteError, RankError, RecordError, describe
 from agentfly.training.batch import split_micro_batches
 from agentfly.training.micro_batches import MicroBatchRunner
 
@@ -31,6 +31,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 COMMAND_TIMEOUT = timedelta(days=30)
 """How long a rank waits for the next command: a rollout may take hours. A rank that dies closes its connections."""
+AGREED = ConfigError, RecordError, NonFiniteError
+"""Errors that all ranks raise: they follow from the arguments, or the ranks agreed on them (`raise_together`)."""
 _FAILURE = "agentfly/failure"
 
 
@@ -70,8 +72,8 @@ class Ranks:
                 if outermost and self.leads:
                     self.broadcast(command)
                 yield
-            except AgentFlyError:
-                raise  # raised on all ranks: it follows from the arguments, or the ranks agreed on it
+            except AGREED:
+                raise
             except Exception as error:
                 if outermost:
                     self._report_failure(error)
@@ -105,6 +107,18 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._control)
         return values
+
+    @contextmanager
+    def raise_together(self) -> Iterator[None]:
+        """Raise on all ranks the AgentFlyError that the block raises on any."""
+        failure = None
+        try:
+            yield
+        except AgentFlyError as error:
+            failure = error
+        failures = [each for each in self.all_gather(failure) if each is not None]
+        if failures:
+            raise failures[0]
 
     def send(self, value: Any, to: int) -> None:
         """Send a value to one rank, which receives it with `receive_from`; beside commands, in another thread."""
@@ -215,17 +229,8 @@ class ShardedRunner(MicroBatchRunner):
                 results.append(result)
         return [each for rank in self._ranks.all_gather(results) for each in rank]
 
-    @contextmanager
-    def _raise_together(self) -> Iterator[None]:
-        """Raise on all ranks the AgentFlyError that the block raises on any. The ranks then agree on what follows."""
-        failure = None
-        try:
-            yield
-        except AgentFlyError as error:
-            failure = error
-        failures = [each for each in self._ranks.all_gather(failure) if each is not None]
-        if failures:
-            raise failures[0]
+    def _raise_together(self) -> AbstractContextManager[None]:
+        return self._ranks.raise_together()
 
 
 def partition_by_length(items: Sequence[T], length: Callable[[T], int], ranks: int) -> list[list[T]]:

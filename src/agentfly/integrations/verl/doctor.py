@@ -47,13 +47,13 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     """Compare the installed packages with what verl and our extra ask for."""
     from packaging.requirements import Requirement
 
-    def installed(name: str) -> str | None:
+    def find_version(name: str) -> str | None:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             return None
 
-    if installed("verl") is None:
+    if find_version("verl") is None:
         yield "versions", False, f"verl is not installed: {install_command('verl')}, in an environment of its own"
         return
     wrong = []
@@ -62,10 +62,10 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
             asked = Requirement(line)
             if asked.name == DISTRIBUTION or (asked.marker and not asked.marker.evaluate({"extra": extra})):
                 continue
-            found = installed(asked.name)
+            found = find_version(asked.name)
             if found is None or not asked.specifier.contains(found, prereleases=True):
                 wrong.append(f"{package} asks for {asked.name}{asked.specifier}, and {found or 'none'} is installed")
-    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := installed(name)))
+    shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
     yield "versions", not wrong, "; ".join(wrong) or shown
 
 
