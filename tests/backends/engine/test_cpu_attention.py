@@ -95,11 +95,13 @@ def test_layers_with_and_without_bias_are_not_packed_together() -> None:
     assert parent.gate_proj.product is not parent.up_proj.product
 
 
-# Huge pages are off in the process: with them a page fault may stand for 4 KiB or for 2 MiB.
+# Huge pages are off in the process: with them a page fault may stand for 4 KiB or for 2 MiB. glibc's initial threshold is
+# set explicitly, which keeps it from growing: then every tensor is returned at first, whatever else the heap contains.
 FAULTS = """
 import ctypes, resource, torch
 from agentfly.backends.engine.memory import retain_freed_memory
 PR_SET_THP_DISABLE = 41
+M_MMAP_THRESHOLD = -3
 assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
 torch.set_num_threads(1)
 def work():
@@ -109,6 +111,7 @@ def count_page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10): work()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 << 10)
 returned = count_page_faults()
 retain_freed_memory()
 print(returned, count_page_faults())
