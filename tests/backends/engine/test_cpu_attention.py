@@ -95,8 +95,8 @@ def test_layers_with_and_without_bias_are_not_packed_together() -> None:
     assert parent.gate_proj.product is not parent.up_proj.product
 
 
-# Huge pages are off in the process: with them a page fault may stand for 4 KiB or for 2 MiB. glibc's initial threshold is
-# set explicitly, which keeps it from growing: then every tensor is returned at first, whatever else the heap contains.
+# Huge pages are off: with them a page fault may stand for 4 KiB or for 2 MiB. glibc's initial threshold is set
+# explicitly, which keeps it from growing: then every tensor is returned at first, whatever else the heap contains.
 FAULTS = """
 import ctypes, resource, torch
 from agentfly.backends.engine.memory import retain_freed_memory

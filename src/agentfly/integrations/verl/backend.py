@@ -37,10 +37,13 @@ class _RemoveDeadServers:
 
     async def generate(self, request_id: str, **request: Any) -> Any:
         while True:  # until the balancer has no server left, which raises
+            _last_server.set("")
             try:
                 return await super().generate(request_id, **request)  # type: ignore[misc]
             except RayActorError as error:
                 server = _last_server.get()
+                if not server:
+                    raise  # the balancer itself died
                 _LOG.warning("the rollout server %s died and is taken out of the balancer: %s", server, describe(error))
                 await self._load_balancer.remove_servers.remote([server])
 

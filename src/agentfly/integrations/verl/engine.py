@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayActorError
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -28,12 +29,15 @@ class EngineServer:
     def __init__(self, model: str, dtype: str) -> None:
         torch.set_num_threads(1)
         self._backend = open_backend("transformers", model=model, device="cpu", dtype=dtype, on_update="abort")
-        self._version = 0
+        self._version: int | None = None
+        """Of the weights; None until the first sync, which precedes all requests unless the server was restarted."""
         self._open = asyncio.Event()
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
+        if self._version is None:
+            raise RayActorError(error_msg="the server was restarted and has no weights before the next sync")
         await self._open.wait()
         params = sampling_params
         top_k = params.get("top_k", -1)

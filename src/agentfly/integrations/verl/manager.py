@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -119,38 +119,47 @@ class RolloutManager:
             if not calls:
                 time.sleep(_WAIT_SECONDS)
                 continue
-            ended, _ = ray.wait(calls, num_returns=1, timeout=_WAIT_SECONDS)
-            for call in ended:
+            try:
+                for call in ray.wait(calls, num_returns=1, timeout=_WAIT_SECONDS)[0]:
+                    self._handle_end(call)
+                    with self._lock:
+                        del self._running[call]
+            except Exception as error:  # verl would wait for these groups for ever
                 with self._lock:
-                    request, number, attempt = self._running.pop(call)
-                try:
-                    ray.get(call)
-                except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
-                    self._fail(request, error.cause)
-                except RayActorError as error:
-                    self._rerun(request, number, attempt, error)
-                except Exception as error:
+                    lost = [request for request, _, _ in self._running.values()]
+                    self._running.clear()
+                for request in lost:
                     self._fail(request, error)
+
+    def _handle_end(self, call: Any) -> None:
+        """Run the group of a call that ended with the death of its worker again; remember another error."""
+        request, number, attempt = self._running[call]
+        try:
+            ray.get(call)
+        except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
+            self._fail(request, error.cause)
+        except RayActorError as error:
+            self._rerun(request, number, attempt, error)
+        except Exception as error:
+            self._fail(request, error)
 
     def _rerun(self, request: GroupRequest, number: int, attempt: int, error: BaseException) -> None:
         if attempt == MAX_ATTEMPTS:
             message = f"the group at position {request.position} ended {attempt} workers: {describe(error)}"
             self._fail(request, Fault(message))
             return
+        tags = (tq.kv_list("train") or {}).get("train", {})
+        if tags.get(request.uid, {}).get("status") == "finished":
+            return  # it died after its last row: verl may be training on the group
         _LOG.warning("a chain worker died: the group at position %d is run again elsewhere", request.position)
-        time.sleep(min(attempt - 1, 5))  # with a single worker, until it has restarted
+        time.sleep(5 * (attempt - 1))  # with a single worker, until it has restarted
         self.reruns += 1
-        self._clear_rows(request.uid)
+        rows = [key for key in tags if key.startswith(f"{request.uid}_")]
+        if rows:
+            tq.kv_clear(keys=rows, partition_id="train")
         self._start(request, attempt + 1, avoid=number)
 
     def _fail(self, request: GroupRequest, error: BaseException) -> None:
         """Remember the error, and end verl's waiting for the group; the trainer then raises it."""
         self._error = self._error or error
         tq.kv_put(key=request.uid, partition_id="train", tag={"status": "failure"})
-
-    def _clear_rows(self, uid: str) -> None:
-        """Remove the rows of a group that its worker may have put before it died."""
-        listed = tq.kv_list("train") or {}
-        keys: Sequence[str] = [key for key in listed.get("train", {}) if key.startswith(f"{uid}_")]
-        if keys:
-            tq.kv_clear(keys=list(keys), partition_id="train")
