@@ -81,6 +81,8 @@ class RolloutManager:
         shares = [list(range(start, num_tasks, len(self.workers))) for start in range(len(self.workers))]
         chains: list[Trajectory] = []
         for attempt in range(MAX_ATTEMPTS):
+            if not any(shares):
+                break
             first = attempt % len(self.workers)  # a share goes to another worker than before
             workers = self.workers[first:] + self.workers[:first]
             time.sleep(5 * attempt)  # a dead worker takes seconds to restart, and refuses calls until then
