@@ -108,6 +108,7 @@ async def test_tampering_with_the_channel_is_reported(session, attack: str) -> N
         "import fcntl; fcntl.fcntl(1, 1031, 4096)",
         "import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (0, 0))",
         "import sys; sys.stdin.close()",
+        "import sys; sys.stdin.detach(); sys.stdout.detach()",
         "import builtins\n"
         "for name in ('len', 'isinstance', 'print', 'repr', 'str', 'open', 'type', 'compile', 'exec', 'max', 'id'):\n"
         "    setattr(builtins, name, None)",

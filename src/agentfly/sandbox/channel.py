@@ -212,7 +212,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 def parse(payload: bytes, form: Form, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Parse a JSON object of exactly this form: all required keys, no other keys, every value accepted."""
     try:
-        value = json.loads(payload)
+        value = json.loads(payload.decode())  # of bytes, json would also guess UTF-16 and UTF-32
     except (ValueError, RecursionError) as error:
         raise ProtocolViolation(f"invalid JSON: {type(error).__name__}") from error
     if not isinstance(value, dict) or not value.keys() <= form.keys() or not form.keys() - optional <= value.keys():

@@ -116,7 +116,7 @@ class Interpreter:
         self.unsent = unsent
         self.work = work
         self.quota = _Quota()
-        self.stdout, self.stderr = _TextOutput(1, self.quota), _TextOutput(2, self.quota)
+        self.open_streams()
         self.cells = 0
         self.main = types.ModuleType("__main__")
         self.namespace = self.main.__dict__
@@ -172,6 +172,11 @@ class Interpreter:
             reply["output"] = True
         return reply
 
+    def open_streams(self) -> None:
+        """Create an empty `sys.stdin`, and `sys.stdout` and `sys.stderr` that write to the pipe."""
+        self.stdin = _TextIOWrapper(_BytesIO())
+        self.stdout, self.stderr = _TextOutput(1, self.quota), _TextOutput(2, self.quota)
+
     def restore_streams(self, max_output: int) -> None:
         """Restore streams and working folder, whatever the previous call did to them."""
         self.quota.left = max_output
@@ -179,10 +184,14 @@ class Interpreter:
         os.set_blocking(self.pipe, True)
         for fd in (1, 2):
             os.dup2(self.pipe, fd)
-        if self.stdout.closed or self.stderr.closed:
-            self.stdout, self.stderr = _TextOutput(1, self.quota), _TextOutput(2, self.quota)
+        try:
+            usable = not (self.stdin.closed or self.stdout.closed or self.stderr.closed)
+        except ValueError:  # detached
+            usable = False
+        if not usable:
+            self.open_streams()
         vars(sys).update(
-            stdin=_TextIOWrapper(_BytesIO()),
+            stdin=self.stdin,
             stdout=self.stdout,
             stderr=self.stderr,
             __stdout__=self.stdout,
