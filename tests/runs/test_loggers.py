@@ -244,7 +244,8 @@ def test_wandb_gets_a_table_of_chains(tmp_path: Path, offline: None) -> None:
 @pytest.mark.integration
 def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'agentfly-rl[mlflow]'")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # instead of a server
     with evaluated_run(tmp_path) as run:
         for part in (RECORDS, RECORDS[1:2]):
             loggers = open_loggers(["mlflow"], run)
@@ -253,7 +254,7 @@ def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.
                 loggers.step(record)
             assert loggers.names == ("mlflow",)
             loggers.close()
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("agentfly")
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.data.params["model"] == "tiny"

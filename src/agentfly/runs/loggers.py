@@ -9,7 +9,6 @@ import difflib
 import importlib.util
 import json
 import logging
-import os
 import re
 import time
 import uuid
@@ -236,7 +235,7 @@ class WandbLogger(RunLogger):
 class MlflowLogger(RunLogger):
     """Logs to one MLflow run per run directory, also after a resume.
 
-    The tracking server is MLFLOW_TRACKING_URI; without it, the data is in `RUN/mlruns`.
+    Where it is stored follows from MLflow's own settings, such as MLFLOW_TRACKING_URI.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -249,10 +248,9 @@ class MlflowLogger(RunLogger):
         from mlflow.entities import Param
 
         path = self._directory.path
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (path / "mlruns").as_uri()
         id_file = path / "mlflow.id"
         try:
-            client = MlflowClient(tracking_uri=uri)
+            client = MlflowClient()
             if id_file.is_file():
                 self._run_id = id_file.read_text()
                 client.update_run(self._run_id, status="RUNNING")
@@ -265,8 +263,8 @@ class MlflowLogger(RunLogger):
                 write_atomic(id_file, self._run_id.encode())
         except Exception as error:
             raise ConfigError(
-                f"MLflow could not be started at {uri} ({describe(error)}); set MLFLOW_TRACKING_URI, or remove "
-                "'mlflow' from the loggers"
+                f"MLflow could not be started ({describe(error)}); set MLFLOW_TRACKING_URI to the address of a server, "
+                "or remove 'mlflow' from the loggers"
             ) from error
         self._client = client
 

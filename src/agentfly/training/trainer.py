@@ -153,8 +153,10 @@ class Trainer:
 
     async def _stop(self, step: asyncio.Task[None]) -> None:
         """End the step in progress with a checkpoint: abandon a rollout, leave out an evaluation, finish an update."""
-        self._stopping = True
-        if self._phase in ("rollout", "evaluate"):
+        # Other ranks may have ended already: nothing that they take part in can be waited for, or saved.
+        sharded = isinstance(self.learner, ShardedLearner)
+        self._stopping = not sharded
+        if sharded or self._phase in ("rollout", "evaluate"):
             step.cancel()
         await asyncio.wait([step])
         if not step.cancelled():
@@ -162,7 +164,7 @@ class Trainer:
             return
         self.step -= 1
         # The journal of an asynchronous rollout has everything since the last checkpoint.
-        if self.step and not self.config.async_training.max_staleness:
+        if self.step and not sharded and not self.config.async_training.max_staleness:
             self._task_sampler.position = self._step_position
             self._save_checkpoint()
 
