@@ -2,8 +2,8 @@
 
 `::: exports MODULE` documents every name in the `__all__` of a module whose names are imported lazily, which the static
 analysis of mkdocstrings does not see. `<!-- table of MODULE -->` is a table of these names. `<!-- command line -->` is
-the reference of the `agentfly` command. A link to a file of the repository outside of `docs` leads to a page with
-the file's text.
+the reference of the `agentfly` command, `<!-- fields -->` that of the configuration. A link to a file of the repository
+outside of `docs` leads to a page with the file's text.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 _EXPORTS = re.compile(r"^::: exports ([\w.]+)$", re.MULTILINE)
 _TABLE = re.compile(r"^<!-- table of ([\w.]+) -->$", re.MULTILINE)
 _COMMANDS = "<!-- command line -->"
+_FIELDS = "<!-- fields -->"
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#:]+)((?:#[^)]*)?)\)")
 _LANGUAGES = {".md": "markdown", ".py": "python", ".toml": "toml", ".yml": "yaml"}
 
@@ -51,6 +52,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     markdown = _LINK.sub(rewrite, markdown)
     markdown = _EXPORTS.sub(lambda match: _document_exports(match[1]), markdown)
     markdown = _TABLE.sub(lambda match: _tabulate_exports(match[1]), markdown)
+    if _FIELDS in markdown:
+        from agentfly.cli.fields import format_markdown
+
+        markdown = markdown.replace(_FIELDS, format_markdown())
     return markdown.replace(_COMMANDS, _document_commands()) if _COMMANDS in markdown else markdown
 
 

@@ -370,3 +370,56 @@ async def test_message_with_calls_needs_no_content_and_developer_is_system() -> 
     ]
     trajectory = (await byte_agent("x").run(said))[0]
     assert [m.role for m in trajectory.task.messages] == ["system", "assistant", "user"]
+
+
+# ── mistakes that are answered when the agent or its class is made ──
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("model", "HFAgent takes no 'model'; write model_name_or_path="),
+        ("tool", "write tools="),
+        ("reward_function", "write reward="),
+        ("max_turns", r"it is an option of a run: agent.run\(…, max_turns=…\)"),
+        ("nonsense", "it takes model_name_or_path, tools, reward"),
+    ],
+)
+def test_unknown_argument_is_answered_with_the_right_name(argument: str, said: str) -> None:
+    arguments: dict[str, Any] = {argument: "x"}
+    with pytest.raises(ConfigError, match=said):
+        HFAgent(**arguments)
+
+
+def generate_original(self: Any, messages_list: Any, **options: Any) -> None: ...
+
+
+def parse_original(self: Any, responses: Any, tools: Any) -> None: ...
+
+
+def use_engine(self: Any, calls: Any, results: Any) -> Any:
+    return self.llm_engine.generate(calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("generate_async", generate_original, "write `async def generate_async"),
+        ("parse", parse_original, "write `def parse"),
+        ("observe", use_engine, "Mine.observe uses `llm_engine`"),
+    ],
+)
+def test_method_of_the_original_is_refused_when_the_class_is_made(name: str, method: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        type("Mine", (BaseAgent,), {name: method})
+
+
+async def test_plain_function_is_a_reward_and_a_tool_has_another_name() -> None:
+    def half(prediction: str) -> float:
+        return 0.5
+
+    agent = byte_agent("-", tools=["calculator"], reward=half)
+    assert [each.name for each in agent.tools] == ["calculate"]
+    assert (await agent.run("Hi")).rewards == [0.5]
+    assert agent.template is not None
+    assert agent.template.start([{"role": "user", "content": "Hi"}]) == agent.template.start([Message("user", "Hi")])

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from agentfly.data import read_tasks, select
+from agentfly.data import load_trajectories, read_tasks, save_trajectories, select
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
+from tests.runs.chains import chain
 
 try:
     from PIL import Image as Picture
@@ -357,3 +358,15 @@ def test_reading_data_imports_nothing_heavy() -> None:
     code = f"import sys, agentfly.data; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_saved_trajectories_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "chains.jsonl"
+    chains = [chain("0/0", 1.0), chain("0/1", says="\ud800")]
+    save_trajectories(path, chains)
+    assert [each.to_json() for each in load_trajectories(path)] == [each.to_json() for each in chains]
+    path.write_text('{"no": "trajectory"}\n')
+    with pytest.raises(DataError, match=r"chains.jsonl, line 1: not a trajectory"):
+        load_trajectories(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_trajectories(tmp_path / "none.jsonl")

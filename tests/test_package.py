@@ -66,7 +66,8 @@ def test_the_exports_are_the_public_names() -> None:
 
 def test_unknown_name_lists_public_names() -> None:
     with pytest.raises(
-        AttributeError, match=r"has no attribute 'tol'; it has .*Environment, .*Pool, .*Task, .*reward, tool"
+        AttributeError,
+        match=r"has no attribute 'tol'; it has .*Environment, .*Pool, .*Task, .*reward, save_trajectories, tool",
     ):
         agentfly.tol  # noqa: B018
 

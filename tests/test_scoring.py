@@ -366,7 +366,7 @@ async def test_reward_of_the_chain_counts_at_its_last_turn() -> None:
 @pytest.mark.parametrize(
     ("spec", "wrong"),
     [
-        (lambda prediction: 1, "is not a reward; decorate the function with @reward"),
+        (Counter, "is not a reward; pass a function"),
         ([], "an empty list of rewards"),
         ("no_such_reward", "no reward is named 'no_such_reward'"),
         ([returning(1, "same"), returning(2, "same")], "two rewards have the same name among same, same"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentfly.agents import ActionAgent, BaseAgent, CodeAgent, HFAgent, ReactAgent
-    from agentfly.data import read_tasks
+    from agentfly.data import load_trajectories, read_tasks, save_trajectories
     from agentfly.environment import Environment, Pool
     from agentfly.errors import AgentFlyError, ConfigError, EnvironmentFault
     from agentfly.evaluation.evaluator import evaluate
@@ -46,15 +46,17 @@ __all__ = [
     "Trajectory",
     "evaluate",
     "load_template",
+    "load_trajectories",
     "read_tasks",
     "reward",
+    "save_trajectories",
     "tool",
     "train",
 ]
 
 _NAMES = {
     "agents": ("ActionAgent", "BaseAgent", "CodeAgent", "HFAgent", "ReactAgent"),
-    "data": ("read_tasks",),
+    "data": ("load_trajectories", "read_tasks", "save_trajectories"),
     "environment": ("Environment", "Pool"),
     "errors": ("AgentFlyError", "ConfigError", "EnvironmentFault"),
     "evaluation.evaluator": ("evaluate",),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import difflib
+import inspect
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import agentfly.rewards
 import agentfly.tools  # noqa: F401  (registers the general rewards and tools by name)
@@ -30,6 +32,17 @@ from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
 
 T = TypeVar("T")
+_NEAR_MISSES = {
+    "model": "model_name_or_path", "model_name": "model_name_or_path", "model_path": "model_name_or_path",
+    "path": "model_name_or_path", "rewards": "reward", "reward_function": "reward", "reward_name": "reward",
+    "prompt": "system_prompt", "system": "system_prompt", "chat_template": "template", "engine": "backend",
+}  # fmt: skip
+"""Arguments that users try → those they mean."""
+_SIGNATURES = {
+    "generate_async": "async def generate_async(self, request: Request) -> Completion",
+    "parse": "def parse(self, text: str) -> Reply",
+}
+"""Methods that subclasses override, with the signatures they must have."""
 RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
 
 
@@ -45,6 +58,14 @@ class BaseAgent:
     default_system_prompt: str | None = None
     """None: no system prompt by default."""
     default_on_no_call: RecoveryRuleLike = "end"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _refuse_original_methods(cls)
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        _refuse_unknown_arguments(cls, settings)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -91,6 +112,11 @@ class BaseAgent:
         self.template = self._build_template(template, dict(template_config or {}))
         self.trajectories: tuple[Trajectory, ...] = ()
         """The trajectories of the last finished run."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools, with those of environments one by one."""
+        return tuple(self.toolbox)
 
     # ── methods that subclasses override ──
 
@@ -261,6 +287,51 @@ class BaseAgent:
             for nudge in {None, *nudges}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
         return template
+
+
+def _refuse_original_methods(cls: type[BaseAgent]) -> None:
+    """Raise ConfigError for methods with the signatures of the original AgentFly, which would fail in a run."""
+    own = {name: each for name, each in vars(cls).items() if inspect.isfunction(each)}
+    for name, write in _SIGNATURES.items():
+        if name not in own:
+            continue
+        parameters = list(inspect.signature(own[name]).parameters)
+        try:
+            inspect.signature(own[name]).bind(None, None)
+            original = parameters[1:2] in (["messages"], ["messages_list"], ["responses"])
+        except TypeError:
+            original = True
+        if original:
+            given = f"{cls.__name__}.{name}({', '.join(parameters)})"
+            raise ConfigError(f"{given} is called with one turn, not like this; write `{write}`")
+    for name, each in own.items():
+        if "llm_engine" in each.__code__.co_names:
+            raise ConfigError(
+                f"{cls.__name__}.{name} uses `llm_engine`, which an agent does not have; write "
+                "`await self.backend.generate(request)` in `generate_async`"
+            )
+
+
+def _refuse_unknown_arguments(cls: type[BaseAgent], settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that no constructor of the agent takes, with the name that was meant."""
+    known: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
+            known |= parameters
+            if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+                break
+    for name in settings:
+        if name in known:
+            continue
+        if name in ("max_turns", "num_chains", *RunOptions.__annotations__):
+            hint = f"it is an option of a run: agent.run(…, {name}=…)"
+        elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), ""):
+            hint = f"write {close}=…"
+        else:
+            taken = [each for each in known if each not in ("self", "args", "kwargs")]
+            hint = f"it takes {', '.join(taken)}"
+        raise ConfigError(f"{cls.__name__} takes no {name!r}; {hint}")
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Read a dataset file into tasks.
+"""Read a dataset file into tasks; write trajectories to a file and read them.
 
 One row is one task: `question` or `messages` is the prompt, every other column is kept by name. Row numbers and default
 ids start at 0, line numbers at 1. The whole file is validated first: if any row is bad, DataError names the place and
@@ -28,8 +28,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
-from agentfly.errors import ConfigError, DataError
+from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import install_command
+from agentfly.trajectory import Trajectory
 from agentfly.types import Image, Task
 
 Row = tuple[str, Any]
@@ -94,6 +95,33 @@ def select(tasks: Sequence[Task], spec: str) -> list[Task]:
     close = difflib.get_close_matches(spec, [task.id for task in tasks], 3)
     hint = f"; close ones are {', '.join(map(repr, close))}" if close else ""
     raise ConfigError(f"no task has the id {spec!r}{hint}; an index (3) or a range (0:10) also works")
+
+
+def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write trajectories to a file, one JSON object per line; `load_trajectories` reads them."""
+    path = Path(path)
+    try:
+        # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(json.dumps(each.to_json(), ensure_ascii=False) + "\n" for each in trajectories)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def load_trajectories(path: str | Path) -> list[Trajectory]:
+    """Read the trajectories of a file that `save_trajectories` or `agentfly run --save` wrote."""
+    path = Path(path)
+    trajectories = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    trajectories.append(Trajectory.from_json(json.loads(line)))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise DataError(f"{path}, line {number}: not a trajectory: {describe(error)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return trajectories
 
 
 def _parse_row(row: Any, number: str, question: str, folder: Path) -> Task:

@@ -74,3 +74,12 @@ def describe(error: BaseException) -> str:
     except Exception:
         message = "(its own text cannot be read)"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+_CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""Control characters other than newline and tab, mapped to the replacement character."""
+
+
+def sanitize(text: str) -> str:
+    """Replace control characters other than newline and tab: model output must not control the terminal."""
+    return text.translate(_CONTROL)

@@ -160,8 +160,9 @@ class Registry(Generic[T]):
         self._group = group
         self._items: weakref.WeakValueDictionary[str, T] = weakref.WeakValueDictionary()
 
-    def add(self, item: T) -> None:
-        self._items[item.reference] = item
+    def add(self, item: T, alias: str = "") -> None:
+        """Add an item, under its reference or under another name for it."""
+        self._items[alias or item.reference] = item
 
     def find(self, name: str) -> T:
         """Look up a name or a full reference; a name with two different definitions is an error."""

@@ -200,24 +200,31 @@ def reward(function: Callable[..., Any] | None = None, /, **settings: Any) -> An
 REWARDS: plugins.Registry[Reward] = plugins.Registry("reward", plugins.REWARDS)
 """All rewards by name."""
 
-RewardLike = Reward | str
+RewardLike = Reward | Callable[..., Any] | str
 RewardSpec = RewardLike | Iterable[RewardLike] | Mapping[RewardLike, float]
+
+
+def find_reward(given: RewardLike) -> Reward:
+    """The reward of a name, or made of a function. Raises ConfigError for something else."""
+    if isinstance(given, str):
+        return REWARDS.find(given)
+    if isinstance(given, Reward):
+        return given
+    if not inspect.isroutine(given):
+        raise ConfigError(f"{given!r} is not a reward; pass a function, one decorated with @reward, or a reward's name")
+    return Reward(given)
 
 
 class Scorer:
     """The rewards of one agent, each with its weight."""
 
     def __init__(self, spec: RewardSpec, environments: Iterable[type[Environment]] = ()) -> None:
-        """`spec` is a reward or its name, several of them, or a mapping from each to its weight."""
+        """`spec` is a reward, a function or a name, several of them, or a mapping from each to its weight."""
         if isinstance(spec, str) or callable(spec):
             spec = [spec]
         self.rewards: list[tuple[Reward, float]] = []
         for given, weight in spec.items() if isinstance(spec, Mapping) else [(each, 1.0) for each in spec]:
-            found = REWARDS.find(given) if isinstance(given, str) else given
-            if not isinstance(found, Reward):
-                raise ConfigError(
-                    f"{given!r} is not a reward; decorate the function with @reward, or pass a reward's name"
-                )
+            found = find_reward(given)
             weight = validate(f"the weight of reward {given!r}", weight, FiniteFloat)
             self.rewards.append((found, weight))
         names = [each.name for each, _ in self.rewards]

@@ -288,10 +288,13 @@ class Sampling:
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
+    """Nucleus sampling: the smallest set of tokens with this total probability; 1 disables the filter."""
     top_k: int = 0
-    """0 disables the filter."""
+    """Sample from this many most likely tokens; 0 disables the filter."""
     min_p: float = 0.0
+    """Drop tokens below this fraction of the highest probability; 0 disables the filter."""
     repetition_penalty: float = 1.0
+    """Divides the logits of tokens that occurred already; 1 disables it."""
     max_tokens: int | None = None
     """Maximum tokens per turn; None: as many as fit the context."""
     stop: tuple[str, ...] = ()

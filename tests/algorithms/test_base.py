@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentfly.algorithms import GRPO, PPO, RLOO, ReMax
 from agentfly.algorithms.base import Episode
 from agentfly.errors import ConfigError, RecordError
 from agentfly.segment import Segment
@@ -104,3 +105,12 @@ def test_unknown_segment_reward_is_rejected() -> None:
         ConfigError, match="no segment reward is named 'first'; there are broadcast, last, uniform, geo"
     ):
         Episode.from_trajectory(trajectory([1], 1.0), "first")  # type: ignore[arg-type]
+
+
+def test_advantages_of_bare_rewards() -> None:
+    assert RLOO().advantages([[1, 0], [1, 1]]) == [[1.0, -1.0], [0.0, 0.0]]
+    assert GRPO().advantages([[3, 1]]) == [pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)]
+    with pytest.raises(ConfigError, match="PPO needs a critic's values beside rewards"):
+        PPO().advantages([[1, 0]])
+    with pytest.raises(ConfigError, match="ReMax needs the reward of a greedy chain"):
+        ReMax().advantages([[1, 0]])

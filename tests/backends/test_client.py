@@ -8,6 +8,7 @@ import logging
 import re
 import socket
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -479,8 +480,9 @@ async def test_unreachable_server_is_retried_only_if_it_was_reachable_before(mon
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         backend = ClientBackend("tiny", url, retries=1, backoff=0.001)
-        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*agentfly serve tiny.*with /v1$"):
+        with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*agentfly serve tiny.*with /v1$") as raised:
             await backend.generate(ask())  # never reachable: raised at once
+        assert "httpx" not in "".join(traceback.format_exception(raised.value))
         backend._connected = True  # reachable before: it may come back
         with pytest.raises(BackendFault, match=rf"cannot reach {url}: .*asked 2 times"):
             await backend.generate(ask())

@@ -122,7 +122,7 @@ def test_save_path_is_checked_before_the_run(recipe: Path, tmp_path: Path) -> No
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "there is no folder" in missing.stderr
     assert "is a folder; name a file in it" in folder.stderr
-    assert "could not be written: No space left on device" in full.stderr
+    assert "cannot be written: No space left on device" in full.stderr
 
 
 def test_recipe_errors_show_a_traceback_from_the_recipe_on(tmp_path: Path) -> None:

@@ -68,3 +68,30 @@ def test_memory_options_without_a_model_are_rejected() -> None:
     said = CliRunner().invoke(app, ["doctor", "--device-gib", "80"])
     assert isinstance(said.exception, ConfigError)
     assert "--memory" in str(said.exception)
+
+
+RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
+
+
+def test_recipe_is_checked_up_to_a_sampled_chain(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOWELS_MODEL", str(small_model))
+    said = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(RECIPE), "sampling.max_tokens=4"])
+    rows = {line.split("│")[1].strip(): line for line in said.output.splitlines() if line.startswith("│")}
+    assert list(rows) == [
+        "sandbox", "packages", "recipe", "GPU", "memory", "template", "parser", "environments", "weight sync", "mask",
+        "log-probabilities",
+    ]  # fmt: skip
+    assert all("FAILS" not in rows[name] for name in list(rows)[1:]), said.output
+    assert said.exit_code == int("FAILS" in rows["sandbox"])
+    assert "40 tasks, 8 held out" in rows["recipe"]
+
+
+def test_failed_check_has_a_cure_and_ends_with_one(tmp_path: Path, small_model: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("import no_such_package\n")
+    said = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(recipe)])
+    assert said.exit_code == 1
+    assert "No module named 'no_such_package'" in said.output
+    assert "install what it needs" in said.output
+    other = CliRunner().invoke(app, ["doctor", str(recipe), "--on", "verl"])
+    assert isinstance(other.exception, ConfigError)

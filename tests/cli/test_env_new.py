@@ -39,7 +39,7 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_files_work() -> None:
     said = invoke("env", "new", "GuessingGameOfNumbers")
     folder = Path(MODULE)
     assert f"wrote {folder / MODULE}.py" in said
@@ -51,9 +51,18 @@ def test_written_files_work(small_model: Path, monkeypatch: pytest.MonkeyPatch) 
         run(sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--line-length", width, folder)
     assert ": 16 properties hold\n" in invoke("env", "check", folder / f"{MODULE}.py", "-n", 2)
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) < 200
-    invoke("train", folder / f"{MODULE}_recipe.py", f"model={small_model}", "steps=1", "tasks_per_step=1",
-           "num_chains=2", "evaluation.every=null", "--run", "run")  # fmt: skip
-    assert RunDirectory("run").records()[-1].step == 1
+
+
+def test_printed_commands_train_an_agent_that_calls_its_tool() -> None:
+    lines = invoke("env", "new", MODULE).splitlines()
+    sft, train = (next(line.split()[1:] for line in lines if f"agentfly {name} " in line) for name in ("sft", "train"))
+    invoke(*sft, "--expert", 40, "--steps", 20)
+    invoke(
+        *train, "steps=1", "tasks_per_step=2", "num_chains=2", "max_turns=1", "evaluation.every=none", "--run", "run"
+    )
+    metrics = RunDirectory("run").records()[-1].metrics
+    assert metrics["calls/chain"] > 0
+    assert metrics["calls/unknown_rate"] == 0
 
 
 def test_written_tests_pass() -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from agentfly.cli.live_view import ProgressSteps
+from agentfly.runs.progress import ProgressSteps
 
 
 @pytest.mark.parametrize(("total", "lines"), [(3, 3), (10, 10), (95, 10)])

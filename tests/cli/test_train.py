@@ -6,9 +6,12 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -54,7 +57,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
     [
         ([], "give a recipe, or --resume"),
         ([RECIPE, "--resume", "x"], "a run is resumed as it was started"),
-        (["--resume", "x", "steps=9"], "a run is resumed as it was started"),
+        (["--resume", "x", "--run", "y"], "a run is resumed as it was started"),
+        (["--resume", "x", "stops=9"], "there is no field 'stops'; close ones: steps"),
         (["nowhere.py"], "there is no recipe 'nowhere.py'"),
         ([RECIPE, "learning_rat=1"], "close ones: optimizer.learning_rate"),
         ([RECIPE, "fast"], "write field=value"),
@@ -89,18 +93,34 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
     assert "must define `config`" in invoke_error(recipe)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_run_prints_the_resume_command(number: signal.Signals, status: int) -> None:
-    arguments = ["train", str(RECIPE), "steps=1000", "--run", "here"]
+def run_without_sigint(*arguments: Any) -> None:
+    """Run a command as a shell without job control runs it in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_main(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "status"),
+    [(run_main, signal.SIGINT, 130), (run_main, signal.SIGTERM, 143), (run_without_sigint, signal.SIGTERM, 143)],
+    ids=["SIGINT", "SIGTERM", "SIGTERM with SIGINT ignored"],
+)
+def test_interrupted_run_leaves_a_checkpoint_and_a_report(
+    target: Callable[..., None], number: signal.Signals, status: int
+) -> None:
+    arguments = ["train", str(RECIPE), "steps=1000", "checkpoint.every=1000", "--run", "here"]
     files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
     files[0].touch()
-    with fork(run_main, arguments, files, Path.cwd()) as process:
+    with fork(target, arguments, files, Path.cwd()) as process:
         while process.is_alive() and not Path("here/metrics.jsonl").exists():
             time.sleep(0.05)
         os.kill(process.pid or 0, number)
         process.join(60)
         assert process.exitcode == status
-    assert "agentfly train --resume here" in files[1].read_text()
+    run = RunDirectory("here")
+    done = run.records()[-1].step
+    assert f"stopped after step {done} of 1000; go on with: agentfly train --resume here" in files[1].read_text()
+    assert (run.checkpoints / f"step-{done:06}" / "manifest.json").is_file()
+    assert run.report.exists()
 
 
 def test_resume_without_recipe_copy_is_rejected() -> None:
@@ -153,3 +173,14 @@ def test_missing_verl_is_reported_before_the_run_starts(tmp_path: Path) -> None:
     assert "pip install 'agentfly-rl[verl]'" in str(result.exception)
     assert result.output == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["train"], ["run"], ["eval"], ["sft", "--out", "model"]])
+def test_missing_recipe_is_reported_before_anything_slow_is_imported(command: list[str]) -> None:
+    report = (
+        "import sys\nfrom agentfly.cli.app import main\n"
+        "try:\n    main()\nfinally:\n    print(*sorted({'agentfly.agent', 'numpy', 'torch'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", report, *command, "nope.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "\n")
+    assert "there is no recipe 'nope.py'" in done.stderr

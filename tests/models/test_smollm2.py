@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from agentfly import models
+from agentfly import HFAgent, Message, models, tool
 from agentfly.errors import ConfigError
 from agentfly.models import smollm2
 from tests.conftest import load_family
@@ -84,6 +84,26 @@ def test_transformers_loads_the_folder(folder: Path) -> None:
     )
     said = model.generate(**asked, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(said[0, asked["input_ids"].shape[1] :])
+
+
+def test_agent_shows_its_tools_without_naming_a_template(folder: Path) -> None:
+    @tool
+    def add(a: int, b: int) -> str:
+        """Add two integers."""
+        return str(a + b)
+
+    from transformers import AutoTokenizer
+
+    agent = HFAgent(str(folder), tools=[add], backend="scripted", backend_config={"script": "-"})
+    assert agent.template is not None
+    prompt = agent.template.render([Message("user", "What is 1 + 2?")])
+    assert '"name": "add"' in prompt
+    conversation = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    ours, original = (
+        tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        for tokenizer in (AutoTokenizer.from_pretrained(folder), load_family("smollm2"))
+    )
+    assert ours == original
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -105,6 +105,13 @@ def test_demonstrations_are_seeded_and_cover_all_strategies() -> None:
     assert {each.answer for each in SHOWN} > values
 
 
+def test_build_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the tiny model is made with torch")
+    (tmp_path / "model").mkdir()
+    tiny.build(tmp_path / "model", tmp_path, steps=2)
+    assert "training the tiny model: 1 of 2, loss" in capsys.readouterr().err
+
+
 def test_build_is_deterministic(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the tiny model is made with torch")
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()

@@ -168,3 +168,20 @@ def test_any_metrics_are_accepted(history: list[dict[str, float]]) -> None:
 def test_constant_history_has_no_drift(value: float) -> None:
     rung = look([dict.fromkeys(HEALTHY, value)] * 30)
     assert not {alarm.kind for alarm in rung} & {"entropy_collapse", "length_drift", "turn_drift"}
+
+
+def test_failing_calls_are_reported_at_the_first_step_with_the_tools() -> None:
+    chains = [
+        chain("0/0", 0.0, calls=[call("search", CallStatus.UNKNOWN), call("add", CallStatus.INVALID)]),
+        chain("0/1", 0.0, calls=[call("search", CallStatus.UNKNOWN)]),
+    ]
+    watch = AlarmMonitor()
+    (alarm,) = watch.observe(1, chain_metrics(chains), chains, ["add", "lookup"])
+    assert alarm.kind == "failing_calls"
+    assert alarm.message == (
+        "100% of tool calls fail, so nothing can be learned about using the tools; called: 'search' (no such tool, "
+        "2 times), 'add' (unreadable, or with wrong arguments, 1 times); the agent's tools: add, lookup"
+    )
+    assert alarm.chains == ("0/0", "0/1")
+    some = [chain("0/0", 1.0, calls=[call("add")]), *chains[1:]]
+    assert [each.kind for each in AlarmMonitor().observe(1, chain_metrics(some), some)] == []

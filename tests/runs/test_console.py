@@ -75,13 +75,27 @@ def test_log_has_one_line_per_step(tmp_path: Path) -> None:
         sink.close()
         sink.close()
     assert isinstance(console.file, io.StringIO)
-    title, before, first, second, held, alarm = console.file.getvalue().splitlines()
+    title, start, before, first, second, held, alarm = console.file.getvalue().splitlines()
     assert title == f"agentfly · count.py · tiny · grpo · {tmp_path.name} · 10 steps"
+    assert start == "generate …"
     assert before == "held out before training: reward 0.310 (0.240 to 0.390, 64 tasks)"
     assert first.startswith("step  1/10  reward 0.400  success 50%  turns 2.0  calls 1.4  tokens 1,182  kl 0.012")
     assert second.startswith("step  2/10  reward 0.500")
     assert held == "held out after step 2: reward 0.520 (0.400 to 0.600, 64 tasks)"
     assert alarm == "ALARM entropy_collapse: the model [bold]hardly[/bold] varies [chains 3/1, 5/2]"
+
+
+def test_step_line_shows_invalid_and_unknown_calls_if_there_are_any(tmp_path: Path) -> None:
+    output = io.StringIO()
+    rates = {"calls/chain": 1.0, "calls/invalid_rate": 0.25, "calls/unknown_rate": 0.5}
+    with RunWriter.create(tmp_path, {}) as run:
+        logger = ConsoleLogger(run, Console(file=output))
+        logger.step(step(1, 0.0, metrics=rates))
+        logger.step(step(2, 0.0, metrics={**rates, "calls/invalid_rate": 0.0, "calls/unknown_rate": 0.0}))
+    first, second = output.getvalue().splitlines()
+    assert "calls 1.0  invalid calls 25%  unknown tools 50%" in first
+    assert "invalid" not in second
+    assert "unknown" not in second
 
 
 def test_single_step_is_singular(tmp_path: Path) -> None:

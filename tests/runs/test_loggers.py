@@ -14,7 +14,8 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.runs import Alarm, EvalFigures, Progress, RunLoggers, RunWriter, StepRecord, open_loggers
-from tests.runs.chains import step
+from agentfly.runs.loggers import LOGGED_CHAINS, format_chain_html, format_chain_markdown, sample_chains
+from tests.runs.chains import chain, step
 
 RECORDS = [
     StepRecord(0, 10, eval=EvalFigures(0.25, 0.1, 0.4, 16)),
@@ -179,3 +180,84 @@ def test_wandb_keeps_a_run_offline_and_resumes_it(tmp_path: Path, offline: None)
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert [row.get("reward/mean") for row in rows] == [None, 0.5, 0.75]
     assert rows[1]["alarm/kl_blow_up"] == 1
+
+
+# ── chains of an evaluation ──
+
+EVIL = "<script>alert(1)</script> **bold**"
+
+
+def evaluated_run(path: Path) -> RunWriter:
+    run = RunWriter.create(path, {})
+    chains = [chain(f"{task}/{number}", task / 10, says=f"{EVIL} {task}") for task in range(10) for number in range(2)]
+    run.write_trajectories(0, chains, held_out=True)
+    return run
+
+
+def test_a_few_chains_are_logged_from_the_lowest_reward_to_the_highest(tmp_path: Path) -> None:
+    with evaluated_run(tmp_path) as run:
+        assert [each.id for each in sample_chains(run, 0)] == ["0/0", "3/0", "6/0", "9/0"]
+        assert sample_chains(run, 1) == []
+        (html, markdown) = (each(sample_chains(run, 0)[0]) for each in (format_chain_html, format_chain_markdown))
+    assert "<script>" not in html
+    assert 'title="model"' in html
+    assert f"**model**\n\n    assistant: {EVIL} 0" in markdown
+    long = format_chain_html(chain(says="x" * 100_000))
+    assert "more characters)" in long
+    assert len(long) < 30_000
+
+
+def test_tensorboard_gets_chains(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: pip install 'agentfly-rl[tensorboard]'")
+    with evaluated_run(tmp_path) as run:
+        loggers = open_loggers(["tensorboard"], run)
+        loggers.start({})
+        loggers.step(RECORDS[0])
+        loggers.close()
+    texts = {
+        v.tag: v.tensor.string_val[0].decode()
+        for e in events(tmp_path / "tensorboard")
+        for v in e.summary.value
+        if v.tag.startswith("chains/")
+    }
+    assert len(texts) == LOGGED_CHAINS
+    assert any(f"assistant: {EVIL} 9" in text for text in texts.values())
+
+
+@pytest.mark.integration
+def test_wandb_gets_a_table_of_chains(tmp_path: Path, offline: None) -> None:
+    with evaluated_run(tmp_path / "run") as run:
+        loggers = open_loggers(["wandb"], run)
+        loggers.start({})
+        loggers.step(RECORDS[0])
+        assert loggers.names == ("wandb",)
+        loggers.close()
+    (table,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/*.json")
+    content = json.loads(table.read_text())
+    assert content["columns"] == ["chain", "task", "reward", "stop", "text"]
+    assert [row[0] for row in content["data"]] == ["0/0", "3/0", "6/0", "9/0"]
+
+
+# ── MLflow ──
+
+
+@pytest.mark.integration
+def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'agentfly-rl[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # instead of a server
+    with evaluated_run(tmp_path) as run:
+        for part in (RECORDS, RECORDS[1:2]):
+            loggers = open_loggers(["mlflow"], run)
+            loggers.start({"model": "tiny", "optimizer": {"learning_rate": 1.0}})
+            for record in part:
+                loggers.step(record)
+            assert loggers.names == ("mlflow",)
+            loggers.close()
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("agentfly")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.params["model"] == "tiny"
+    assert found.info.status == "FINISHED"
+    assert [each.value for each in client.get_metric_history(found.info.run_id, "reward/mean")][:2] == [0.5, 0.75]
+    assert [each.path for each in client.list_artifacts(found.info.run_id, "chains")] == ["chains/step-000000.html"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.runs import Alarm, EvalFigures, RunWriter, StepRecord
+from agentfly.runs.record import PHASES
 from agentfly.runs.report import draw_curve, smooth, write_curve, write_report
 from tests.runs.chains import chain, step
 
@@ -134,7 +135,7 @@ def test_the_curve_shows_training_and_held_out_rewards() -> None:
     assert smooth[4] == [5, pytest.approx(0.5)]
     assert held == [[0, 0.2], [9, 0.8]]
     words = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert words == ["training tasks", "held-out tasks, 95 % interval"]
+    assert words == ["training tasks", "held-out tasks, sampled, 95 % interval"]
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,42 @@ def test_smoothing_neither_lags_nor_changes_a_straight_line() -> None:
     line = [float(i) for i in range(200)]
     assert smooth(line)[5:-5] == pytest.approx(line[5:-5])
     assert smooth([]) == []
+
+
+def test_every_phase_has_a_color(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, {}) as run:
+        run.append(StepRecord(1, 1, {"reward/mean": 0.0}, dict.fromkeys([*PHASES, "another"], 1.0)))
+        write_report(run)
+    text = run.report.read_text()
+    colors = {phase: re.findall(rf"\.{phase} {{ background: (#\w+);", text) for phase in PHASES}
+    assert len({color for (color,) in colors.values()}) == len(PHASES)
+    assert ":where(.bar div, .swatch) { background: #" in text
+
+
+def test_greedy_evaluation_is_shown_beside_the_sampled_one(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, {}) as run:
+        for at, sampled, greedy in ((0, 0.1, 0.2), (2, 0.3, 0.45)):
+            run.append(step(at, eval=EvalFigures(sampled, 0.0, 1.0, 2, {"greedy": greedy})))
+        write_report(run)
+        text = re.sub(r"\s+", " ", Page(run.report.read_text()).text)
+        assert "held-out reward, sampled0.100 → 0.300" in text
+        assert "held-out reward, greedy0.200 → 0.450" in text
+        labels = draw_curve(run.records()).axes[0].get_legend_handles_labels()[1]
+    assert labels == ["training tasks", "greedy", "held-out tasks, sampled, 95 % interval"]
+
+
+@pytest.mark.integration
+def test_command_reports_a_run_under_way_and_one_without_steps(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from agentfly.cli.app import app
+
+    with run_in(tmp_path / "busy") as run, RunWriter.create(tmp_path / "empty", {"steps": 5}):
+        for name in ("busy", "empty"):
+            result = CliRunner().invoke(app, ["report", str(tmp_path / name)])
+            assert result.exit_code == 0, result.output
+        assert "2 of 10 steps" in run.report.read_text()
+        assert "; not finished" in run.report.read_text()
+        assert run.curve.exists()
+        assert "0 of 5 steps" in (tmp_path / "empty" / "report.html").read_text()
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code != 0

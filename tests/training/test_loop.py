@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -19,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
-from agentfly.runs import RunDirectory, RunWriter
+from agentfly.runs import Progress, RunDirectory, RunWriter
+from agentfly.training.trainer import Trainer
 from tests.commands import fork
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
@@ -184,6 +186,60 @@ def test_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixtu
     run(tmp_path / "run", "steps=1")
     resume_run(tmp_path / "run", None)
     assert "is finished" in " ".join(capsys.readouterr().out.split())
+
+
+def test_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
+    whole = figures(run(tmp_path / "whole", "steps=3", "evaluation.every=null"))
+    run(tmp_path / "run", "steps=2", "evaluation.every=null")
+    resume_run(tmp_path / "run", None, ["steps=3"])
+    directory = RunDirectory(tmp_path / "run")
+    assert [each["reward/mean"] for each in figures(directory)[1:]] == [each["reward/mean"] for each in whole[1:]]
+    assert (directory.config["steps"], directory.config["overrides"]["steps"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("optimizer.learning_rate=1", "its steps so far were trained with the first value.*may change steps, gpus"),
+        ("steps=1", "has completed 2 steps: steps=1 is fewer"),
+        ("optimizer.schedule=linear", "was started with optimizer.schedule='constant'"),
+    ],
+)
+def test_resume_refuses_changes_that_are_not_safe(tmp_path: Path, change: str, said: str) -> None:
+    run(tmp_path / "run", "steps=2")
+    with pytest.raises(ConfigError, match=said):
+        resume_run(tmp_path / "run", None, [change])
+
+
+@pytest.mark.parametrize("phase", ["rollout", "update", "evaluate"])
+async def test_cancelled_run_resumes_with_the_same_result(
+    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancel the second step in each phase: a rollout is abandoned, an update finished, an evaluation left out."""
+    changes = {"steps": 3, "checkpoint.every": 10, "loggers": ()}
+    plan = plan_recipe(Recipe(RECIPE), changes)
+    await Trainer(plan, tmp_path / "whole").run()
+    trainer = Trainer(plan, tmp_path / "run")
+    running = asyncio.create_task(trainer.run())
+    reached = trainer._loggers.progress
+
+    def cancel(progress: Progress) -> None:
+        reached(progress)
+        if trainer.step == 2 and progress.phase == phase:
+            asyncio.get_running_loop().call_soon(running.cancel)
+
+    monkeypatch.setattr(trainer._loggers, "progress", cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    stopped = RunDirectory(tmp_path / "run")
+    assert stopped.report.exists()
+    assert [each.step for each in stopped.records()] == ([0, 1] if phase == "rollout" else [0, 1, 2])
+    await Trainer(plan, tmp_path / "run", resume=True).run()
+    trained = [
+        [{name: value for name, value in each.items() if not name.startswith("eval/")} for each in figures(run)]
+        for run in (RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run"))
+    ]
+    assert trained[0] == trained[1]
 
 
 def test_run_can_resume_from_an_earlier_step(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from agentfly.errors import ConfigError, RecordError
 from agentfly.segment import Floats, Ids, Mask, Segment
-from agentfly.trajectory import TrainingTreatment, Trajectory
+from agentfly.trajectory import StopReason, TrainingTreatment, Trajectory
+from agentfly.types import Task
 
 Array = npt.NDArray[np.float64]
 SegmentReward = Literal["broadcast", "last", "uniform", "geometric"]
@@ -190,6 +191,24 @@ class Algorithm:
             ]
             for group in groups
         ]
+
+    def advantages(self, rewards: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Advantages of chains of one turn, from bare rewards: one list of numbers per task in, and out.
+
+        Raises ConfigError for an algorithm that needs more than rewards.
+        """
+        if self.needs_values or self.needs_greedy:
+            more = "a critic's values" if self.needs_values else "the reward of a greedy chain"
+            raise ConfigError(f"{type(self).__name__} needs {more} beside rewards; call compute_advantages with groups")
+        one = np.zeros(1, np.int32)
+        token = SegmentArrays(one, one == 0, one.astype(np.float32), turns=one, weight_versions=one)
+        chain = Trajectory(Task.of("-"), segments=(), turns=(), prediction="", stop=StopReason.ANSWER)
+        groups = [
+            Group(tuple(Episode(chain, (token,), np.array([reward], np.float32)) for reward in group))
+            for group in rewards
+        ]
+        estimates = self.compute_advantages(groups)
+        return [[float(each.advantages[0][0]) for each in group] for group in estimates]
 
     def turn_advantages(self, group: Group) -> list[Array]:
         """One [turns] array per episode of the group."""

@@ -218,7 +218,7 @@ class ClientBackend(Backend):
             async with (await self._clients.get()).client.stream("POST", url, json=body or {}) as response:
                 text = await read_error_text(response)
         except httpx.TransportError as error:
-            raise BackendFault(f"{url} cannot be reached: {reason(error)}") from error
+            raise BackendFault(f"{url} cannot be reached: {reason(error)}") from None
         if response.status_code in (404, 405):
             raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
         if not response.is_success:
@@ -319,13 +319,11 @@ class ClientBackend(Backend):
             raise fault(
                 f"cannot reach {self.base_url}: {reason(error)}; check that the server is running "
                 f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
-            ) from error
-        except httpx.TimeoutException as error:
-            raise BackendFault(
-                f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more"
-            ) from error
+            ) from None  # the transport's traceback says nothing more
+        except httpx.TimeoutException:
+            raise BackendFault(f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more") from None
         except httpx.TransportError as error:
-            raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from error
+            raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from None
         except BodyError as error:
             raise MalformedResponse(f"{self.base_url} sent a response that cannot be read: {error}") from error
 
@@ -333,4 +331,4 @@ class ClientBackend(Backend):
 def _raise_last(state: RetryCallState) -> None:
     """Raise the error of the last attempt."""
     error = state.outcome.exception() if state.outcome is not None else None
-    raise BackendFault(f"{error} (asked {state.attempt_number} times)") from error
+    raise BackendFault(f"{error} (asked {state.attempt_number} times)") from None

@@ -29,7 +29,11 @@ class FleetBackend(Backend):
     """Routes requests to members by chain."""
 
     def __init__(self, members: Sequence[Backend | Mapping[str, Any]], *, model: str | None = None) -> None:
-        """`members`: backends, or their settings with `backend` as the name; `model` is a setting of all of them."""
+        """
+        Args:
+            members: Backends, or their settings with `backend` as the name.
+            model: A setting of all of them.
+        """
         from agentfly.backends import open_backend  # which knows this module by name
 
         if not members:

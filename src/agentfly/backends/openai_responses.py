@@ -184,7 +184,7 @@ async def read_completion(
         if not _is_stream(response):
             raise
         if finish is None:  # after the finish_reason the completion is whole
-            raise _stream_error(len(ids), "tokens", reason(error)) from error
+            raise _stream_error(len(ids), "tokens", reason(error)) from None
     if finish is None:
         raise _stream_error(len(ids), "tokens", "no finish_reason came")
     if not ids and finish is not FinishReason.ABORTED:
@@ -250,7 +250,7 @@ async def _read_chat_stream(
                 finish = choice.finish_reason or finish  # last, as in read_completion
     except (httpx.TransportError, BodyError, Retryable) as error:
         if finish is None:
-            raise _stream_error(received, "deltas", reason(error)) from error
+            raise _stream_error(received, "deltas", reason(error)) from None
     if finish is None:
         raise _stream_error(received, "deltas", "no finish_reason came")
     tool_calls = tuple(_to_tool_call(*call) for call in calls.values())

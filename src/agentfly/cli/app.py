@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentfly import plugins
-from agentfly.cli import doctor, env, models, recipes, serve, template
+from agentfly.cli import doctor, env, models, recipes, report, serve, template
 from agentfly.errors import ConfigError
 
 
@@ -56,10 +56,23 @@ def _summarize(command: str) -> str:
     return text.partition("\n")[0].partition(": ")[2] or text
 
 
+_HELP_FIELDS = "--help-fields"
+
+
 class _TrainCommand(TyperCommand):
-    """A command with config overrides: an unknown option that is a field gets an error that shows how to write it."""
+    """A command with config overrides.
+
+    `--help-fields [NAME]` prints their reference; an unknown option that is a field gets an error that shows how to
+    write it.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if _HELP_FIELDS in args:
+            from agentfly.cli.fields import print_fields
+
+            names = [each for each in args[args.index(_HELP_FIELDS) + 1 :] if not each.startswith("-")]
+            print_fields(names[0] if names else None)
+            ctx.exit()
         options = {name for each in self.get_params(ctx) for name in each.opts}
         for argument, following in pairwise([*args, "VALUE"]):
             option, _, value = argument.partition("=")
@@ -87,6 +100,9 @@ BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --back
 MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")]
+HelpFields = Annotated[
+    bool, typer.Option(_HELP_FIELDS, help="Print the config fields, or with a NAME behind it those of that name.")
+]
 RunFolder = Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")
@@ -134,6 +150,7 @@ def run(
     save: Annotated[Path | None, typer.Option(help="Write the trajectories to this file, as JSON lines.")] = None,
 ) -> None:
     """Run an agent from a recipe or flags, and show its chains live."""
+    found = None if recipe is None else recipes.find_recipe(recipe)
     import agentfly.cli.run as running
 
     flags = running.drop_unset(
@@ -142,8 +159,8 @@ def run(
     )  # fmt: skip
     if save is not None:
         running.check_writable(save)
-    if recipe is not None:
-        chosen = running.load_recipe(recipes.find_recipe(recipe), flags if agent is None else {"agent": agent, **flags})
+    if found is not None:
+        chosen = running.load_recipe(found, flags if agent is None else {"agent": agent, **flags})
     else:
         chosen = running.build_run(agent or "hf", flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
@@ -163,28 +180,35 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     from_step: Annotated[int | None, typer.Option(help="Resume from this checkpoint instead of the newest.")] = None,
     on: Annotated[str | None, typer.Option(help="verl: train on a Ray cluster, with nodes=N gpus=G.")] = None,
+    help_fields: HelpFields = False,
 ) -> None:
     """Train an agent from a recipe, or resume a run."""
-    import agentfly.cli.train as training
-
     if resume is not None:
-        if recipe is not None or run is not None or on is not None:
+        changes = [*([] if recipe is None else [recipe]), *(changes or [])]
+        if run is not None or on is not None or any("=" not in each for each in changes):
             raise ConfigError(
-                "a run is resumed as it was started: --resume takes no recipe, no overrides, no --run and no --on"
+                "a run is resumed as it was started: --resume takes no recipe, no --run and no --on, only changes such "
+                "as steps=200"
             )
-        training.resume_run(resume, from_step)
+        import agentfly.cli.train as training
+
+        training.resume_run(resume, from_step, changes)
         return
     if from_step is not None:
         raise ConfigError("--from-step needs --resume")
     if recipe is None:
         raise ConfigError("give a recipe, or --resume with a run directory")
-    training.train_recipe(recipes.find_recipe(recipe), changes or [], run, on)
+    found = recipes.find_recipe(recipe)  # before the imports: a wrong name gets its error at once
+    import agentfly.cli.train as training
+
+    training.train_recipe(found, changes or [], run, on)
 
 
 @app.command(cls=_TrainCommand)
 def demo(
     changes: Overrides = None,
     run: RunFolder = None,
+    help_fields: HelpFields = False,
 ) -> None:
     """Train a small agent, without a GPU or a download. It is the recipe `lookup`; a few minutes on two cores."""
     import agentfly.cli.train as training
@@ -233,6 +257,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Evaluate an agent on held-out tasks. Prints rewards, pass@k, confidence intervals and failures."""
+    found = recipes.find_recipe(recipe_or_model) if recipes.is_recipe(recipe_or_model) else None
     import agentfly.cli.evaluate as evaluating
     import agentfly.cli.run as running
 
@@ -245,14 +270,14 @@ def evaluate(
     unscored: Any = "leave out" if leave_out_unscored else "zero"
     asked = evaluating.EvalOptions(greedy, threshold, unscored, by or (), out)
     evaluating.validate_flags(asked, sampling, options)
-    if recipes.is_recipe(recipe_or_model):
+    if found is not None:
         beside = flags if agent is None else {"agent": agent, **flags}
-        chosen = running.load_recipe(recipes.find_recipe(recipe_or_model), beside, ("eval_tasks", "tasks"))
+        chosen = running.load_recipe(found, beside, ("eval_tasks", "tasks"))
     else:
         chosen = running.build_run(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
     chosen = chosen.override(data=data, row=row, sampling=sampling, options=options)
-    found = evaluating.run_evaluation(chosen, asked, as_json=as_json)
-    raise typer.Exit(1 if evaluating.has_no_scores(found) else 0)
+    result = evaluating.run_evaluation(chosen, asked, as_json=as_json)
+    raise typer.Exit(1 if evaluating.has_no_scores(result) else 0)
 
 
 @app.command()
@@ -289,6 +314,7 @@ def sft(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
     """Fine-tune a model on demonstrations. They come from a file or from the environment's expert."""
+    source = recipes.find_recipe(recipe)
     import agentfly.cli.run as running
 
     running.require_torch("sft")
@@ -307,7 +333,6 @@ def sft(
         save_every=save_every,
         seed=seed,
     )
-    source = recipes.find_recipe(recipe)
     with new_model(source, data, config) if model == NEW else nullcontext(model) as name:
         chosen = running.load_recipe(
             source, running.drop_unset(model_name_or_path=name, template=template), without_model=True
@@ -319,6 +344,7 @@ def sft(
 
 app.command()(serve.serve)
 app.command()(doctor.doctor)
+app.command()(report.report)
 app.add_typer(template.app, name="template")
 app.add_typer(models.app, name="models")
 app.add_typer(recipes.app, name="recipes")
@@ -351,14 +377,14 @@ def main() -> None:
 
 def _print_error(text: str) -> None:
     """Print to standard error without control characters, which may come from models, tools and servers."""
-    from agentfly.runs.formatting import sanitize  # imported only on errors
+    from agentfly.errors import sanitize
 
     print(sanitize(text), file=sys.stderr)
 
 
 class _SanitizingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        from agentfly.runs.formatting import sanitize
+        from agentfly.errors import sanitize
 
         return sanitize(super().format(record))
 

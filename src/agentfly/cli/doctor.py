@@ -1,4 +1,4 @@
-"""`agentfly doctor`: which sandboxes work on this machine, what memory a run takes, whether it can train on verl."""
+"""`agentfly doctor`: which sandboxes work on this machine; whether a recipe can train here, or on verl; memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import typer
 
 
 def doctor(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Recipe: check everything that training it needs, up to one sampled chain."),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="RECIPE_OR_MODEL", help="Plan the memory of training this instead; no GPU is needed."),
@@ -15,7 +19,7 @@ def doctor(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FIELD=VALUE]…", help="For --memory, such as lora_rank=16; for --on verl, nodes=2 gpus=8."
+            metavar="[FIELD=VALUE]…", help="Config overrides, such as lora_rank=16; for --on verl, nodes=2 gpus=8."
         ),
     ] = None,
     device_gib: Annotated[
@@ -27,9 +31,24 @@ def doctor(
         typer.Option(metavar="SYSTEM", help="Check instead whether `train --on SYSTEM` can work here, such as verl."),
     ] = None,
 ) -> None:
-    """Report which sandboxes work; with --memory, whether a run fits; with --on verl, whether it can train there."""
+    """Report which sandboxes work; with a recipe, whether it can train here. Exits with 1 if something fails."""
     from agentfly.errors import ConfigError
 
+    if recipe is not None and "=" in recipe:  # the first override, without a recipe
+        changes = [recipe, *(changes or [])]
+        recipe = None
+    if recipe is not None:
+        if memory is not None or on is not None or device_gib is not None:
+            raise ConfigError("with a recipe, doctor checks everything here: leave out --memory, --device-gib and --on")
+        from agentfly.cli.recipes import find_recipe
+
+        found = find_recipe(recipe)
+        from agentfly.cli.preflight import run_preflight
+        from agentfly.training.config import parse_overrides, validate_overrides
+
+        overrides = parse_overrides(changes or [])
+        validate_overrides(overrides)
+        raise typer.Exit(0 if run_preflight(found, overrides) else 1)
     if on is not None and (memory is not None or device_gib is not None):
         raise ConfigError("--on has a check of its own: leave out --memory and --device-gib")
     if memory is not None:

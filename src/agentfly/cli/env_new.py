@@ -32,7 +32,11 @@ def create_environment(name: str, out: Path | None) -> None:
     environment, _, recipe, _ = paths
     lines = [f"wrote {path}" for path in paths]
     lines += ["", f"agentfly env play {environment}", f"agentfly env check {environment}"]
-    lines += [f"pytest {folder}", f"agentfly train {recipe}", f"pip install --editable {folder}"]
+    warm = folder / "warm"
+    lines += [f"pytest {folder}"]
+    # A new model must imitate the expert first: one that never calls the tool is never rewarded.
+    lines += [f"agentfly sft {recipe} --model new --expert 1000 --steps 300 --learning-rate 1e-3 --out {warm}"]
+    lines += [f"agentfly train {recipe} model={warm}", f"pip install --editable {folder}"]
     Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
 

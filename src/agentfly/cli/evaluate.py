@@ -13,12 +13,13 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from agentfly.cli.live_view import ProgressSteps, sanitize_text
+from agentfly.cli.live_view import sanitize_text
 from agentfly.cli.run import AgentRun
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import Evaluation, evaluate, validate_counts
 from agentfly.rollout.config import parse_sampling, parse_settings
 from agentfly.runs.files import write_atomic
+from agentfly.runs.progress import ProgressSteps
 
 FILE = "chains.jsonl"
 SUMMARY = "evaluation.json"

@@ -1,4 +1,4 @@
-"""Live displays: chains with sampled text, tool answers and rewards; and the progress of a command."""
+"""Live display of chains: sampled text, tool answers and rewards."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from agentfly.errors import sanitize
 from agentfly.rollout import RunResult
 from agentfly.rollout.events import (
     ChainEnded,
@@ -25,7 +25,6 @@ from agentfly.rollout.events import (
     ToolCalled,
     ToolReturned,
 )
-from agentfly.runs.formatting import sanitize
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import CallStatus, FailureKind, Trajectory
 from agentfly.types import Message, ToolCall
@@ -180,35 +179,3 @@ def summary_table(result: RunResult) -> Table:
             "–" if trajectory.reward is None else f"{trajectory.reward:g}",
         )
     return table
-
-
-class ProgressSteps:
-    """Context manager that shows the progress of `total` steps: a bar in a terminal, otherwise a line per tenth."""
-
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console = console
-        self._title = title
-        self._total = total
-        self._done = 0
-        self._bar: Progress | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-            self._task = self._bar.add_task(title, total=total, note="")
-
-    def __enter__(self) -> ProgressSteps:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, note: str) -> None:
-        """Count one more step; `note` is shown next to it."""
-        self._done += 1
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, note=note)
-        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
-            self._console.print(f"{self._title}: {self._done} of {self._total}, {note}", highlight=False, markup=False)

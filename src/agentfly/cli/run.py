@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,8 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.cli.live_view import LiveView, sanitize_text, summary_table
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_agent
-from agentfly.data import read_tasks, select
-from agentfly.errors import ConfigError, DataError
+from agentfly.data import read_tasks, save_trajectories, select
+from agentfly.errors import ConfigError
 from agentfly.plugins import Registry, T
 from agentfly.rollout import RunResult
 from agentfly.rollout.config import parse_tasks
@@ -165,12 +164,7 @@ def run_and_show(
             console.print(sanitize_text(trajectory.render(decode)))
     console.print(summary_table(result))
     if save is not None:
-        try:
-            # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
-            with save.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                file.writelines(json.dumps(trajectory.to_json(), ensure_ascii=False) + "\n" for trajectory in result)
-        except OSError as error:
-            raise DataError(f"--save {save} could not be written: {error.strerror or error}") from error
+        save_trajectories(save, result)
         console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
     return result
 

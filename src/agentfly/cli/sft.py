@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from agentfly.agent import BaseAgent
-from agentfly.cli.live_view import ProgressSteps
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
 from agentfly.demonstrations import demonstrate, demonstration_template, read_demonstrations
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, sanitize
 from agentfly.models import resolve, tiny
-from agentfly.runs.formatting import sanitize
+from agentfly.runs.progress import ProgressSteps
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.trajectory import Trajectory
 

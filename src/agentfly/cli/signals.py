@@ -33,6 +33,11 @@ def handle_sigterm() -> Iterator[None]:
         else:
             raise Terminated
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # asyncio cancels the main task only if SIGINT has its default handler. An exception raised at any place of an
+        # event loop instead may be lost. Blocked, SIGINT still has no effect.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, handle)
     try:

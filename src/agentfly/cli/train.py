@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from agentfly.types import Task
 
 COMMAND = ("-m", "agentfly", *sys.argv[1:])
 """Starts this command in another process."""
+_RESUME = "agentfly train --resume"
 MAX_VALUE_LENGTH = 40
 """Maximum number of characters printed per value; config.json has them all."""
 
@@ -45,9 +47,13 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
         _train_on_verl(recipe, overrides, folder, on)
         return
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
+    console = Console()
+    console.print(f"reading {recipe.path}", highlight=False, markup=False)
     plan = plan_recipe(recipe, overrides)
     if launch_or_join_ranks(plan.config, COMMAND):
         return
+    tasks = f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out"
+    console.print(f"{tasks}; loading {plan.config.model}", highlight=False, markup=False)
     from agentfly.training.trainer import Trainer
 
     place = folder or _create_free_folder(Path("runs"), recipe.name)
@@ -63,34 +69,42 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
         asyncio.run(trainer.run())
 
 
-def resume_run(folder: Path, from_step: int | None) -> None:
-    """Resume a run from its newest checkpoint, or from `from_step`."""
+def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ()) -> None:
+    """Resume a run from its newest checkpoint, or from `from_step`; overrides change fields that are safe to change."""
     require_torch("train")
+    new = parse_overrides(changes)
+    validate_overrides(new)
     run = RunDirectory(folder)
     stored = run.config
     if "recipe" not in stored:
         raise ConfigError(f"the run in {folder} was not started from a recipe: resume it from the program that did")
     original = Path(stored["recipe"])
     recipe = Recipe(_find_recipe(folder, original))
-    if run.report.exists() and from_step is None:
-        Console().print(f"the run in {folder} is finished: see {run.report}", highlight=False, markup=False)
+    overrides = {**stored.get("overrides", {}), **new}
+    done = max((record.step for record in run.records()), default=0)
+    finished = run.report.exists() and done >= stored.get("steps", math.inf)
+    if finished and from_step is None and not new:
+        text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} would go on"
+        Console().print(text, highlight=False, markup=False)
         return
     if stored.get("on") == "verl":
         from agentfly.integrations.verl.config import ClusterConfig
         from agentfly.integrations.verl.launch import require_verl, train_on_verl
 
         require_verl()
-        cluster, own = ClusterConfig.split(stored.get("overrides", {}))
+        cluster, own = ClusterConfig.split(overrides)
         make_plan = partial(plan_recipe, recipe, own, original.parent)
         with _report_run(make_plan().config, folder, f"on verl: nodes={cluster.nodes} gpus={cluster.gpus}"):
-            train_on_verl(make_plan, cluster, folder, resume=True, from_step=from_step)
+            metadata = {"overrides": overrides}
+            train_on_verl(make_plan, cluster, folder, metadata=metadata, resume=True, from_step=from_step)
         return
-    plan = plan_recipe(recipe, stored.get("overrides", {}), original.parent)
+    Console().print(f"reading {recipe.path}", highlight=False, markup=False)
+    plan = plan_recipe(recipe, overrides, original.parent)
     if launch_or_join_ranks(plan.config, COMMAND, resumed=True):
         return
     from agentfly.training.trainer import Trainer
 
-    trainer = Trainer(plan, folder, resume=True, from_step=from_step)
+    trainer = Trainer(plan, folder, metadata={"overrides": overrides}, resume=True, from_step=from_step)
     with _report_run(trainer.config, folder, str(trainer.memory)):
         asyncio.run(trainer.run())
 
@@ -159,7 +173,9 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"stopped; resume with: agentfly train --resume {folder}", highlight=False, markup=False)
+        done = max((record.step for record in RunDirectory(folder).records()), default=0)
+        text = f"stopped after step {done} of {config.steps}; go on with: {_RESUME} {folder}"
+        console.print(text, highlight=False, markup=False)
         raise SystemExit(130) from None
     console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, pvariance, variance
 from typing import TYPE_CHECKING, Any
 
-from agentfly.runs.formatting import sanitize
+from agentfly.errors import sanitize
 from agentfly.runs.record import EvalFigures
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -209,7 +209,9 @@ class Evaluation:
                 table.add_row(Text(sanitize(value)), str(part.tasks), *figures_of_part, str(part.unscored))
             tables.append(table)
         stops = ", ".join(f"{name} {count}" for name, count in self.stops.items())
-        counts = f"{self.tasks} tasks, {self.chains} chains, {self.unscored} of them unscored; ends: {stops}"
+        total = sum(self.stops.values())
+        greedy = f" ({total - self.chains} of them greedy)" if total > self.chains else ""
+        counts = f"{self.tasks} tasks, {total} chains{greedy}, {self.unscored} unscored; ends: {stops}"
         return Group(*tables, counts)
 
     def _estimates(self) -> dict[str, Estimate]:

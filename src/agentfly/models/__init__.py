@@ -18,7 +18,7 @@ PREPARED = {
     for model in (
         PreparedModel(
             name="smollm2-135m",
-            version="0.1.2-1",  # of the PyPI package, and of the conversion
+            version="0.1.2-2",  # of the PyPI package, and of the conversion
             source="SmolLM2-135M-Instruct, 4-bit, from a PyPI package (93 MB)",
             license="Apache-2.0",
             parameters=134_515_008,

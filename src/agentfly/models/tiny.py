@@ -173,31 +173,36 @@ def _build_model(tokenizer: Any, heads: int, layers: int) -> Any:
 def _train(model: Any, examples: Sequence[Example], random: Random) -> None:
     """One epoch of supervised learning, with a learning rate that falls linearly to a tenth."""
     import torch
+    from rich.console import Console
+
+    from agentfly.runs.progress import ProgressSteps
 
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(examples) // BATCH)
     window = _SORT_WINDOW * BATCH
-    for start in range(0, len(examples), window):
-        # Batches of similar length need little padding.
-        by_length = sorted(examples[start : start + window], key=lambda example: len(example[0]))
-        batches = [by_length[at : at + BATCH] for at in range(0, len(by_length), BATCH)]
-        for batch in random.sample(batches, len(batches)):
-            length = max(len(tokens) for tokens, _ in batch)
-            tokens, labels = (  # each [batch, length]
-                torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
-                for rows, padding in zip(
-                    zip(*batch, strict=True), (model.config.pad_token_id, IGNORE_INDEX), strict=True
+    with ProgressSteps(Console(stderr=True), "training the tiny model", len(examples) // BATCH) as progress:
+        for start in range(0, len(examples), window):
+            # Batches of similar length need little padding.
+            by_length = sorted(examples[start : start + window], key=lambda example: len(example[0]))
+            batches = [by_length[at : at + BATCH] for at in range(0, len(by_length), BATCH)]
+            for batch in random.sample(batches, len(batches)):
+                length = max(len(tokens) for tokens, _ in batch)
+                tokens, labels = (  # each [batch, length]
+                    torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
+                    for rows, padding in zip(
+                        zip(*batch, strict=True), (model.config.pad_token_id, IGNORE_INDEX), strict=True
+                    )
                 )
-            )
-            logits = model(tokens, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
-            loss = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE_INDEX
-            )
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+                logits = model(tokens, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+                loss = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE_INDEX
+                )
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                progress.advance(f"loss {loss.item():.2f}")
 
 
 def _save(folder: Path, model: Any, tokenizer: Any) -> None:

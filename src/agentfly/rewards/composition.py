@@ -8,7 +8,7 @@ from typing import Any
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.resources import Leases
-from agentfly.scoring import REWARDS, Reward, RewardLike
+from agentfly.scoring import Reward, RewardLike, find_reward
 from agentfly.tooling import Context
 from agentfly.trajectory import Score, Trajectory
 from agentfly.types import Task
@@ -19,8 +19,8 @@ class Product(Reward):
 
     def __init__(self, parts: Iterable[RewardLike], name: str | None, threshold: float | None = None) -> None:
         """threshold: if given, all parts but the last count as 1 if they reach it, else as 0."""
-        self.parts = [REWARDS.find(part) if isinstance(part, str) else part for part in parts]
-        if len(self.parts) < 2 or not all(isinstance(part, Reward) for part in self.parts):
+        self.parts = [find_reward(part) for part in parts]
+        if len(self.parts) < 2:
             raise ConfigError(f"a product takes at least two rewards, or their names, not {self.parts!r:.120}")
         self.threshold = threshold
         super().__init__(_reject_call, name=name or "_".join(part.name for part in self.parts), timeout=None)

@@ -45,6 +45,8 @@ class AlarmThresholds:
     """Factor by which the length or the turns of chains may grow or shrink against the baseline."""
     tool_errors: float = 0.5
     """Fraction of calls that may fail because of errors in the tools."""
+    failing_calls: float = 0.99
+    """Fraction of a step's calls that may fail, whatever the cause; checked from the first step on."""
     surge: float = 0.25
     """Amount by which the fraction of failed calls, whatever the cause, may exceed the baseline."""
     kl: float = 0.5
@@ -75,8 +77,13 @@ class AlarmMonitor:
         self._history: list[Metrics] = []
         self._raised: set[str] = set()
 
-    def observe(self, step: int, metrics: Metrics, trajectories: Sequence[Trajectory] = ()) -> tuple[Alarm, ...]:
-        """Return the alarms that this step raises; a step without metrics, such as step 0, raises none."""
+    def observe(
+        self, step: int, metrics: Metrics, trajectories: Sequence[Trajectory] = (), tools: Sequence[str] = ()
+    ) -> tuple[Alarm, ...]:
+        """Return the alarms that this step raises; a step without metrics, such as step 0, raises none.
+
+        tools: names of the agent's tools, for the message of an alarm.
+        """
         if not metrics:
             return ()
         self._history.append(metrics)
@@ -91,7 +98,11 @@ class AlarmMonitor:
                 self._raised.discard(kind)
             elif finding.severity >= 1 and kind not in self._raised:
                 self._raised.add(kind)
-                message = finding.message + (most_common_failure(trajectories) if kind == "failures" else "")
+                message = finding.message
+                if kind == "failures":
+                    message += most_common_failure(trajectories)
+                elif kind == "failing_calls":
+                    message += list_failed_calls(trajectories, tools)
                 shown = trajectories
                 if kind == "zero_variance":
                     uniform = (group for group in groups(trajectories) if len(group) > 1 and is_uniform(group))
@@ -149,6 +160,15 @@ def _make_drift_check(
         return AlarmReading(1 / (max(factor, 1e-12) * limits.drift), message, lambda t: -size(t))
 
     return check
+
+
+def _check_failing_calls(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
+    last = history[-1]
+    if not last.get("calls/chain"):
+        return None
+    failed = sum(last.get(f"calls/{kind.value}_rate", 0.0) for kind in _FAILED)
+    message = f"{failed:.0%} of tool calls fail, so nothing can be learned about using the tools"
+    return AlarmReading(failed / limits.failing_calls, message, _failed_calls)
 
 
 def _check_tool_errors(history: Sequence[Metrics], limits: AlarmThresholds) -> AlarmReading | None:
@@ -226,12 +246,18 @@ def _check_components(history: Sequence[Metrics], limits: AlarmThresholds) -> Al
 
 _SHARE_PREFIX = "reward_share/"
 _FAILED = (CallStatus.ERROR, CallStatus.INVALID, CallStatus.UNKNOWN)
+_FAILURE_TEXTS = {
+    CallStatus.ERROR: "an error in the tool",
+    CallStatus.INVALID: "unreadable, or with wrong arguments",
+    CallStatus.UNKNOWN: "no such tool",
+}
 _CHECKS: dict[str, Callable[[Sequence[Metrics], AlarmThresholds], AlarmReading | None]] = {
     "failures": _check_failures,
     "zero_variance": _check_zero_variance,
     "entropy_collapse": _check_entropy,
     "length_drift": _make_drift_check("chain/sampled_tokens", "sampled tokens", lambda t: float(t.sampled_tokens)),
     "turn_drift": _make_drift_check("chain/turns", "turns", lambda t: float(len(t.turns))),
+    "failing_calls": _check_failing_calls,
     "tool_errors": _check_tool_errors,
     "kl_blow_up": _check_kl,
     "reward_dominance": _check_components,
@@ -270,6 +296,16 @@ def most_common_failure(trajectories: Iterable[Trajectory]) -> str:
     """The most common failure, as the continuation of a sentence; empty if there are no failures."""
     broken = Counter(f"{t.failures[-1].kind.value}: {t.failures[-1].message}" for t in trajectories if t.failures)
     return "".join(f"; most often: {failure} ({count} chains)" for failure, count in broken.most_common(1))
+
+
+def list_failed_calls(trajectories: Iterable[Trajectory], tools: Sequence[str]) -> str:
+    """What the most common failed calls called and how they failed, and the tools there are."""
+    failed = Counter((c.name, c.status) for t in trajectories for c in t.calls if c.status in _FAILED)
+    called = [
+        f"{repr(name) if name else 'a call without a name'} ({_FAILURE_TEXTS[status]}, {count} times)"
+        for (name, status), count in failed.most_common(MAX_CHAINS)
+    ]
+    return f"; called: {', '.join(called)}; the agent's tools: {', '.join(tools) or 'none'}" if called else ""
 
 
 def _mean_logprob(trajectory: Trajectory) -> float:

@@ -18,8 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentfly.errors import sanitize
 from agentfly.runs.directory import RunDirectory
-from agentfly.runs.formatting import figures, format_duration, format_eval_details, sanitize
+from agentfly.runs.formatting import figures, format_duration, format_eval_details
 from agentfly.runs.record import PHASES, EvalFigures, Progress, StepRecord
 
 ETA_STEPS = 20
@@ -75,6 +76,9 @@ class ConsoleLogger:
             self._print(Text(sanitize(f"{self._title} · {self._steps} {'step' if self._steps == 1 else 'steps'}")))
 
     def progress(self, progress: Progress) -> None:
+        before = None if self._progress is None else self._progress.phase
+        if not self._is_live and not self._records and progress.phase != before:
+            self._print(Text(f"{progress.phase} …"))  # the first step may take minutes
         self._progress = progress
 
     def step(self, record: StepRecord) -> None:

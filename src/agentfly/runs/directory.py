@@ -44,7 +44,7 @@ from agentfly.runs.files import (
 )
 from agentfly.runs.record import Alarm, EvalFigures, StepRecord
 from agentfly.segment import Floats
-from agentfly.trajectory import Trajectory
+from agentfly.trajectory import TrainingTreatment, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class StoredTrajectory:
 
     trajectory: Trajectory
     advantages: tuple[Floats, ...] = ()
-    """One array [tokens] per segment; empty for a chain that was not trained on."""
+    """One array [tokens] per segment: zeros in a group without variance; empty for a chain that carries no loss, and
+    in an evaluation."""
 
 
 class RunDirectory:
@@ -171,7 +172,7 @@ class RunWriter(RunDirectory):
     def create(cls, path: str | Path, config: Mapping[str, Any], recipe: Path | None = None) -> Self:
         """Create a run in a folder without one. Settings that JSON cannot hold are stored as text."""
         path = Path(path).absolute()
-        text = json.dumps(replace_non_finite(config), indent=2, ensure_ascii=False, default=str) + "\n"
+        text = _encode_config(config)
         source = None if recipe is None else recipe.read_bytes()
         with explain_write_error(path):
             for folder in (path / "trajectories", path / "checkpoints"):
@@ -185,7 +186,7 @@ class RunWriter(RunDirectory):
             if source is not None:
                 write_atomic(path / "recipe.py", source)
             # Last: this file makes the folder a run.
-            write_atomic(path / "config.json", text.encode("utf-8", "backslashreplace"))
+            write_atomic(path / "config.json", text)
             undo.pop_all()
         return cls(path, lock)
 
@@ -198,6 +199,11 @@ class RunWriter(RunDirectory):
             writer.truncate_after(step)
             undo.pop_all()
         return writer
+
+    def update_config(self, settings: Mapping[str, Any]) -> None:
+        """Replace settings of the run; those that JSON cannot hold are stored as text."""
+        self._require_open()
+        write_atomic(self._config, _encode_config({**self.config, **settings}))
 
     def append(self, record: StepRecord) -> None:
         """Append a step. Its metrics line is written last: a step with one is complete."""
@@ -233,6 +239,10 @@ class RunWriter(RunDirectory):
         for each in trajectories:
             # Six decimals halve the file size.
             segments = (advantages or {}).get(each.id, ())
+            if advantages is not None and not segments and each.treatment is TrainingTreatment.TRAIN:
+                segments = [
+                    np.zeros(len(segment), np.float32) for segment in each.segments
+                ]  # its group had no variance
             rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
             if not all(np.isfinite(segment).all() for segment in segments):
                 rounded = replace_non_finite(rounded)
@@ -274,6 +284,11 @@ class RunWriter(RunDirectory):
     def _require_open(self) -> None:
         if self._lock.closed:
             raise DataError(f"the run in {self.path} is closed; resume it to continue writing")
+
+
+def _encode_config(config: Mapping[str, Any]) -> bytes:
+    text = json.dumps(replace_non_finite(config), indent=2, ensure_ascii=False, default=str) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 _LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()

@@ -10,6 +10,8 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("success", "reward/success", "%"),
     ("turns", "chain/turns", ".1f"),
     ("calls", "calls/chain", ".1f"),
+    ("invalid calls", "calls/invalid_rate", "%"),
+    ("unknown tools", "calls/unknown_rate", "%"),
     ("tokens", "chain/sampled_tokens", ",.0f"),
     ("kl", "policy/kl", ".2g"),
     ("entropy", "policy/entropy", ".2f"),
@@ -24,26 +26,23 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("recomputed", "staleness/recomputed_chains", ",.0f"),
 )
 """Metrics shown for a step: label, metric name and format."""
-_ONLY_NONZERO = ("treatment/lost", "staleness/dropped_chains", "staleness/recomputed_chains")
+_ONLY_NONZERO = (
+    "calls/invalid_rate",
+    "calls/unknown_rate",
+    "treatment/lost",
+    "staleness/dropped_chains",
+    "staleness/recomputed_chains",
+)
 """Metrics that are hidden if they are zero."""
-CONTROL = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Control characters other than newline and tab, mapped to the replacement character."""
 ALL_FIGURES = (
     ("reward", "reward/mean", ".3f"),
     *FIGURES,
     ("cut off", "chain/truncated", "%"),
     ("unscored", "reward/unscored", "%"),
     ("tool errors", "calls/error_rate", "%"),
-    ("invalid calls", "calls/invalid_rate", "%"),
-    ("unknown tools", "calls/unknown_rate", "%"),
     ("staleness", "policy/staleness", ".2f"),
 )
 """Metrics shown in a report."""
-
-
-def sanitize(text: str) -> str:
-    """Replace control characters other than newline and tab: model output must not control the terminal."""
-    return text.translate(CONTROL)
 
 
 def figures(record: StepRecord) -> Iterable[tuple[str, str]]:

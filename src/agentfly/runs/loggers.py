@@ -1,12 +1,19 @@
-"""Loggers of a training run: console, TensorBoard, Weights & Biases. The JSONL files are always written."""
+"""Loggers of a training run: console, TensorBoard, Weights & Biases, MLflow. The JSONL files are always written.
+
+After an evaluation, the last three also get a few of its chains, read from the run directory.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import logging
+import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentfly.errors import ConfigError, describe
@@ -15,12 +22,19 @@ from agentfly.runs.console import ConsoleLogger
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.record import Progress, StepRecord
+from agentfly.segment import AUTHOR_COLORS, Author
+from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import wandb
+    from mlflow import MlflowClient
     from tensorboardX import SummaryWriter
 
 _LOG = logging.getLogger(__name__)
+LOGGED_CHAINS = 4
+"""Number of chains of an evaluation that loggers get."""
+MAX_TEXT = 20_000
+"""Maximum number of characters of such a chain."""
 
 
 class RunLogger(Protocol):
@@ -84,8 +98,53 @@ class RunLoggers:
                     _LOG.warning("logger %r could not be closed either: %s", name, describe(close_error))
 
 
+def sample_chains(directory: RunDirectory, step: int) -> list[Trajectory]:
+    """A few chains of the evaluation after a step, of different tasks: from the lowest reward to the highest."""
+    stored = [each.trajectory for each in directory.trajectories(step, held_out=True)]
+    one_per_task = list({each.group: each for each in reversed(stored)}.values())
+    ranked = sorted(one_per_task, key=lambda each: (each.reward or 0.0, each.group))
+    count = min(LOGGED_CHAINS, len(ranked))
+    return [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def split_by_author(chain: Trajectory) -> list[tuple[str, str]]:
+    """The author and the text of each part of a chain, up to `MAX_TEXT` characters in all."""
+    authors = {color: author.value for author, color in AUTHOR_COLORS.items()}
+    text = chain.render()
+    cut = text[:MAX_TEXT]
+    parts = [(authors.get(str(span.style), ""), cut.plain[span.start : span.end]) for span in cut.spans]
+    return [*parts, *([("", f"… ({len(text) - MAX_TEXT} more characters)")] if len(text) > MAX_TEXT else [])]
+
+
+def format_chain_html(chain: Trajectory) -> str:
+    """A chain as HTML, colored by author; everything the model and the tools wrote is escaped."""
+    colors = {author.value: _HTML_COLORS.get(author, "#64748b") for author in Author}
+    spans = (
+        f'<span title="{author}" style="color: {colors.get(author, "#64748b")}">{escape(text)}</span>'
+        for author, text in split_by_author(chain)
+    )
+    return f'<pre style="white-space: pre-wrap">{"".join(spans)}</pre>'
+
+
+def format_chain_markdown(chain: Trajectory) -> str:
+    """A chain as Markdown: the author in bold, the text below it as an indented block, in which nothing is markup."""
+    parts = []
+    for author, text in split_by_author(chain):
+        block = "\n".join(f"    {line}" for line in text.splitlines())
+        parts.append(f"**{author}**\n\n{block}" if author else block)
+    return "\n\n".join(parts)
+
+
+_HTML_COLORS = {
+    Author.TASK: "#0e7490",
+    Author.MODEL: "#15803d",
+    Author.TOOL: "#a16207",
+    Author.USER: "#a21caf",
+}
+
+
 class TensorBoardLogger(RunLogger):
-    """Writes metrics as scalars and alarms as text to `RUN/tensorboard`, one point per step."""
+    """Writes metrics as scalars, alarms and a few evaluated chains as text to `RUN/tensorboard`."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -107,6 +166,9 @@ class TensorBoardLogger(RunLogger):
         for alarm in record.alarms:
             chains = f" (chains {', '.join(alarm.chains)})" if alarm.chains else ""
             self._writer.add_text(f"alarm/{alarm.kind}", alarm.message + chains, record.step)
+        if record.eval is not None:
+            for number, chain in enumerate(sample_chains(self._directory, record.step)):
+                self._writer.add_text(f"chains/{number}", format_chain_markdown(chain), record.step)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -153,12 +215,83 @@ class WandbLogger(RunLogger):
     def step(self, record: StepRecord) -> None:
         if self._run is not None:
             alarms = {f"alarm/{alarm.kind}": 1 for alarm in record.alarms}
-            self._run.log({"step": record.step, **record.flat(), **alarms})
+            values: dict[str, Any] = {"step": record.step, **record.flat(), **alarms}
+            if record.eval is not None and (chains := sample_chains(self._directory, record.step)):
+                import wandb
+
+                rows = [
+                    [each.id, each.task.question, each.reward, each.stop.value, wandb.Html(format_chain_html(each))]
+                    for each in chains
+                ]
+                values["chains"] = wandb.Table(["chain", "task", "reward", "stop", "text"], rows)
+            self._run.log(values)
 
     def close(self) -> None:
         if self._run is not None:
             run, self._run = self._run, None
             run.finish()
+
+
+class MlflowLogger(RunLogger):
+    """Logs to one MLflow run per run directory, also after a resume.
+
+    Where it is stored follows from MLflow's own settings, such as MLFLOW_TRACKING_URI.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        path = self._directory.path
+        id_file = path / "mlflow.id"
+        try:
+            client = MlflowClient()
+            if id_file.is_file():
+                self._run_id = id_file.read_text()
+                client.update_run(self._run_id, status="RUNNING")
+            else:
+                experiment = client.get_experiment_by_name("agentfly")
+                number = client.create_experiment("agentfly") if experiment is None else experiment.experiment_id
+                self._run_id = client.create_run(number, run_name=path.resolve().name).info.run_id
+                params = [Param(name, _short_json(value)) for name, value in config.items()]
+                client.log_batch(self._run_id, params=params)
+                write_atomic(id_file, self._run_id.encode())
+        except Exception as error:
+            raise ConfigError(
+                f"MLflow could not be started ({describe(error)}); set MLFLOW_TRACKING_URI to the address of a server, "
+                "or remove 'mlflow' from the loggers"
+            ) from error
+        self._client = client
+
+    def step(self, record: StepRecord) -> None:
+        if self._client is None:
+            return
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        values = {**record.flat(), **{f"alarm/{alarm.kind}": 1.0 for alarm in record.alarms}}
+        # MLflow refuses other characters in names.
+        metrics = [Metric(re.sub(r"[^\w./ -]", "_", name), value, now, record.step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+        if record.eval is not None:
+            page = "\n<hr>\n".join(map(format_chain_html, sample_chains(self._directory, record.step)))
+            if page:
+                self._client.log_text(self._run_id, page, f"chains/step-{record.step:06}.html")
+
+    def close(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            client.set_terminated(self._run_id)
+
+
+def _short_json(value: Any) -> str:
+    """A setting as text of at most 500 characters, which is what every tracking server takes."""
+    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))[:500]
 
 
 def open_loggers(names: Iterable[str], directory: RunDirectory) -> RunLoggers:
@@ -169,8 +302,11 @@ def open_loggers(names: Iterable[str], directory: RunDirectory) -> RunLoggers:
 
 
 def validate_loggers(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple. Raises ConfigError for a logger that is unknown or not installed."""
-    listed = (names,) if isinstance(names, str) else tuple(names)
+    """Return the names, a list or text with commas, as a tuple.
+
+    Raises ConfigError for a logger that is unknown or not installed.
+    """
+    listed = tuple(each.strip() for each in names.split(",")) if isinstance(names, str) else tuple(names)
     for name in listed:
         if name not in _LOGGERS:
             close = difflib.get_close_matches(str(name), _LOGGERS, 1)
@@ -189,5 +325,6 @@ _LOGGERS: dict[str, tuple[str, Callable[[RunDirectory], RunLogger]]] = {
     "console": ("rich", ConsoleLogger),
     "tensorboard": ("tensorboardX", TensorBoardLogger),
     "wandb": ("wandb", WandbLogger),
+    "mlflow": ("mlflow", MlflowLogger),
 }
 """The package that each logger needs (imported when it starts) and its class."""

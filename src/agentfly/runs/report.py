@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import escape
 
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, sanitize
 from agentfly.extras import require_extra
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
-from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number, sanitize
+from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number
 from agentfly.runs.record import PHASES, StepRecord
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import Trajectory
@@ -96,7 +96,7 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         name=directory.name,
         config=json.dumps(directory.config, indent=2, ensure_ascii=False),
         steps=trained[-1].step if trained else 0,
-        asked=records[-1].steps if records else 0,
+        asked=records[-1].steps if records else int(directory.config.get("steps") or 0),
         chains=int(math.fsum(r.metrics.get("chains", 0.0) for r in trained)),
         took=format_duration(total),
         shares=[(phase, spent / total, format_duration(spent)) for phase, spent in seconds.items() if total > 0],
@@ -189,8 +189,13 @@ def draw_curve(records: Sequence[StepRecord], title: str = "") -> Figure:
         style: dict[str, Any] = {"color": HELD_OUT, "capsize": 3, "linewidth": 1.5, "fmt": "-o", "markersize": 5}
         x = [step for step, _ in evals]
         y = [each.reward for _, each in evals]
-        axes.errorbar(x, y, errors, label="held-out tasks, 95 % interval", **style)
+        axes.errorbar(x, y, errors, label="held-out tasks, sampled, 95 % interval", **style)
+        greedy = [(step, each.metrics["greedy"]) for step, each in evals if "greedy" in each.metrics]
+        if greedy:
+            at, rewards = zip(*greedy, strict=True)
+            axes.plot(at, rewards, color=HELD_OUT, linestyle="--", marker="s", markersize=4, label="greedy")
     # Matplotlib would render text between dollar signs as a formula.
+    title = sanitize(title).encode("utf-8", "replace").decode()  # it refuses lone surrogates
     axes.set_title(title.replace("$", r"\$"), loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("step", color=FAINT)
     axes.set_ylabel("reward", color=FAINT)

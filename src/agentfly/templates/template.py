@@ -143,10 +143,11 @@ class Template:
             self.thinking_open = bool(self.thinking_opening(generation_prompt))
         self._opens_thinking = self.thinking_open or any(opening in source for opening in _THINKING_OPENINGS)
 
-    def start(self, messages: Sequence[Message]) -> list[int]:
-        """Encode a whole conversation, up to and including the generation prompt."""
-        encoded = self._encode_by_form(messages, self._render_whole, self.codec.plain_cached)
-        return (encoded or self._render_and_encode(messages, self._render_whole))[1]
+    def start(self, messages: Sequence[Message | Mapping[str, Any]]) -> list[int]:
+        """Encode a whole conversation, up to and including the generation prompt. Messages may be OpenAI dicts."""
+        conversation = [Message.of(each) for each in messages]
+        encoded = self._encode_by_form(conversation, self._render_whole, self.codec.plain_cached)
+        return (encoded or self._render_and_encode(conversation, self._render_whole))[1]
 
     def extend(self, delta: Sequence[Message]) -> Extended:
         """Encode what follows a sampled turn when `delta` comes next, up to and including the generation prompt.

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from agentfly.tooling import tool
+from agentfly.tooling import TOOLS, tool
 
 _MAX_BITS = 20_000
 """Maximum bits of an integer, also of intermediate results: larger ones would take too much time and memory."""
@@ -85,6 +85,7 @@ async def calculate(expression: str) -> str:
 
 calculator = calculate
 """Another name of `calculate`."""
+TOOLS.add(calculate, "calculator")
 
 
 def _evaluate(node: ast.AST) -> Any:

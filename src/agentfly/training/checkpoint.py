@@ -153,19 +153,35 @@ def _read(path: Path) -> tuple[TrainerState, Path]:
     return TrainerState(values.pop("step"), load_file(path / "trainer.safetensors"), values), path / "model"
 
 
-def refuse_changed_config(config: TrainConfig, run: RunDirectory) -> None:
-    """A resumed run must have the configuration it started with; fields that did not exist then have their default.
+SAFE_CHANGES = (
+    "steps", "gpus", "loggers", "checkpoint.every", "checkpoint.keep", "evaluation.every", "micro_batch_tokens",
+    "gradient_checkpointing",
+)  # fmt: skip
+"""Fields that a resumed run may change: they do not alter what the finished steps did."""
 
-    The number of GPUs may differ: a checkpoint does not depend on it.
+
+def refuse_unsafe_changes(config: TrainConfig, run: RunDirectory) -> None:
+    """Raise ConfigError if a run is resumed with other values of fields that are not safe to change.
+
+    Fields that did not exist when the run was started have their default.
     """
-    stored = {**TrainConfig().to_json(), **run.config, "gpus": config.gpus}
+    stored = {**TrainConfig().to_json(), **run.config}
     for name, value in json.loads(json.dumps(config.flat())).items():
         head, _, inner = name.partition(".")
         before = stored.get(head)
         if inner:
             before = before.get(inner) if isinstance(before, Mapping) else None
-        if before != value:
+        if before != value and name not in SAFE_CHANGES:
             raise ConfigError(
-                f"the run in {run.path} was started with {name}={before!r}, and is resumed with {value!r}: "
-                "set it back, or start another run"
+                f"the run in {run.path} was started with {name}={before!r}, and is resumed with {value!r}: its steps "
+                "so far were trained with the first value. Set it back, or start another run from the model of a "
+                f"checkpoint; a resumed run may change {', '.join(SAFE_CHANGES)}"
             )
+    done = max((record.step for record in run.records()), default=0)
+    if config.steps < done and config.steps != stored["steps"]:
+        raise ConfigError(f"the run in {run.path} has completed {done} steps: steps={config.steps} is fewer")
+    if config.steps != stored["steps"] and config.optimizer.schedule != "constant":
+        raise ConfigError(
+            f"steps={config.steps}, but the run in {run.path} was started with steps={stored['steps']}, at which its "
+            f"learning rate ends (optimizer.schedule={config.optimizer.schedule}): start another run instead"
+        )

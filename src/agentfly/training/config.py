@@ -96,7 +96,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     loggers: tuple[str, ...] = ("console",)
-    """Loggers beside the JSON lines: console, tensorboard, wandb."""
+    """Loggers beside the JSON lines: console, tensorboard, wandb, mlflow."""
 
     def __new__(cls, **values: Any) -> Self:
         for name in values:
@@ -267,7 +267,10 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse `name=value` arguments of the command line: a value is JSON where it can be read as such, else text."""
+    """Parse `name=value` arguments of the command line: a value is JSON where it can be read as such, else text.
+
+    none, true and false may be written in any case.
+    """
     out: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
@@ -276,7 +279,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         try:
             out[name.strip()] = json.loads(text)
         except ValueError:
-            out[name.strip()] = {"None": None, "True": True, "False": False}.get(text, text)
+            out[name.strip()] = {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
     return out
 
 
@@ -319,6 +322,8 @@ def _parse_field(name: str, value: Any, hint: Any) -> Any:
         value = {each.name: getattr(value, each.name) for each in fields(value)}
         hints = typing.get_type_hints(NESTED[name])
         return NESTED[name](**{key: _parse_field(f"{name}.{key}", each, hints[key]) for key, each in value.items()})
+    if isinstance(value, str) and typing.get_origin(hint) is tuple:  # 0.2,0.28 on the command line
+        value = value.split(",")
     if isinstance(value, bool) and hint is not bool:
         raise ConfigError(f"{name}={value!r}: it takes no truth value")
     try:

@@ -46,7 +46,7 @@ from agentfly.threads import compute, release_helpers, trim_heap
 from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
-from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_changed_config
+from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.launch import build_learner, is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
@@ -74,14 +74,14 @@ class Trainer:
     ) -> None:
         """Start a run in a folder that has none, or resume the one in it.
 
-        metadata: stored beside the configuration of a new run. from_step: resume after this step's checkpoint instead
-        of the newest; a run without checkpoints resumes from the start.
+        metadata: stored beside the configuration; a resumed run replaces both. from_step: resume after this step's
+        checkpoint instead of the newest; a run without checkpoints resumes from the start.
         """
         config = plan.config
         state = model_folder = None
         with ExitStack() as undo:
             if resume:
-                refuse_changed_config(config, RunDirectory(folder))
+                refuse_unsafe_changes(config, RunDirectory(folder))
                 checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep)
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
@@ -92,8 +92,10 @@ class Trainer:
             if resume and state is not None and model_folder is not None:
                 checkpoints.remove_after(state.step)
                 learner.load(model_folder)
-            if not resume:
-                settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
+            settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
+            if resume:
+                writer.update_config(settings)
+            else:
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
@@ -122,6 +124,12 @@ class Trainer:
             """Steps completed, or the step in progress."""
             self._seconds: dict[str, float] = {}
             """Seconds of this step by phase."""
+            self._phase = ""
+            """The phase in progress."""
+            self._stopping = False
+            """Whether the run was cancelled and ends after this step."""
+            self._step_position = 0
+            """Position in the tasks at the start of the step."""
             self._step_ended = 0.0
             self._open = AsyncExitStack()
             if state is not None:
@@ -133,14 +141,37 @@ class Trainer:
             undo.pop_all()
 
     async def run(self) -> None:
-        """Run all remaining steps, then write the report."""
+        """Run all remaining steps, then write the report. If cancelled, end with a checkpoint and the report."""
         async with self:
             while self.step < self.config.steps:
-                await self.train_step()
+                step = asyncio.create_task(self.train_step())
+                try:
+                    await asyncio.shield(step)
+                except asyncio.CancelledError:
+                    await self._stop(step)
+                    raise
+
+    async def _stop(self, step: asyncio.Task[None]) -> None:
+        """End the step in progress with a checkpoint: abandon a rollout, leave out an evaluation, finish an update."""
+        # Other ranks may have ended already: nothing that they take part in can be waited for, or saved.
+        sharded = isinstance(self.learner, ShardedLearner)
+        self._stopping = not sharded
+        if sharded or self._phase in ("rollout", "evaluate"):
+            step.cancel()
+        await asyncio.wait([step])
+        if not step.cancelled():
+            step.result()
+            return
+        self.step -= 1
+        # The journal of an asynchronous rollout has everything since the last checkpoint.
+        if self.step and not sharded and not self.config.async_training.max_staleness:
+            self._task_sampler.position = self._step_position
+            self._save_checkpoint()
 
     async def train_step(self) -> None:
         """One step: rollout, advantages, update, weight sync, then evaluation and checkpoint where due."""
         self.step += 1
+        self._step_position = self._task_sampler.position
         self._unwritten = []
         with self._time_phase("rollout"):
             batch = await self._collector.collect(self.step)
@@ -166,11 +197,17 @@ class Trainer:
             self.learner.set_kl_coef(self._kl.coef)
         last = self.step == self.config.steps
         every = self.config.evaluation.every
+        evaluation = None
         with self._time_phase("evaluate"):
-            evaluation = await self._evaluate() if last or (every is not None and self.step % every == 0) else None
+            if not self._stopping and (last or (every is not None and self.step % every == 0)):
+                try:
+                    evaluation = await self._evaluate()
+                except asyncio.CancelledError:
+                    if not self._stopping:
+                        raise
         self._log(self._build_record(batch, metrics, evaluation))
         best = evaluation is not None and self._best_step == self.step
-        if last or best or self.step % self.config.checkpoint.every == 0:
+        if last or best or self._stopping or self.step % self.config.checkpoint.every == 0:
             with self._time_phase("save"):
                 self._save_checkpoint()
 
@@ -196,7 +233,7 @@ class Trainer:
 
     async def __aexit__(self, error_type: Any, error: Any, traceback: Any) -> None:
         try:
-            if error_type is None:
+            if error_type is None or issubclass(error_type, asyncio.CancelledError):
                 template = self.agent.template
                 write_report(self._writer, None if template is None else template.codec.decode)
                 try:
@@ -206,11 +243,17 @@ class Trainer:
         finally:
             await self._open.__aexit__(error_type, error, traceback)
 
+    @property
+    def canary_tolerance(self) -> float:
+        """Accepted mean difference of log-probabilities between sampler and learner, in nats per token."""
+        return self._canary.tolerance
+
     # ── parts of a step ──
 
     @contextmanager
     def _time_phase(self, phase: str) -> Iterator[None]:
         """Report the phase as progress and count its seconds."""
+        self._phase = phase
         self._loggers.progress(Progress(phase))
         start = time.perf_counter()
         try:
@@ -276,6 +319,7 @@ class Trainer:
             "selection/zero_variance_groups": float(selection.zero_variance),
             "throughput/tokens_per_second": sum(each.sampled_tokens for each in batch.trajectories) / rollout,
         }
+        alarms = self._alarm_monitor.observe(self.step, metrics, batch.trajectories, self.agent.toolbox.names)
         return StepRecord(
             self.step,
             self.config.steps,
@@ -284,7 +328,7 @@ class Trainer:
             eval=evaluation,
             leased=batch.leased,
             waiting=batch.waiting,
-            alarms=(*self._alarm_monitor.observe(self.step, metrics, batch.trajectories), *self._unwritten),
+            alarms=(*alarms, *self._unwritten),
         )
 
     def _log(self, record: StepRecord) -> None:

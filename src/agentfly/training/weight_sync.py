@@ -73,7 +73,8 @@ class Canary:
             engine = backend.members[0] if isinstance(backend, FleetBackend) else backend
             dtype = next(iter(engine.weights.values())).dtype if isinstance(engine, TransformersBackend) else None
             tolerance = 1e-3 if dtype == torch.float32 and not learner.low_precision else 0.1
-        self._tolerance = tolerance
+        self.tolerance = tolerance
+        """Accepted mean difference of log-probabilities, in nats per token."""
         self._last: list[tuple[Completion, Floats]] = []
         """The backend's completions of the last check, and the learner's log-probabilities of them."""
         if backend.prompt_format is not PromptFormat.TOKENS:
@@ -96,7 +97,7 @@ class Canary:
         )
         # A backend that answers exactly as before while the learner has moved never received the weights.
         moved = _mean_difference([then for _, then in self._last], scores) if unchanged else 0.0
-        if difference > self._tolerance or moved > self._tolerance / 10:
+        if difference > self.tolerance or moved > self.tolerance / 10:
             raise WeightSyncError(self._explain(version, completions, difference, unchanged=unchanged))
         self._last = list(zip(completions, scores, strict=True))
         return difference
@@ -121,7 +122,7 @@ class Canary:
             cause = "only some of the weights arrived, it computes in a lower precision, or with another temperature"
         return (
             f"after weights {version} were sent, {type(self._backend).__name__} and the learner differ by "
-            f"{difference:.2g} in the log-probability of a token (at most {self._tolerance:.2g} is expected): {cause}"
+            f"{difference:.2g} in the log-probability of a token (at most {self.tolerance:.2g} is expected): {cause}"
         )
 
 

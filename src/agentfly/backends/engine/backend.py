@@ -43,11 +43,16 @@ class TransformersBackend(Backend):
         max_batch_tokens: int | None = None,
         on_update: str | OnUpdate = OnUpdate.CONTINUE,
     ) -> None:
-        """`model`: a folder, a hub name, or a model object, whose weights are then shared, not copied.
+        """None takes the default of the device.
 
-        `kv_memory`: bytes for keys and values. `max_rows`: most turns sampled at once. `max_batch_tokens`: most tokens
-        in one forward pass. `on_update`: what running turns do when the weights change: continue, finish or abort. None
-        takes the default of the device.
+        Args:
+            model: A folder, a hub name, or a model object, whose weights are then shared, not copied.
+            device: cpu or cuda.
+            dtype: float32, bfloat16 or float16.
+            kv_memory: Size of the KV cache in bytes.
+            max_rows: Maximum number of turns sampled at once.
+            max_batch_tokens: Maximum number of tokens in one forward pass.
+            on_update: What running turns do when the weights change: continue, finish or abort.
         """
         self._on_update = OnUpdate.of(on_update)
         rows = _validate_count("max_rows", max_rows)

@@ -90,7 +90,7 @@ def ask(
     """Run one query, and print the result as a model would see it."""
     from agentfly.environments.search.engines import open_retriever
     from agentfly.environments.search.index import format_hits
-    from agentfly.runs.formatting import sanitize
+    from agentfly.errors import sanitize
 
     (hits,) = open_retriever(source).search([query], top_k)
     print(sanitize(format_hits(hits)))

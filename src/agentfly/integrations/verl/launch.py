@@ -41,7 +41,7 @@ from agentfly.runs.loggers import RunLoggers
 from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.codec import Codec
 from agentfly.templates.tokenizer import load_tokenizer
-from agentfly.training.checkpoint import refuse_changed_config
+from agentfly.training.checkpoint import refuse_unsafe_changes
 from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan
 
@@ -72,14 +72,14 @@ def train_on_verl(
     """Train the plan on the cluster that RAY_ADDRESS names, or on a new local one, into a run directory.
 
     make_plan: loads the recipe; called in every process that runs chains, so it must be importable there. metadata:
-    stored beside the configuration of a new run. resume: continue the run of the folder; from_step: after this step
+    stored beside the configuration. resume: continue the run of the folder; from_step: after this step
     instead of the newest checkpoint.
     """
     require_verl()
     plan = make_plan()
     config = plan.config
     if resume:
-        refuse_changed_config(config, RunDirectory(folder))
+        refuse_unsafe_changes(config, RunDirectory(folder))
     ray = connect()
     device = check_cluster(ray, cluster)
     model = resolve(config.model)

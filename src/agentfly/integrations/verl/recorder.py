@@ -38,6 +38,8 @@ class FinishedGroup:
     leased: int = 0
     """Environments leased by chains of all workers when it ended."""
     waiting: int = 0
+    tools: tuple[str, ...] = ()
+    """Names of the agent's tools."""
 
 
 class Recorder:
@@ -54,6 +56,7 @@ class Recorder:
         """Steps that the driver has not shown yet."""
         self._unwritten: list[Alarm] = []
         self._progress = Progress("start")
+        self._tools: tuple[str, ...] = ()
         if (path / "config.json").is_file():
             newest = max((record.step for record in RunDirectory(path).records()), default=-1)
             # Ray may take a moment to end the recorder of a driver that was killed.
@@ -65,6 +68,7 @@ class Recorder:
             ):
                 with attempt:
                     self._writer = RunWriter.resume(path, newest)
+            self._writer.update_config(config)
         else:
             self._writer = RunWriter.create(path, config, recipe)
 
@@ -80,6 +84,7 @@ class Recorder:
     def add_group(self, group: FinishedGroup) -> None:
         """Keep a finished group until it is trained; one that was run again replaces the first."""
         self._groups[group.request.uid] = group
+        self._tools = group.tools
         self._progress = Progress("generate", len(self._groups), 0, group.leased, group.waiting)
 
     def take_groups(self, uids: Sequence[str], oldest: int = 0) -> list[FinishedGroup]:
@@ -110,7 +115,7 @@ class Recorder:
         if evaluation is not None:
             self._write_chains(step, evaluation[0], {}, held_out=True)
         figures = {**chain_metrics(chains, version=step - 1), **metrics} if chains else {}
-        alarms = self._alarms.observe(step, figures, chains) if chains else ()
+        alarms = self._alarms.observe(step, figures, chains, self._tools) if chains else ()
         record = StepRecord(
             step,
             self._steps,

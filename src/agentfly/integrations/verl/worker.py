@@ -76,6 +76,7 @@ class ChainWorker:
             greedy=baseline,
             leased=sum(each.leased for each in pools),
             waiting=sum(each.waiting for each in pools),
+            tools=tuple(self.agent.toolbox.names),
         )
         selection = select_groups(
             chains,

@@ -1,0 +1,165 @@
+"""Work of `agentfly doctor RECIPE`: everything that a training run needs, checked before it starts.
+
+Each check says what it found and, where it fails, what to do. A check that needs an earlier one is skipped after its
+failure. The last ones build the run in a temporary folder and sample one short chain; nothing is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from agentfly.agent import BaseAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.cli.recipes import Recipe
+from agentfly.cli.run import require_torch
+from agentfly.cli.train import plan_recipe
+from agentfly.errors import AgentFlyError, describe, sanitize
+from agentfly.extras import find_package_conflict
+from agentfly.training.plan import TrainPlan
+
+MAX_TOKENS = 16
+"""Maximum number of tokens of a turn in the chain that is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one check."""
+
+    check: str
+    ok: bool
+    finding: str
+    cure: str = ""
+
+
+def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
+    """Check a recipe with config overrides, print a table of verdicts, and return whether all checks passed."""
+    table = Table("check", "", Column("finding", overflow="fold"), Column("what to do", overflow="fold"))
+    console = Console()
+    passed = True
+
+    async def collect() -> None:
+        nonlocal passed
+        async for verdict in _check(recipe, changes):
+            passed &= verdict.ok
+            mark = "[green]ok[/]" if verdict.ok else "[red]FAILS[/]"
+            finding, cure = (sanitize(text).replace("[", r"\[") for text in (verdict.finding, verdict.cure))
+            table.add_row(verdict.check, mark, finding, cure)
+
+    with console.status("checking …"):
+        asyncio.run(collect())
+    console.print(table)
+    return passed
+
+
+async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[Verdict]:
+    from agentfly.sandbox import probe_mechanisms
+
+    working = [each.mechanism for each in await probe_mechanisms() if each.ok]
+    strong = [each for each in working if each != "unsafe"]
+    cure = "" if strong else "see `agentfly doctor`; tools that run code of the model need a sandbox"
+    yield Verdict("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", cure)
+    conflict = find_package_conflict()
+    yield Verdict("packages", not conflict, conflict or "no conflicting distribution")
+    try:
+        require_torch("doctor RECIPE")
+        plan = plan_recipe(recipe, changes)
+    except AgentFlyError as error:
+        yield Verdict("recipe", False, str(error), "correct the recipe, or install what it needs")
+        return
+    yield Verdict("recipe", True, f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out; its extras are installed")
+    from agentfly.backends.engine.loading import resolve_device
+    from agentfly.models import resolve
+    from agentfly.templates.check import CheckMark, check
+    from agentfly.training.memory import GIB, device_memory, plan_run
+
+    config = plan.config
+    device = resolve_device(None)
+    gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
+    yield Verdict("GPU", True, gpu)
+    try:
+        model = resolve(config.model)
+        memory = plan_run(model, config, device)
+    except AgentFlyError as error:
+        yield Verdict("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
+        return
+    yield Verdict("memory", True, str(memory))
+    try:
+        unsampled = plan.make_agent(
+            model_name_or_path=model, backend=ScriptedBackend("unused"), template=config.template
+        )
+        report = (
+            check(model, config.template, unsampled.schemas) if unsampled.schemas else check(model, config.template)
+        )
+    except AgentFlyError as error:
+        yield Verdict("template", False, str(error), "name another with template=")
+        return
+    problems = [f"{each.property}: {each.detail}" for each in report.findings if each.mark is CheckMark.BAD]
+    cure = f"`agentfly template check {config.model}` has the details; name another with template="
+    yield Verdict("template", report.ok, "; ".join(problems) or f"{report.template}: exact", "" if report.ok else cure)
+    parser = next(each for each in report.findings if each.property == "parser")
+    native = bool(unsampled.schemas)
+    fails = native and parser.mark is CheckMark.BAD
+    text = f"{parser.detail}: calls are parsed as they are written" if native else "the agent parses calls itself"
+    yield Verdict("parser", not fails, parser.detail if fails else text, cure if fails else "")
+    verdict = await _start_environments(unsampled, plan)
+    yield verdict
+    if verdict.ok:
+        async for each in _sample_chain(plan):
+            yield each
+
+
+async def _start_environments(agent: BaseAgent, plan: TrainPlan) -> Verdict:
+    """Reset one instance of each environment for the first task."""
+    names = [each.__name__ for each in agent.toolbox.environments]
+    try:
+        async with agent.manager.leases(plan.tasks[0], agent.toolbox.environments) as leases:
+            for env_class in agent.toolbox.environments:
+                await leases.get(env_class)
+    except Exception as error:
+        return Verdict("environments", False, describe(error), "`agentfly env check` checks an environment alone")
+    finally:
+        await agent.close()
+    return Verdict("environments", True, f"{', '.join(names)} started" if names else "the agent uses none")
+
+
+async def _sample_chain(plan: TrainPlan) -> AsyncIterator[Verdict]:
+    """Build the run, send the weights, sample one short chain, and compare what the learner computes of it."""
+    from agentfly.algorithms.base import SegmentArrays
+    from agentfly.training.trainer import Trainer
+
+    config = plan.config.override({"evaluation.every": None, "evaluation.chains": 1, "loggers": ()})
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            async with Trainer(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:
+                yield Verdict("weight sync", True, "the sampler has the learner's weights")
+                sampling = replace(config.sampling, max_tokens=MAX_TOKENS)
+                options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))
+                chain = (await trainer.agent.run([plan.tasks[0]], **options))[0]
+                if chain.untrainable is not None or not chain.sampled_tokens:
+                    reason = chain.untrainable or f"{chain.stop.value}; nothing was sampled"
+                    yield Verdict("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
+                    return
+                segments = [SegmentArrays.from_segment(each) for each in chain.segments]
+                trained = sum(int(each.mask.sum()) for each in segments)
+                text = f"{trained} of {sum(len(each.tokens) for each in segments)} tokens, those that were sampled"
+                yield Verdict("mask", trained == chain.sampled_tokens, text)
+                scores = trainer.learner.score(segments, sampling.temperature)
+                gaps = [np.abs(s - each.logprobs)[each.mask] for s, each in zip(scores, segments, strict=True)]
+                gap = float(np.concatenate(gaps).mean())
+                limit = trainer.canary_tolerance
+                cure = (
+                    "" if gap <= limit else "set loss.correction=token-truncate, or precision and backend.dtype alike"
+                )
+                text = f"sampler and learner differ by {gap:.2g} nats per token, at most {limit:g} are accepted"
+                yield Verdict("log-probabilities", gap <= limit, text, cure)
+    except AgentFlyError as error:
+        yield Verdict("run", False, str(error), "the message says what to change")

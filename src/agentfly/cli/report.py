@@ -1,0 +1,40 @@
+"""`agentfly report`: the report of a run, at any time."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_LOG = logging.getLogger(__name__)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory; the run may be finished, under way or interrupted.")],
+) -> None:
+    """Write the report of a run and its reward curve, also while it trains."""
+    from agentfly.errors import AgentFlyError, ConfigError
+    from agentfly.runs import RunDirectory
+    from agentfly.runs.report import write_curve, write_report
+    from agentfly.templates.codec import Codec
+    from agentfly.templates.tokenizer import load_tokenizer
+
+    directory = RunDirectory(run)
+    decode = None
+    # A checkpoint has the tokenizer of the model; without one, chains are shown as messages instead of tokens.
+    for folder in sorted(directory.checkpoints.glob("step-*/model"), reverse=True):
+        try:
+            decode = Codec(load_tokenizer(str(folder))).decode
+            break
+        except AgentFlyError as error:  # a checkpoint that was removed in the meantime, or of another layout
+            _LOG.warning("%s", error)
+    write_report(directory, decode)
+    written = [directory.report]
+    try:
+        write_curve(directory)
+        written.append(directory.curve)
+    except ConfigError as missing:  # the plotting library is not installed
+        _LOG.warning("%s", missing)
+    print(f"wrote {' and '.join(map(str, written))}")
