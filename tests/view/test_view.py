@@ -165,6 +165,23 @@ def test_the_index_is_continued_by_the_next_viewer_and_shared_by_none(tmp_path: 
         assert third.select({})[0] == 14  # before any update
 
 
+def test_a_damaged_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    whole = run.trajectory_file(1).read_bytes()
+    run.trajectory_file(1).write_bytes(whole[:-40])
+    run.trajectory_file(2).write_bytes(gzip.compress(b'{"trajectory": {"task": 1}}\n'))
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 2  # the evaluations
+        said = data_of(index).runs({})["problems"]
+        assert [re.search(r"step-\d+", each)[0] for each in said] == ["step-000001", "step-000002"]  # type: ignore[index]
+        run.trajectory_file(1).write_bytes(whole)
+        index.update()
+        assert index.select({"step": "1"})[0] == 6
+        assert len(index.problems) == 1
+
+
 def explain(index: ChainIndex, **filters: str) -> tuple[bool, list[str]]:
     _, (row, *_) = index.select(filters)
     chain = show_chain(index, row["id"], Tokenizers())

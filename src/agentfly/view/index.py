@@ -16,6 +16,7 @@ import os
 import sqlite3
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -81,6 +82,9 @@ class ChainIndex:
         """Fraction of the files' bytes that the current `update` has read; 1 when it is done."""
         self.changes = 0
         """Increases whenever chains were added or removed."""
+        self.problems: dict[str, str] = {}
+        """Files that cannot be read, by path; each is tried again when it changes."""
+        self._failed: dict[str, tuple[int, int]] = {}
         self._closing = threading.Event()
         self._release = contextlib.ExitStack()
         path = self._open_file(sources, cache_folder() if folder is None else folder)
@@ -126,7 +130,7 @@ class ChainIndex:
                 state = file.state
             except FileNotFoundError:
                 continue  # removed since it was listed
-            if (size, changed) == state:
+            if state in ((size, changed), self._failed.get(path)):
                 continue
             if number is not None and (not file.grows or state[0] < done):
                 self._remove_file(number)
@@ -136,7 +140,14 @@ class ChainIndex:
         read = 0
         for source, file, state, done in work:
             self.progress = read / max(whole, 1)
-            self._add_chains(source, file, state, done=done)
+            path = str(file.path)
+            try:
+                self._add_chains(source, file, state, done=done)
+                self.problems.pop(path, None)
+            except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
+                self._writer.rollback()
+                self._failed[path] = state
+                self.problems[path] = f"{type(error).__name__}: {error}"
             read += state[0] - done
         self.progress = 1.0
 

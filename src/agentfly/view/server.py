@@ -11,6 +11,7 @@ import json
 import logging
 import mimetypes
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -68,7 +69,8 @@ class ViewData:
                     "alarms": [[alarm.step, alarm.kind, alarm.message, list(alarm.chains)] for alarm in alarms],
                 }
             )
-        return {"sources": sources, "facets": facets, "progress": self.index.progress, "changes": self.index.changes}
+        problems = [f"{path} cannot be read: {problem}" for path, problem in self.index.problems.items()]
+        return {"sources": sources, "facets": facets, "progress": self.index.progress, "problems": problems}
 
     def curves(self, query: Mapping[str, str]) -> dict[int, dict[str, Curve]]:
         """The points of metrics, given as `names` with line breaks between them: {source: {name: points}}."""
@@ -92,7 +94,7 @@ class ViewData:
         total, rows = self.index.select(
             filters, sort=sort, descending=descending, offset=max(offset, 0), limit=min(max(limit, 0), MAX_ROWS)
         )
-        return {"total": total, "rows": rows, "changes": self.index.changes}
+        return {"total": total, "rows": rows}
 
     def chain(self, query: Mapping[str, str]) -> dict[str, Any]:
         """One chain with all of its tokens."""
@@ -128,15 +130,15 @@ class ViewServer:
         return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     def _follow(self) -> None:
-        """Keep the index up to date. A file that cannot be read is reported once, and tried again."""
+        """Keep the index up to date. A failure, such as a full disk, is reported once; the next call tries again."""
         reported = ""
         while not self._closing.is_set():
             try:
                 self._data.index.update()
                 reported = ""
-            except (AgentFlyError, OSError, EOFError, ValueError, LookupError) as error:
-                if str(error) != reported and not self._closing.is_set():
-                    _LOG.warning("the chains cannot be read: %s", error)
+            except (OSError, sqlite3.Error) as error:
+                if str(error) != reported:
+                    _LOG.warning("the index cannot be updated: %s", error)
                     reported = str(error)
             self._closing.wait(POLL_SECONDS)
 
@@ -183,6 +185,10 @@ class _Handler(BaseHTTPRequestHandler):
             except AgentFlyError as error:
                 value = {"error": str(error)}
                 status = HTTPStatus.BAD_REQUEST
+            except (OSError, ValueError, LookupError, sqlite3.Error) as error:  # a damaged file
+                _LOG.warning("%s cannot be answered", self.path, exc_info=error)
+                value = {"error": f"{type(error).__name__}: {error}"}
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = json.dumps(replace_non_finite(value), ensure_ascii=True, separators=(",", ":")).encode()
             self._send(status, body, "application/json", milliseconds=1000 * (time.process_time() - start))
             return

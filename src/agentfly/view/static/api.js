@@ -42,7 +42,7 @@ function select({ sort = "order", descending, offset = 0, limit = 100, ...filter
     rows.sort((a, b) => missing(a) - missing(b) || a[sort] - b[sort]);
   }
   if (descending) rows.reverse();
-  return { total: rows.length, rows: rows.slice(offset, offset + limit), changes: 0 };
+  return { total: rows.length, rows: rows.slice(offset, offset + limit) };
 }
 
 function textOf(row) {

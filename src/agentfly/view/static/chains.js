@@ -21,7 +21,8 @@ export function rewardCell(reward) {
 }
 
 export async function chainsPage(page, query, state) {
-  const { sources, facets, progress } = await get("runs");
+  const { sources, facets, ...found } = await get("runs");
+  let progress = found.progress;
   const controls = el("section", { class: "filters" });
   const head = el("div", { class: "row head" });
   const body = el("div", { class: "rows" });
@@ -149,8 +150,9 @@ export async function chainsPage(page, query, state) {
   if (selected) move(0);
   // While a run goes on, only the number of chains and the rows in view are loaded again.
   return async () => {
+    if (progress < 1) progress = (await get("runs")).progress;
     const found = await get("chains", { ...query, limit: 1 });
-    if (found.total === total) return;
+    if (found.total === total) return draw();
     generation += 1;
     pages = new Map();
     await load(Math.floor(view.scrollTop / ROW / PAGE));

@@ -69,7 +69,7 @@ export async function runsPage(page, query, state) {
         return el("section", { class: "card" }, el("h2", null, title, el("span", { class: "grow" }), close), chart(series, state.smooth));
       }).filter(Boolean),
     );
-    list.replaceChildren(...runs.sources.map((run) => runCard(run, hidden, several, draw)));
+    list.replaceChildren(...runs.problems.map((problem) => el("p", { class: "alarm" }, problem)), ...runs.sources.map((run) => runCard(run, hidden, several, draw)));
   }
 
   async function update() {
