@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentfly.runs import StepRecord
 from agentfly.view.chains import Tokenizers
 from agentfly.view.export import write_export
 from agentfly.view.index import ChainIndex
@@ -93,7 +94,8 @@ def test_pages_and_keys(browser: Any, server: ViewServer, data: ViewData) -> Non
     with Tab(browser, server.url) as tab:
         page = tab.open("#/runs")
         assert page.locator(".charts .card").count() >= 2
-        assert page.get_by_text("eval/greedy").count() == 2  # one curve per run, beside reward/mean and eval/reward
+        legend = page.locator(".legend", has_text="eval/greedy")  # beside reward/mean and eval/reward
+        assert legend.locator(".swatch.d2").count() == 2  # one curve per run
         page.get_by_label("Metric").fill("time/generate")
         page.get_by_label("Metric").press("Enter")
         page.locator("h2", has_text="time/generate").wait_for()
@@ -159,6 +161,26 @@ def test_the_same_task_before_and_after(browser: Any, server: ViewServer, data: 
         page.locator("mark").first.wait_for()
         assert page.locator("h1").inner_text() == "Task task-0: eval 0 and eval 2"
         assert {"before", "after"} < set(page.locator("mark").all_inner_texts())
+
+
+def test_a_running_run_appears_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
+    with (
+        make_run(tmp_path / "run", steps=1) as run,
+        ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index,
+        ViewServer(ViewData(index, Tokenizers())) as server,
+        Tab(browser, server.url) as tab,
+    ):
+        page = tab.open("#/runs")
+        page.locator(".figures", has_text="1 step").wait_for()
+        assert page.locator(".badge.live").inner_text() == "running"
+        run.write_trajectories(2, [make_chain(0, 0, 1.0)])
+        run.append(StepRecord(2, 3, {"reward/mean": 0.75}))
+        page.locator(".figures", has_text="0.750 reward").wait_for()
+        page.keyboard.press("t")
+        page.locator("#count", has_text="9 chains").wait_for()
+        run.write_trajectories(3, [make_chain(0, 0, 1.0)])
+        page.locator("#count", has_text="10 chains").wait_for()
+        assert tab.problems == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

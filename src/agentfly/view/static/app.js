@@ -23,7 +23,7 @@ async function route() {
   document.getElementById("tip").hidden = true;
   state.keys = {};
   refresh = null;
-  for (const each of document.querySelectorAll("#bar a")) each.classList.toggle("set", each.hash === `#/${name}`);
+  for (const each of document.querySelectorAll("#bar a")) each.classList.toggle("set", each.hash === (name === "runs" ? "#/runs" : "#/chains"));
   const before = location.hash;
   try {
     let next;

@@ -150,7 +150,7 @@ function tokenElement(chain, segment, at, i) {
   const text = span.texts ? span.texts[i] : String(span.ids[i]);
   const shown = visible(text).replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
   const node = el("span", { class: `token${i === 0 ? " first" : ""}${span.trained ? " trained" : ""}` }, shown === "" ? "·" : shown);
-  node.place = { span, i, segment, at };
+  node.place = { span, i, segment, at, step: chain.held_out ? null : chain.step };
   return node;
 }
 
@@ -167,7 +167,7 @@ function paint(token, by) {
   token.style.background = by === "author" || by === "mask" || !strength ? "" : `color-mix(in srgb, var(--${distance > 0 ? "good" : "bad"}) ${strength}%, transparent)`;
 }
 
-function figures({ span, i, segment }) {
+function figures({ span, i, segment, step }) {
   const rows = [
     ["token", `${span.ids[i]} at ${span.start + i}${segment ? ` of segment ${segment + 1}` : ""}`],
     ["author", span.author], ["turn", span.turn + 1], ["mask", span.trained ? "1, trained" : span.logprobs ? "1, but the chain is not trained" : "0"],
@@ -175,7 +175,7 @@ function figures({ span, i, segment }) {
   if (span.logprobs) {
     const ratio = ratioOf({ span, i });
     rows.push(["log p, sampler", number(span.logprobs[i], 4)], ["log p, learner", span.learner ? number(span.learner[i], 4) : "not stored"], ["ratio", ratio === null ? "–" : number(ratio, 4)],
-      ["advantage", span.advantages ? number(span.advantages[i], 4) : "none"], ["weight version", number(span.version)]);
+      ["advantage", span.advantages ? number(span.advantages[i], 4) : "none"], ["weight version", `${span.version}${step === null ? "" : `, ${step - 1 - span.version} older than the step's`}`]);
   }
   return el("table", null, rows.map(([name, value]) => el("tr", null, el("th", null, name), el("td", null, value))));
 }

@@ -28,7 +28,8 @@ function ticks(low, high, count) {
   return out;
 }
 
-// series: [{label, points: [[step, value]], dash, color (class c0 … c7)}]; smooth: weight of the past, 0 to 1.
+// series: [{metric, run, points: [[step, value]], dash (class d0 … d3), color (class c0 … c7)}]; smooth: weight of the
+// past, 0 to 1.
 export function chart(series, smooth = 0) {
   const drawn = series.map((each) => ({ ...each, points: each.points.filter(([, y]) => y !== null && Number.isFinite(y)) })).filter((each) => each.points.length);
   if (!drawn.length) return el("p", { class: "faint" }, "No values yet.");
@@ -48,7 +49,7 @@ export function chart(series, smooth = 0) {
     root.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, number(step)));
   }
   for (const each of drawn) {
-    const line = (points, kind) => root.append(svg("polyline", { points: points.map(([s, v]) => `${x(s).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line ${each.color} ${kind}${each.dash ? " dash" : ""}` }));
+    const line = (points, kind) => root.append(svg("polyline", { points: points.map(([s, v]) => `${x(s).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line ${each.color} ${each.dash} ${kind}` }));
     if (smooth > 0) line(each.points, "raw");
     line(smooth > 0 ? average(each.points, smooth) : each.points, "");
     if (each.points.length < 40) for (const [s, v] of each.points) root.append(svg("circle", { cx: x(s), cy: y(v), r: 2.5, class: `dot ${each.color}` }));
@@ -57,11 +58,16 @@ export function chart(series, smooth = 0) {
   root.append(cursor);
   const legend = el("div", { class: "legend" });
   const show = (step) => {
+    const metrics = [...new Set(drawn.map((each) => each.metric))];
     legend.replaceChildren(
-      ...drawn.map((each) => {
-        const point = step === null ? each.points.at(-1) : nearest(each.points, step);
-        return el("span", null, el("i", { class: `swatch ${each.color}${each.dash ? " dash" : ""}` }), each.label, " ", el("b", null, number(point[1])), step === null ? "" : el("span", { class: "faint" }, ` step ${point[0]}`));
+      ...metrics.map((metric) => {
+        const values = drawn.filter((each) => each.metric === metric).map((each) => {
+          const point = step === null ? each.points.at(-1) : nearest(each.points, step);
+          return el("span", { title: each.run }, el("i", { class: `swatch ${each.color} ${each.dash}` }), el("b", null, number(point[1])), " ");
+        });
+        return el("span", null, values, metric);
       }),
+      el("span", { class: "faint" }, step === null ? "" : `at step ${step}`),
     );
   };
   root.addEventListener("pointermove", (event) => {

@@ -45,7 +45,7 @@ function markWords(text, marked) {
 
 function callElement(name, written, problem, { raw, record, marked }) {
   const [, status, time, , retries] = record ?? [];
-  const outcome = record ? el("span", { class: status === "ok" ? "faint" : "bad" }, ` ${status}, ${seconds(time)}${retries ? `, ${plural(retries, "retry").replace("retrys", "retries")}` : ""}`) : "";
+  const outcome = record ? el("span", { class: status === "ok" ? "faint" : "bad" }, ` ${status}${time ? `, ${seconds(time)}` : ""}${retries ? `, ${plural(retries, "retry").replace("retrys", "retries")}` : ""}`) : "";
   const readable = el("pre", null, markWords(problem && raw ? raw : pretty(written), marked));
   return el("div", { class: `call${status && status !== "ok" ? " failed" : ""}` }, el("header", null, el("b", null, `→ ${name || "(no name)"}`), outcome), problem ? el("p", { class: "bad" }, problem) : "", readable);
 }

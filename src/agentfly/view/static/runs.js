@@ -33,6 +33,7 @@ export async function runsPage(page, query, state) {
   let names = query.metrics ? query.metrics.split(",") : [];
   let runs;
   let values = {};
+  let drawn = "";
 
   function add(name) {
     if (!runs.sources.some((run) => run.metrics.includes(name)) || names.includes(name)) return;
@@ -60,8 +61,7 @@ export async function runsPage(page, query, state) {
             const points = values[run.id]?.[name];
             if (!points) return [];
             const color = several ? `c${(run.id - 1) % 8}` : `c${index}`;
-            const label = several ? (group.length > 1 ? `${run.name} ${name}` : run.name) : name;
-            return [{ label, points, color, dash: several && index > 0 }];
+            return [{ metric: name, run: run.name, points, color, dash: several ? `d${index}` : "d0" }];
           }),
         );
         if (!series.length) return "";
@@ -76,6 +76,9 @@ export async function runsPage(page, query, state) {
     runs = await get("runs");
     metrics.replaceChildren(...[...new Set(runs.sources.flatMap((run) => run.metrics))].map((name) => el("option", { value: name })));
     values = await get("curves", { names: [...names, ...CHARTS.flatMap(([, group]) => group)].join("\n") });
+    const text = JSON.stringify([names, runs, values]);
+    if (text === drawn) return; // nothing that a person has opened or points at is drawn again
+    drawn = text;
     draw();
   }
 
