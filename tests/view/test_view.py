@@ -81,6 +81,8 @@ def test_rows_are_sorted_and_paged(index: ChainIndex) -> None:
     assert [row["reward"] for row in rows] == [0.0, 0.5, 0.5]
     _, rest = index.select({"step": "1"}, sort="reward", offset=3, limit=9)
     assert [row["reward"] for row in rest] == [1.0, 1.0, None]
+    _, best = index.select({"step": "1"}, sort="reward", descending=True)
+    assert [row["reward"] for row in best] == [1.0, 1.0, 0.5, 0.5, 0.0, None]
     with pytest.raises(ConfigError, match="sorted by"):
         index.select({}, sort="1; DROP TABLE chains")
 
@@ -129,6 +131,7 @@ def test_an_evaluation_is_read_while_lines_are_appended(tmp_path: Path) -> None:
 
 def test_saved_trajectories_and_a_folder_of_runs(tmp_path: Path) -> None:
     (tmp_path / "saved.jsonl").write_text(json.dumps(make_chain(0, 0, 1.0).to_json()) + "\n")
+    saved = tmp_path / "saved.jsonl"
     make_run(tmp_path / "runs" / "a").close()
     make_run(tmp_path / "runs" / "b").close()
     sources = find_sources([tmp_path / "saved.jsonl", tmp_path / "runs"])
@@ -141,6 +144,10 @@ def test_saved_trajectories_and_a_folder_of_runs(tmp_path: Path) -> None:
         index.update()
         assert index.select({"source": "1"})[0] == 1
         assert "--tokenizer" in show_chain(index, 1, Tokenizers())["tokenizer_problem"]
+        saved.write_text("".join(json.dumps(make_chain(0, i, 1.0, text="again").to_json()) + "\n" for i in range(3)))
+        index.update()
+        assert [row["chain"] for row in index.select({"source": "1", "text": "again"})[1]] == [0, 1, 2]
+        assert index.select({"source": "1"})[0] == 3  # the file was replaced, not continued
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models import PREPARED, find_fault
 from agentfly.runs.selection import find_exclusions
@@ -105,15 +107,13 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
     learner: dict[str, Floats] = {}
     if advantages and source.run is not None:
         learner = source.run.learner_logprobs(stored.row["step"])
-    trained_segments = [segment for segment in chain.segments if segment.num_sampled_tokens]
+    remaining = iter(advantages)  # one array [tokens] for each segment with sampled tokens
     segments = []
     for place, segment in enumerate(chain.segments):
-        # Runs store one array for each segment with sampled tokens.
-        own = next((i for i, each in enumerate(trained_segments) if each is segment), len(advantages))
-        segment_advantages = advantages[own] if own < len(advantages) else None
-        # Of the sampled tokens alone, in order.
-        segment_learner = learner.get(f"{chain.id}#{place}")
-        sampled_before = 0
+        own_advantages = next(remaining, None) if segment.num_sampled_tokens else None
+        scores = learner.get(f"{chain.id}#{place}")  # [sampled tokens]
+        own_learner = np.zeros(len(segment), np.float32)
+        own_learner[segment.mask] = 0.0 if scores is None else scores
         start = 0
         spans = []
         for span in segment.spans:
@@ -121,9 +121,6 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
             end = start + len(ids)
             texts = None if tokenizer is None else [_clip(t, MAX_TOKEN_TEXT) for t in split_tokens(ids, tokenizer)]
             sampled = span.author.carries_loss
-            count = len(ids) if sampled else 0
-            own_learner = None if segment_learner is None else segment_learner[sampled_before : sampled_before + count]
-            sampled_before += count
             spans.append(
                 {
                     "author": span.author.value,
@@ -133,8 +130,8 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
                     "texts": texts,
                     "version": span.weight_version,
                     "logprobs": None if span.logprobs is None else _round(span.logprobs.tolist()),
-                    "learner": _round(own_learner.tolist()) if sampled and own_learner is not None else None,
-                    "advantages": segment_advantages[start:end] if sampled and segment_advantages else None,
+                    "learner": _round(own_learner[start:end].tolist()) if sampled and scores is not None else None,
+                    "advantages": own_advantages[start:end] if sampled and own_advantages else None,
                     "trained": sampled and verdict[0],
                     "why": [span.author.loss_rule, *(verdict[1] if sampled else ())],
                     "messages": [_show_message(message, source) for message in span.messages],

@@ -41,18 +41,19 @@ _COLUMNS = (
 _SHOWN = ("id", *_COLUMNS[:-3])
 _SORTS = {
     "order": "source, step, held_out, grp, chain",
-    **{name: f"{name} IS NULL, {name}" for name in ("reward", "turns", "calls", "bad_calls", "sampled", "seconds")},
+    **{name: name for name in ("reward", "turns", "calls", "bad_calls", "sampled", "seconds")},
 }
 _SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS files (
-    id INTEGER PRIMARY KEY, path TEXT UNIQUE, source INTEGER, size INTEGER, changed INTEGER, done INTEGER
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, source INTEGER, size INTEGER, changed INTEGER, inode INTEGER,
+    done INTEGER
 );
 CREATE TABLE IF NOT EXISTS chains (id INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
 CREATE INDEX IF NOT EXISTS chains_order ON chains (source, step, held_out, grp, chain);
 CREATE INDEX IF NOT EXISTS chains_file ON chains (file);
-CREATE INDEX IF NOT EXISTS chains_reward ON chains (reward IS NULL, reward);
+CREATE INDEX IF NOT EXISTS chains_reward ON chains (reward);
 CREATE INDEX IF NOT EXISTS chains_task ON chains (task);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content = '', columnsize = 0);
 """
@@ -84,7 +85,7 @@ class ChainIndex:
         """Increases whenever chains were added or removed."""
         self.problems: dict[str, str] = {}
         """Files that cannot be read, by path; each is tried again when it changes."""
-        self._failed: dict[str, tuple[int, int]] = {}
+        self._failed: dict[str, tuple[int, int, int]] = {}
         self._closing = threading.Event()
         self._release = contextlib.ExitStack()
         path = self._open_file(sources, cache_folder() if folder is None else folder)
@@ -119,20 +120,21 @@ class ChainIndex:
 
     def update(self) -> None:
         """Add the chains that were written since the last call, and remove those of files that are gone or replaced."""
-        known = {row[0]: row[1:] for row in self._writer.execute("SELECT path, id, size, changed, done FROM files")}
+        columns = "path, id, size, changed, inode, done"
+        known = {row[0]: row[1:] for row in self._writer.execute(f"SELECT {columns} FROM files")}
         found = {str(each.path): (source, each) for source in self.sources.values() for each in source.chain_files()}
         for path in known.keys() - found.keys():
             self._remove_file(known[path][0])
         work = []
         for path, (source, file) in found.items():
-            number, size, changed, done = known.get(path, (None, 0, 0, 0))
+            number, *before, done = known.get(path, (None, 0, 0, 0, 0))
             try:
                 state = file.state
             except FileNotFoundError:
                 continue  # removed since it was listed
-            if state in ((size, changed), self._failed.get(path)):
+            if state in (tuple(before), self._failed.get(path)):
                 continue
-            if number is not None and (not file.grows or state[0] < done):
+            if number is not None and (not file.grows or state[0] < done or state[2] != before[2]):
                 self._remove_file(number)
                 done = 0
             work.append((source, file, state, done))
@@ -151,10 +153,10 @@ class ChainIndex:
             read += state[0] - done
         self.progress = 1.0
 
-    def _add_chains(self, source: Source, file: ChainFile, state: tuple[int, int], *, done: int) -> None:
+    def _add_chains(self, source: Source, file: ChainFile, state: tuple[int, int, int], *, done: int) -> None:
         """Index a file from the offset `done` on."""
-        insert = "INSERT INTO files (path, source, size, changed, done) VALUES (?, ?, 0, 0, 0) ON CONFLICT DO NOTHING"
-        self._writer.execute(insert, (str(file.path), source.number))
+        insert = "INSERT INTO files VALUES (NULL, ?, ?, 0, 0, ?, 0) ON CONFLICT DO NOTHING"
+        self._writer.execute(insert, (str(file.path), source.number, state[2]))
         (number,) = self._writer.execute("SELECT id FROM files WHERE path = ?", (str(file.path),)).fetchone()
         marks = ", ".join("?" * len(_COLUMNS))
         pending = 0
@@ -179,7 +181,7 @@ class ChainIndex:
                 # The offset is committed with its chains: an interrupted update goes on from there.
                 self._writer.execute("UPDATE files SET done = ? WHERE id = ?", (done, number))
                 self._commit()
-        complete = (0, 0) if self._closing.is_set() else state
+        complete = (0, 0) if self._closing.is_set() else state[:2]
         self._writer.execute("UPDATE files SET size=?, changed=?, done=? WHERE id=?", (*complete, done, number))
         self._commit()
 
@@ -211,6 +213,8 @@ class ChainIndex:
             raise ConfigError(f"chains are sorted by {', '.join(_SORTS)}, not by {sort!r}")
         condition, values = build_condition(filters)
         order = ", ".join(f"{each} DESC" if descending else each for each in _SORTS[sort].split(", "))
+        if sort == "reward":  # chains without one come last, either way
+            order = f"reward IS NULL, {order}"
         columns = ", ".join(_SHOWN)
         with self._reading:
             (total,) = self._reader.execute(f"SELECT count(*) FROM chains WHERE {condition}", values).fetchone()

@@ -30,17 +30,14 @@ class ChainFile:
     step: int | None = None
     """None outside of a training run."""
     held_out: bool = False
+    grows: bool = False
+    """Whether lines are appended; other files are written once, and replaced as a whole."""
 
     @property
-    def state(self) -> tuple[int, int]:
-        """Size and time of the last change; differs from an earlier state if the file was written since."""
+    def state(self) -> tuple[int, int, int]:
+        """Size, time of the last change, and inode: another one if the file was written or replaced since."""
         status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
-
-    @property
-    def grows(self) -> bool:
-        """Whether lines are appended; a compressed file is written once and replaced as a whole."""
-        return self.path.suffix != ".gz"
+        return status.st_size, status.st_mtime_ns, status.st_ino
 
     def lines(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
         """The complete lines from an offset in the uncompressed file, each with its own offset."""
@@ -65,7 +62,7 @@ class ChainFile:
             raise DataError(f"{self.path} cannot be read: {error}; reload the list of chains") from error
 
     def _open(self) -> BinaryIO | gzip.GzipFile:
-        return self.path.open("rb") if self.grows else gzip.open(self.path, "rb")
+        return gzip.open(self.path, "rb") if self.path.suffix == ".gz" else self.path.open("rb")
 
 
 class Source:
@@ -113,7 +110,7 @@ class Source:
     def chain_files(self) -> list[ChainFile]:
         """Its files of chains; new ones appear while a run goes on."""
         if self.kind != "run":
-            return [ChainFile(self.path)]
+            return [ChainFile(self.path, grows=self.kind == "eval")]
         paths = sorted((self.path / "trajectories").glob("*.jsonl.gz"))
         matches = [(path, _CHAINS_FILE.fullmatch(path.name)) for path in paths]
         return [ChainFile(path, int(match[2]), match[1] == "eval") for path, match in matches if match]

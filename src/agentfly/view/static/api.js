@@ -39,9 +39,8 @@ function select({ sort = "order", descending, offset = 0, limit = 100, ...filter
   );
   if (sort !== "order") {
     const missing = (row) => (row[sort] === null ? 1 : 0);
-    rows.sort((a, b) => missing(a) - missing(b) || a[sort] - b[sort]);
-  }
-  if (descending) rows.reverse();
+    rows.sort((a, b) => missing(a) - missing(b) || (descending ? b[sort] - a[sort] : a[sort] - b[sort]));
+  } else if (descending) rows.reverse();
   return { total: rows.length, rows: rows.slice(offset, offset + limit) };
 }
 
