@@ -15,7 +15,7 @@ from agentfly.view.server import STATIC, ViewData
 
 MAX_BYTES = 50_000_000
 """Maximum size of the page."""
-_IMPORT = re.compile(r'^import .* from "\./([a-z]+\.js)";\n', re.MULTILINE)
+_IMPORT = re.compile(r'^import [^;]* from "\./([a-z]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 

@@ -34,7 +34,9 @@ function select({ sort = "order", descending, offset = 0, limit = 100, ...filter
         const names = name === "tool" ? row.tools : row.failure;
         return value === "*" ? names !== "" : names.includes(`\n${value}\n`);
       }
-      return String(Number(row[name === "group" ? "grp" : name]) || row[name === "group" ? "grp" : name]) === String(value);
+      return (
+        String(Number(row[name === "group" ? "grp" : name]) || row[name === "group" ? "grp" : name]) === String(value)
+      );
     }),
   );
   if (sort !== "order") {
@@ -49,7 +51,9 @@ function textOf(row) {
     const chain = exported.chains[row.id];
     const messages = chain ? chain.segments.flatMap((s) => s.spans).flatMap((span) => span.messages) : [];
     const parts = messages.flatMap((m) => [m.thinking, ...m.parts, ...m.calls.flat()]);
-    Object.defineProperty(row, "text", { value: [row.task, row.preview, ...parts.filter((p) => typeof p === "string")].join("\n").toLowerCase() });
+    Object.defineProperty(row, "text", {
+      value: [row.task, row.preview, ...parts.filter((p) => typeof p === "string")].join("\n").toLowerCase(),
+    });
   }
   return row.text;
 }

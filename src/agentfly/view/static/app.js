@@ -9,8 +9,17 @@ import { runsPage } from "./runs.js";
 
 const POLL = 2000; // milliseconds
 const KEYS = [
-  ["r", "runs and curves"], ["t", "table of chains"], ["j / k", "next / previous chain"], ["Enter", "open the selected chain"], ["g", "the chain's group, side by side"], ["u", "back to the table"],
-  ["c", "color tokens by author, mask, advantage, log-probability, ratio"], ["p", "unfold the prompt"], ["/", "search"], ["d", "dark or light"], ["?", "this list"],
+  ["r", "runs and curves"],
+  ["t", "table of chains"],
+  ["j / k", "next / previous chain"],
+  ["Enter", "open the selected chain"],
+  ["g", "the chain's group, side by side"],
+  ["u", "back to the table"],
+  ["c", "color tokens by author, mask, advantage, log-probability, ratio"],
+  ["p", "unfold the prompt"],
+  ["/", "search"],
+  ["d", "dark or light"],
+  ["?", "this list"],
 ];
 const page = document.getElementById("page");
 const state = { keys: {} };
@@ -23,7 +32,8 @@ async function route() {
   document.getElementById("tip").hidden = true;
   state.keys = {};
   refresh = null;
-  for (const each of document.querySelectorAll("#bar a")) each.classList.toggle("set", each.hash === (name === "runs" ? "#/runs" : "#/chains"));
+  for (const each of document.querySelectorAll("#bar a"))
+    each.classList.toggle("set", each.hash === (name === "runs" ? "#/runs" : "#/chains"));
   const before = location.hash;
   try {
     let next;
@@ -39,7 +49,8 @@ async function route() {
 }
 
 function theme(next) {
-  const dark = next ?? localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const dark =
+    next ?? localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.dataset.theme = dark;
   if (next) localStorage.setItem("theme", next);
 }
@@ -49,12 +60,34 @@ function flip() {
 }
 
 const help = document.getElementById("help");
-help.append(el("h2", null, "Keys"), el("table", null, KEYS.map(([key, what]) => el("tr", null, el("td", null, el("kbd", null, key)), el("td", null, what)))), el("button", { onclick: () => help.close() }, "close"));
-document.getElementById("bar").append(
-  el("b", null, "AgentFly"), link("#/runs", "Runs"), link("#/chains", "Chains"), el("span", { class: "grow" }), exported ? el("span", { class: "badge" }, "exported") : el("span", { id: "connection", class: "badge" }, "connected"),
-  el("button", { class: "ghost", title: "Dark or light (d)", onclick: flip }, "◐"), el("button", { class: "ghost", title: "Keys (?)", onclick: () => help.showModal() }, "?"),
+help.append(
+  el("h2", null, "Keys"),
+  el(
+    "table",
+    null,
+    KEYS.map(([key, what]) => el("tr", null, el("td", null, el("kbd", null, key)), el("td", null, what))),
+  ),
+  el("button", { onclick: () => help.close() }, "close"),
 );
-const shared = { r: () => (location.hash = "#/runs"), t: () => (location.hash = "#/chains"), d: flip, "?": () => help.showModal() };
+document
+  .getElementById("bar")
+  .append(
+    el("b", null, "AgentFly"),
+    link("#/runs", "Runs"),
+    link("#/chains", "Chains"),
+    el("span", { class: "grow" }),
+    exported
+      ? el("span", { class: "badge" }, "exported")
+      : el("span", { id: "connection", class: "badge" }, "connected"),
+    el("button", { class: "ghost", title: "Dark or light (d)", onclick: flip }, "◐"),
+    el("button", { class: "ghost", title: "Keys (?)", onclick: () => help.showModal() }, "?"),
+  );
+const shared = {
+  r: () => (location.hash = "#/runs"),
+  t: () => (location.hash = "#/chains"),
+  d: flip,
+  "?": () => help.showModal(),
+};
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
   if (event.target.matches("input, select, textarea")) {

@@ -6,8 +6,18 @@ import { el, link, listed, number, plural, seconds } from "./dom.js";
 const ROW = 30; // height of a row in pixels, as in style.css
 const PAGE = 100;
 const COLUMNS = [
-  ["step", "order"], ["chain", null], ["task", null], ["reward", "reward"], ["stop", null], ["turns", "turns"],
-  ["calls", "calls"], ["failed", "bad_calls"], ["tokens", "sampled"], ["time", "seconds"], ["tools", null], ["answer", null],
+  ["step", "order"],
+  ["chain", null],
+  ["task", null],
+  ["reward", "reward"],
+  ["stop", null],
+  ["turns", "turns"],
+  ["calls", "calls"],
+  ["failed", "bad_calls"],
+  ["tokens", "sampled"],
+  ["time", "seconds"],
+  ["tools", null],
+  ["answer", null],
 ];
 
 export function stepName(row) {
@@ -41,40 +51,86 @@ export async function chainsPage(page, query, state) {
 
   function choice(name, label, options) {
     const all = el("option", { value: "" }, label);
-    const select = el("select", { "aria-label": label, class: query[name] ? "set" : "", onchange: () => go(name === "when" ? splitStep(select.value) : { [name]: select.value }) }, all,
-      options.map(([value, text]) => el("option", { value }, text)));
-    select.value = name === "when" ? (query.step ? `${query.held_out ?? 0} ${query.step}` : query.held_out === "1" ? "1" : "") : (query[name] ?? "");
+    const select = el(
+      "select",
+      {
+        "aria-label": label,
+        class: query[name] ? "set" : "",
+        onchange: () => go(name === "when" ? splitStep(select.value) : { [name]: select.value }),
+      },
+      all,
+      options.map(([value, text]) => el("option", { value }, text)),
+    );
+    select.value =
+      name === "when"
+        ? query.step
+          ? `${query.held_out ?? 0} ${query.step}`
+          : query.held_out === "1"
+            ? "1"
+            : ""
+        : (query[name] ?? "");
     if (select.value) select.className = "set";
     return select;
   }
 
   function entry(name, label, type = "text", size = 8) {
-    return el("input", { type, size, placeholder: label, "aria-label": label, value: query[name] ?? "", step: "any", id: `filter-${name}`, class: query[name] ? "set" : "", onchange: (event) => go({ [name]: event.target.value.trim() }) });
+    return el("input", {
+      type,
+      size,
+      placeholder: label,
+      "aria-label": label,
+      value: query[name] ?? "",
+      step: "any",
+      id: `filter-${name}`,
+      class: query[name] ? "set" : "",
+      onchange: (event) => go({ [name]: event.target.value.trim() }),
+    });
   }
 
   const steps = query.source ? (facets.steps[query.source] ?? []) : Object.values(facets.steps).flat();
   const when = new Map([["1", "all evaluations"]]);
-  for (const [step, held, chains] of steps) if (step !== null) when.set(`${held} ${step}`, `${held ? "eval" : "step"} ${step} (${number(chains)})`);
+  for (const [step, held, chains] of steps)
+    if (step !== null) when.set(`${held} ${step}`, `${held ? "eval" : "step"} ${step} (${number(chains)})`);
   controls.replaceChildren(
-    sources.length > 1 ? choice("source", "all runs", sources.map((run) => [String(run.id), run.name])) : "",
+    sources.length > 1
+      ? choice(
+          "source",
+          "all runs",
+          sources.map((run) => [String(run.id), run.name]),
+        )
+      : "",
     choice("when", "all steps", [...when]),
     entry("group", "group"),
     entry("task", "task id", "text", 10),
     entry("min_reward", "reward from", "number"),
     entry("max_reward", "reward to", "number"),
-    choice("stop", "any stop reason", facets.stop.map((each) => [each, each])),
+    choice(
+      "stop",
+      "any stop reason",
+      facets.stop.map((each) => [each, each]),
+    ),
     choice("tool", "any tool", [["*", "some tool"], ...facets.tool.map((each) => [each, each])]),
-    choice("failure", "any outcome", [["*", "some failure"], ...facets.failure.map((each) => [each, `failure: ${each}`])]),
-    choice("trained", "trained or not", [["1", "trained"], ["0", "not trained"]]),
+    choice("failure", "any outcome", [
+      ["*", "some failure"],
+      ...facets.failure.map((each) => [each, `failure: ${each}`]),
+    ]),
+    choice("trained", "trained or not", [
+      ["1", "trained"],
+      ["0", "not trained"],
+    ]),
     entry("text", "search text  ( / )", "search", 22),
-    Object.keys(query).length ? el("button", { class: "ghost", onclick: () => (location.hash = "#/chains") }, "clear") : "",
+    Object.keys(query).length
+      ? el("button", { class: "ghost", onclick: () => (location.hash = "#/chains") }, "clear")
+      : "",
   );
   head.replaceChildren(
     ...COLUMNS.map(([label, sort]) => {
       const active = (query.sort ?? "order") === sort;
       const arrow = active ? (query.descending ? " ↓" : " ↑") : "";
       const flip = () => go({ sort, descending: active && !query.descending ? "1" : "" });
-      return sort ? el("button", { onclick: flip, class: active ? "set" : "" }, label + arrow) : el("span", null, label);
+      return sort
+        ? el("button", { onclick: flip, class: active ? "set" : "" }, label + arrow)
+        : el("span", null, label);
     }),
   );
 
@@ -85,11 +141,29 @@ export async function chainsPage(page, query, state) {
     };
     const bad = row.bad_calls ? el("span", { class: "bad" }, number(row.bad_calls)) : "";
     const failure = listed(row.failure).join(", ");
-    const run = sources.length > 1 ? el("i", { class: `swatch c${(row.source - 1) % 8}`, title: sources.find((each) => each.id === row.source)?.name }) : "";
-    const node = el("div", { class: `row${index === selected ? " selected" : ""}`, onclick: open, role: "link" },
-      el("span", null, run, stepName(row)), el("span", null, link(`#/chain/${row.id}`, `${row.grp}/${row.chain}`)), el("span", { title: row.task }, row.task),
-      rewardCell(row.reward), el("span", { class: failure ? "bad" : "", title: failure }, row.stop), el("span", null, number(row.turns)), el("span", null, number(row.calls)),
-      el("span", null, bad), el("span", null, number(row.sampled)), el("span", null, seconds(row.seconds)), el("span", null, listed(row.tools).join(", ")), el("span", { class: "preview" }, row.preview));
+    const run =
+      sources.length > 1
+        ? el("i", {
+            class: `swatch c${(row.source - 1) % 8}`,
+            title: sources.find((each) => each.id === row.source)?.name,
+          })
+        : "";
+    const node = el(
+      "div",
+      { class: `row${index === selected ? " selected" : ""}`, onclick: open, role: "link" },
+      el("span", null, run, stepName(row)),
+      el("span", null, link(`#/chain/${row.id}`, `${row.grp}/${row.chain}`)),
+      el("span", { title: row.task }, row.task),
+      rewardCell(row.reward),
+      el("span", { class: failure ? "bad" : "", title: failure }, row.stop),
+      el("span", null, number(row.turns)),
+      el("span", null, number(row.calls)),
+      el("span", null, bad),
+      el("span", null, number(row.sampled)),
+      el("span", null, seconds(row.seconds)),
+      el("span", null, listed(row.tools).join(", ")),
+      el("span", { class: "preview" }, row.preview),
+    );
     node.style.top = `${index * ROW}px`;
     return node;
   }
@@ -106,7 +180,8 @@ export async function chainsPage(page, query, state) {
   }
 
   function draw() {
-    count.textContent = plural(total, "chain") + (progress < 1 ? `, reading files (${Math.round(progress * 100)} %)` : "");
+    count.textContent =
+      plural(total, "chain") + (progress < 1 ? `, reading files (${Math.round(progress * 100)} %)` : "");
     body.style.height = `${total * ROW}px`;
     const first = Math.max(Math.floor(view.scrollTop / ROW) - 10, 0);
     const last = Math.min(first + Math.ceil(view.clientHeight / ROW) + 20, total);
@@ -122,7 +197,8 @@ export async function chainsPage(page, query, state) {
   function move(by) {
     selected = Math.min(Math.max(selected + by, 0), total - 1);
     const top = selected * ROW;
-    if (top < view.scrollTop || top + 3 * ROW > view.scrollTop + view.clientHeight) view.scrollTop = top - view.clientHeight / 2;
+    if (top < view.scrollTop || top + 3 * ROW > view.scrollTop + view.clientHeight)
+      view.scrollTop = top - view.clientHeight / 2;
     draw();
   }
 

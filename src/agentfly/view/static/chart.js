@@ -24,14 +24,17 @@ function ticks(low, high, count) {
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
   const out = [];
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) out.push([value, digits > 4 || step >= 1000 ? number(value) : value.toFixed(digits).replace(/^-0(\.0*)?$/, "0$1")]);
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step)
+    out.push([value, digits > 4 || step >= 1000 ? number(value) : value.toFixed(digits).replace(/^-0(\.0*)?$/, "0$1")]);
   return out;
 }
 
 // series: [{metric, run, points: [[step, value]], dash (class d0 … d3), color (class c0 … c7)}]; smooth: weight of the
 // past, 0 to 1.
 export function chart(series, smooth = 0) {
-  const drawn = series.map((each) => ({ ...each, points: each.points.filter(([, y]) => y !== null && Number.isFinite(y)) })).filter((each) => each.points.length);
+  const drawn = series
+    .map((each) => ({ ...each, points: each.points.filter(([, y]) => y !== null && Number.isFinite(y)) }))
+    .filter((each) => each.points.length);
   if (!drawn.length) return el("p", { class: "faint" }, "No values yet.");
   const steps = drawn.flatMap((each) => each.points.map(([x]) => x));
   const values = drawn.flatMap((each) => each.points.map(([, y]) => y));
@@ -49,10 +52,18 @@ export function chart(series, smooth = 0) {
     root.append(svg("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, number(step)));
   }
   for (const each of drawn) {
-    const line = (points, kind) => root.append(svg("polyline", { points: points.map(([s, v]) => `${x(s).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line ${each.color} ${each.dash} ${kind}` }));
+    const line = (points, kind) =>
+      root.append(
+        svg("polyline", {
+          points: points.map(([s, v]) => `${x(s).toFixed(1)},${y(v).toFixed(1)}`).join(" "),
+          class: `line ${each.color} ${each.dash} ${kind}`,
+        }),
+      );
     if (smooth > 0) line(each.points, "raw");
     line(smooth > 0 ? average(each.points, smooth) : each.points, "");
-    if (each.points.length < 40) for (const [s, v] of each.points) root.append(svg("circle", { cx: x(s), cy: y(v), r: 2.5, class: `dot ${each.color}` }));
+    if (each.points.length < 16)
+      for (const [s, v] of each.points)
+        root.append(svg("circle", { cx: x(s), cy: y(v), r: 2.5, class: `dot ${each.color}` }));
   }
   const cursor = svg("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "cursor", visibility: "hidden" });
   root.append(cursor);
@@ -61,10 +72,18 @@ export function chart(series, smooth = 0) {
     const metrics = [...new Set(drawn.map((each) => each.metric))];
     legend.replaceChildren(
       ...metrics.map((metric) => {
-        const values = drawn.filter((each) => each.metric === metric).map((each) => {
-          const point = step === null ? each.points.at(-1) : nearest(each.points, step);
-          return el("span", { title: each.run }, el("i", { class: `swatch ${each.color} ${each.dash}` }), el("b", null, number(point[1])), " ");
-        });
+        const values = drawn
+          .filter((each) => each.metric === metric)
+          .map((each) => {
+            const point = step === null ? each.points.at(-1) : nearest(each.points, step);
+            return el(
+              "span",
+              { title: each.run },
+              el("i", { class: `swatch ${each.color} ${each.dash}` }),
+              el("b", null, number(point[1])),
+              " ",
+            );
+          });
         return el("span", null, values, metric);
       }),
       el("span", { class: "faint" }, step === null ? "" : `at step ${step}`),
@@ -73,7 +92,10 @@ export function chart(series, smooth = 0) {
   root.addEventListener("pointermove", (event) => {
     const box = root.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    const step = nearest(steps.map((s) => [s]), first + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first))[0];
+    const step = nearest(
+      steps.map((s) => [s]),
+      first + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first),
+    )[0];
     cursor.setAttribute("x1", x(step));
     cursor.setAttribute("x2", x(step));
     cursor.setAttribute("visibility", "visible");

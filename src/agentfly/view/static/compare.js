@@ -13,12 +13,47 @@ export async function comparePage(page, ids, query, state) {
   const marks = differ ? [differences(chains[0], chains[1]), differences(chains[1], chains[0])] : [];
   const rewards = chains.map((chain) => chain.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, each) => sum + each, 0) / (rewards.length || 1);
-  const title = differ ? `Task ${first.task}: ${stepName(chains[0])} and ${stepName(chains[1])}` : `Group ${first.grp} of step ${stepName(first)}`;
+  const title = differ
+    ? `Task ${first.task}: ${stepName(chains[0])} and ${stepName(chains[1])}`
+    : `Group ${first.grp} of step ${stepName(first)}`;
   page.replaceChildren(
-    el("section", { class: "toolbar" }, el("h1", null, title), el("span", { class: "faint" }, differ ? "words of the model that the other chain does not have are marked" : `${chains.length} chains, mean reward ${mean.toFixed(3)}`)),
-    el("section", { class: "beside" }, chains.map((chain, index) =>
-      el("section", { class: "card" }, el("h2", null, link(`#/chain/${chain.id}`, `${stepName(chain)}: ${chain.grp}/${chain.chain}`), rewardCell(chain.reward), el("span", { class: "grow" }), advantageOf(chain)), el("p", { class: "faint small" }, `${chain.stop} after ${chain.turns} turns, ${chain.sampled} tokens sampled`),
-        chain.failures.map(([kind, message]) => el("p", { class: "alarm" }, el("b", null, kind), ` ${message}`)), conversation(chain, differ ? marks[index] : null)))),
+    el(
+      "section",
+      { class: "toolbar" },
+      el("h1", null, title),
+      el(
+        "span",
+        { class: "faint" },
+        differ
+          ? "words of the model that the other chain does not have are marked"
+          : `${chains.length} chains, mean reward ${mean.toFixed(3)}`,
+      ),
+    ),
+    el(
+      "section",
+      { class: "beside" },
+      chains.map((chain, index) =>
+        el(
+          "section",
+          { class: "card" },
+          el(
+            "h2",
+            null,
+            link(`#/chain/${chain.id}`, `${stepName(chain)}: ${chain.grp}/${chain.chain}`),
+            rewardCell(chain.reward),
+            el("span", { class: "grow" }),
+            advantageOf(chain),
+          ),
+          el(
+            "p",
+            { class: "faint small" },
+            `${chain.stop} after ${chain.turns} turns, ${chain.sampled} tokens sampled`,
+          ),
+          chain.failures.map(([kind, message]) => el("p", { class: "alarm" }, el("b", null, kind), ` ${message}`)),
+          conversation(chain, differ ? marks[index] : null),
+        ),
+      ),
+    ),
   );
   state.keys = { u: () => history.back() };
   return null;
@@ -34,5 +69,7 @@ function advantageOf(chain) {
 // Per turn, the words of a chain that the other one does not have in that turn.
 function differences(chain, other) {
   const theirs = wordsByTurn(other).map((text) => new Set((text ?? "").split(/\s+/)));
-  return wordsByTurn(chain).map((text, turn) => new Set((text ?? "").split(/\s+/).filter((word) => word && !theirs[turn]?.has(word))));
+  return wordsByTurn(chain).map(
+    (text, turn) => new Set((text ?? "").split(/\s+/).filter((word) => word && !theirs[turn]?.has(word))),
+  );
 }
