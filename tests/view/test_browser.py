@@ -209,6 +209,7 @@ def test_hostile_text_is_shown_and_never_run(browser: Any, server: ViewServer, d
                 if page.locator(".token").count():
                     page.locator(".token").first.click()
                 assert page.evaluate("() => window.hacked") is None
+                assert "[object" not in page.locator("main").inner_text()
                 assert page.evaluate("() => document.querySelectorAll('script').length") == (
                     1 if address == server.url else 2
                 )

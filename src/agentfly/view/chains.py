@@ -34,6 +34,7 @@ _INCOMPLETE = "\ufffd"
 
 class _Decoder(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]: ...
 
 
 class Tokenizers:
@@ -82,6 +83,9 @@ def split_tokens(ids: Sequence[int], tokenizer: _Decoder) -> list[str]:
 
     A character whose bytes are spread over several tokens belongs to the last of them; the others are empty.
     """
+    texts = tokenizer.decode_batch([[each] for each in ids], skip_special_tokens=False)
+    if "".join(texts) == tokenizer.decode(ids, skip_special_tokens=False):  # the usual case, which is faster
+        return texts
     texts = []
     start = end = 0  # the tokens [start, end) are decoded again as context: some tokenizers strip a leading space
     for index in range(len(ids)):

@@ -350,7 +350,7 @@ function explain(why, chain, place) {
   if (!place) {
     why.replaceChildren(
       el("h3", null, chain.trained ? "This chain is trained" : "This chain is not trained"),
-      chain.why.map((rule) => el("p", null, rule)),
+      ...chain.why.map((rule) => el("p", null, rule)),
       el("p", { class: "faint" }, "Click on a token to see why it is trained or not."),
     );
     return;
@@ -370,7 +370,8 @@ function explain(why, chain, place) {
       el("code", null, span.texts ? span.texts[i] : span.ids[i]),
       " was written by ",
       el("b", null, span.author),
-      ` in turn ${span.turn + 1}: token ${i + 1} of ${span.ids.length} in span ${at + 1} of ${chain.segments[segment].spans.length}`,
+      ` in turn ${span.turn + 1}: token ${i + 1} of ${span.ids.length} in span ${at + 1}`,
+      ` of ${chain.segments[segment].spans.length}`,
       chain.segments.length > 1 ? `, segment ${segment + 1}.` : ".",
     ),
     el(
