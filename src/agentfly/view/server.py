@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         start = time.process_time()
-        host = self.headers.get("Host", "").rpartition(":")[0]
+        host = self.headers.get("Host", "").partition(":")[0]
         address = urlsplit(self.path)
         token, _, name = address.path.removeprefix("/").partition("/")
         if host not in ("127.0.0.1", "localhost") or not secrets.compare_digest(token.encode(), self.token.encode()):

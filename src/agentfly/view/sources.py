@@ -175,25 +175,30 @@ def find_sources(paths: list[Path]) -> list[Source]:
     sources = []
     for path in paths:
         absolute = path.expanduser().absolute()
-        if (absolute / "config.json").is_file():
+        if _is_run(absolute):
             sources.append(Source(next(numbers), absolute, "run"))
         elif (absolute / _EVAL_CHAINS).is_file():
             sources.append(Source(next(numbers), absolute / _EVAL_CHAINS, "eval"))
         elif absolute.is_file():
             sources.append(Source(next(numbers), absolute, _file_kind(absolute)))
         elif absolute.is_dir():
-            runs = sorted(each.parent for each in absolute.glob("*/config.json"))
+            runs = sorted(filter(_is_run, absolute.iterdir()))
             evals = sorted(absolute.glob(f"*/{_EVAL_CHAINS}"))
             if not runs and not evals:
                 raise DataError(
                     f"{path} is no run directory, no output folder of `agentfly eval`, and has none in it; "
-                    "a run directory has a config.json, an evaluation a chains.jsonl"
+                    "a run directory has config.json and trajectories/, an evaluation chains.jsonl"
                 )
             sources += [Source(next(numbers), each, "run") for each in runs]
             sources += [Source(next(numbers), each, "eval") for each in evals]
         else:
             raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
     return sources
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run directory; the folder of a model has a config.json too."""
+    return (path / "config.json").is_file() and (path / "trajectories").is_dir()
 
 
 def _file_kind(path: Path) -> Literal["eval", "trajectories"]:
