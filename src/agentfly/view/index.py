@@ -53,7 +53,6 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS chains (id INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
 CREATE INDEX IF NOT EXISTS chains_order ON chains (source, step, held_out, grp, chain);
 CREATE INDEX IF NOT EXISTS chains_file ON chains (file);
-CREATE INDEX IF NOT EXISTS chains_reward ON chains (reward);
 CREATE INDEX IF NOT EXISTS chains_task ON chains (task);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content = '', columnsize = 0);
 """
