@@ -46,7 +46,27 @@ class Author(enum.Enum):
     @property
     def carries_loss(self) -> bool:
         """Whether these tokens carry loss: only the model's own do."""
-        return self is Author.MODEL
+        return _LOSS_RULES[self][0]
+
+    @property
+    def loss_rule(self) -> str:
+        """Why these tokens carry loss or do not, as a sentence."""
+        return _LOSS_RULES[self][1]
+
+
+_LOSS_RULES = {
+    Author.TASK: (False, "Prompt tokens are given, not sampled: they carry no loss."),
+    Author.MODEL: (True, "The model sampled these tokens: they carry loss."),
+    Author.TOOL: (False, "The environment or a tool wrote this observation: it carries no loss."),
+    Author.USER: (False, "A later user message is given, not sampled: it carries no loss."),
+    Author.HISTORY: (
+        False,
+        "The rewritten history opens a new segment and carries no loss: model text in it is trained in the segment "
+        "where it was sampled.",
+    ),
+    Author.TEMPLATE: (False, "The chat template added these tokens, not the model: they carry no loss."),
+}
+"""Per author: whether its tokens carry loss, and why."""
 
 
 AUTHOR_COLORS = {

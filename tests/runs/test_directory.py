@@ -112,13 +112,15 @@ def test_resuming_drops_later_records(tmp_path: Path) -> None:
             run.append(step(number, eval=held, alarms=(Alarm("kl_blow_up", "far", (), number),)))
             run.write_trajectories(number, [chain("0/0")])
             run.write_trajectories(number, [chain("0/0")], held_out=True)
+            run.write_learner_logprobs(number, {"0/0#0": np.array([-0.5, -0.25], np.float32)})
         before = run.records()[:3]
     (tmp_path / "trajectories" / ".step-000009.jsonl.gz.12.part").write_bytes(b"left by a kill")
     with RunWriter.resume(tmp_path, 3) as run:
         assert run.records() == before
         assert sorted(path.name[:11] for path in (tmp_path / "trajectories").iterdir()) == sorted(
-            f"{kind}-{number:06}" for kind in ("eval", "step") for number in (1, 2, 3)
+            f"{kind}-{number:06}"[:11] for kind in ("eval", "learner", "step") for number in (1, 2, 3)
         )
+        assert (run.learner_logprobs(3)["0/0#0"].tolist(), run.learner_logprobs(4)) == ([-0.5, -0.25], {})
         run.append(step(4))
     assert [record.step for record in run.records()] == [1, 2, 3, 4]
 

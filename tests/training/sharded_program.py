@@ -74,7 +74,9 @@ def exercise(learner: LocalLearner, folder: Path, *, brief: bool = False) -> dic
     batch = given(learner)
     segments = [each.segment for each in batch]
     found: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
-    found["metrics"] = [learner.update(batch) for _ in range(1 if brief else 3)]
+    found["metrics"] = [learner.update(batch)]
+    found["logprobs"] = learner.update_logprobs
+    found["metrics"] += [learner.update(batch) for _ in range(0 if brief else 2)]
     found["gradients"] = learner.gradients  # type: ignore[attr-defined]
     if brief:
         return found

@@ -54,6 +54,18 @@ def gradient(model: Any, given: list[Sample], **settings: Any) -> Tensor:
     return caught[0]
 
 
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_an_update_records_the_logprobs_before_it(mini_batches: int) -> None:
+    learner = learner_of(model_of(), mini_batches=mini_batches)
+    given = [replace(each, name=f"0/{index}#0") for index, each in enumerate(samples(*LENGTHS))]
+    scores = learner.score([each.segment for each in given], 1.0)
+    learner.update(given)
+    for each, score in zip(given, scores, strict=True):
+        np.testing.assert_allclose(learner.update_logprobs[each.name], score[each.segment.mask], atol=1e-5)
+    learner.skip_update()
+    assert learner.update_logprobs == {}
+
+
 # ── the gradient ──
 
 

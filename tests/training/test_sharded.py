@@ -72,7 +72,11 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
         differences = {
             "gradients": relative_difference(many["gradients"], one["gradients"]),
             "scores": largest_difference(many["scores"], one["scores"]),
+            "scores before the update": max(
+                float(np.abs(many["logprobs"][name] - each).max()) for name, each in one["logprobs"].items()
+            ),
         }
+        assert many["logprobs"].keys() == one["logprobs"].keys()
         if "weights" in many:  # after three updates
             differences["scores after"] = largest_difference(many["later scores"], one["later scores"])
             differences["weights after"] = relative_difference(many["weights"], one["weights"])

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentfly import plugins
-from agentfly.cli import doctor, env, models, recipes, report, serve, template
+from agentfly.cli import doctor, env, models, recipes, report, serve, template, view
 from agentfly.errors import ConfigError
 
 
@@ -342,6 +342,7 @@ def sft(
         run_sft(chosen, config)
 
 
+app.command()(view.view)
 app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.command()(report.report)

@@ -7,6 +7,7 @@
     alarms.jsonl                        one line per alarm
     trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
+    trajectories/learner-000012.npz     the learner's log-probabilities of the tokens that the step trained
     checkpoints/                        the state needed to resume
     rollout.jsonl                       asynchronous training: chains that finished since the newest checkpoint
     reward.png, report.html             written at the end
@@ -21,10 +22,12 @@ import contextlib
 import dataclasses
 import fcntl
 import gzip
+import io
 import json
 import math
 import os
 import weakref
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +141,25 @@ class RunDirectory:
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
+
+    def learner_logprobs(self, step: int) -> dict[str, Floats]:
+        """The learner's log-probabilities of sampled tokens before the update of a step, by GROUP/CHAIN#SEGMENT.
+
+        Empty if none were stored.
+        """
+        path = self._learner_file(step)
+        if not path.is_file():
+            return {}
+        try:
+            with np.load(path) as stored:
+                ends = np.cumsum(stored["counts"])
+                parts = np.split(stored["logprobs"], ends[:-1]) if len(ends) else []
+                return dict(zip(stored["names"].tolist(), parts, strict=True))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+
+    def _learner_file(self, step: int) -> Path:
+        return self.path / "trajectories" / f"learner-{step:06}.npz"
 
     def trajectory_file(self, step: int, *, held_out: bool = False) -> Path:
         """File with the trajectories of a step, or of its evaluation (`held_out`)."""
@@ -253,6 +275,17 @@ class RunWriter(RunDirectory):
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
         return problems
 
+    def write_learner_logprobs(self, step: int, logprobs: Mapping[str, Floats]) -> None:
+        """Store what `learner_logprobs` returns; nothing if there are none."""
+        self._require_open()
+        if not logprobs:
+            return
+        file = io.BytesIO()
+        arrays = list(logprobs.values())
+        counts = np.array([len(each) for each in arrays])
+        np.savez_compressed(file, names=np.array(list(logprobs)), counts=counts, logprobs=np.concatenate(arrays))
+        write_atomic(self._learner_file(step), file.getvalue())
+
     def truncate_after(self, step: int) -> None:
         """Remove everything later than a step. Idempotent: if interrupted, call it again."""
         self._require_open()
@@ -264,7 +297,7 @@ class RunWriter(RunDirectory):
         with explain_write_error(self.path):
             for path in (*self.path.glob(PARTIAL_FILES), *chains.glob(PARTIAL_FILES), self.report, self.curve):
                 path.unlink(missing_ok=True)
-            for path in chains.glob("*.jsonl.gz"):
+            for path in chains.glob("*-*"):
                 number = path.name.partition("-")[2].partition(".")[0]
                 if number.isdecimal() and int(number) > step:
                     path.unlink()

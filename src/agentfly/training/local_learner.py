@@ -96,6 +96,8 @@ class LocalLearner:
             own = replace(lr, peak=learning_rate if critic_learning_rate is None else critic_learning_rate)
             self._critic.optimizer = make_optimizer(trainable_parameters(self._critic.backbone.model).items(), own)
         self._updates = 0
+        self.update_logprobs: dict[str, Floats] = {}
+        """Log-probabilities of the sampled tokens before the last update, by the name of the sample."""
 
     # ── what the sharded learner does differently ──
 
@@ -206,6 +208,8 @@ class LocalLearner:
         on_policy = self._epochs * self._mini_batches == 1
         if not on_policy:
             samples = self._with_old_logprobs(samples)
+        known = [(each.name, each.old_logprobs, each.segment.mask) for each in samples]
+        self.update_logprobs = {name: old[mask] for name, old, mask in known if old is not None}
         self._runner.seconds.clear()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -228,6 +232,7 @@ class LocalLearner:
     def skip_update(self) -> None:
         """Count an update without samples: the learning-rate schedule advances."""
         self._updates += 1
+        self.update_logprobs = {}
 
     def set_kl_coef(self, coef: float) -> None:
         """Change the KL coefficient of the loss; no effect on a loss without a KL term."""
@@ -279,9 +284,15 @@ class LocalLearner:
             )
             loss, measured = self.loss(tokens)
             require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
-            return loss, measured
+            # On the host: ranks send these to each other.
+            split = np.split(scores.logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
+            logprobs = dict(zip((sample.name for sample in samples), split, strict=True))
+            return loss, ({name: float(value) for name, value in measured.items()}, logprobs)
 
-        return combine_metrics(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+        results = self._runner.accumulate(batch, compute_loss, self._zero_grad)
+        for _, logprobs in results:
+            self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
+        return combine_metrics(measured for measured, _ in results)
 
     def _accumulate_critic(self, batch: Sequence[Sample]) -> float:
         """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""

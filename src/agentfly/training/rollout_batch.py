@@ -27,6 +27,7 @@ from agentfly.errors import ConfigError, Fault
 from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.metrics import groups, is_uniform
 from agentfly.runs.record import Progress
+from agentfly.runs.selection import Exclusion, find_exclusions
 from agentfly.training.config import TrainConfig
 from agentfly.trajectory import TrainingTreatment, Trajectory
 from agentfly.types import Task
@@ -64,23 +65,20 @@ def select_groups(
     selected = []
     zero_variance = 0
     for chains in groups(trajectories):
-        treatments = Counter(chain.treatment for chain in chains)
-        if treatments[TrainingTreatment.DROP_GROUP]:
-            counts["dropped"] += len(chains)
+        reasons = find_exclusions(chains, min_chains=min_chains, keep_zero_variance=keep_zero_variance)
+        counts.update(each.value for each in reasons if each not in (None, Exclusion.ZERO_VARIANCE))
+        if Exclusion.DROPPED in reasons:
             continue
-        counts["masked"] += treatments[TrainingTreatment.MASK]
-        counts["zeroed"] += treatments[TrainingTreatment.ZERO]
+        counts["zeroed"] += sum(chain.treatment is TrainingTreatment.ZERO for chain in chains)
+        if Exclusion.ALONE not in reasons:
+            compared = sum(reason is not Exclusion.MASKED for reason in reasons)
+            zero_variance += compared > 1 and is_uniform(chains)
         episodes = tuple(
             Episode.from_trajectory(chain, segment_reward)
-            for chain in chains
-            if chain.treatment is not TrainingTreatment.MASK
+            for chain, reason in zip(chains, reasons, strict=True)
+            if reason is None
         )
-        if len(episodes) < min_chains:
-            counts["alone"] += len(episodes)
-            continue
-        uniform = len(episodes) > 1 and is_uniform(chains)
-        zero_variance += uniform
-        if keep_zero_variance or not uniform:
+        if episodes:
             selected.append(episodes)
     return Selection(tuple(selected), counts, zero_variance)
 

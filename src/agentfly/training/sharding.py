@@ -223,8 +223,6 @@ class ShardedRunner(MicroBatchRunner):
                     f"micro_batch_tokens={self.tokens} runs out of memory ({reason}): start again with half of it, "
                     "gradient_checkpointing=true, adapters (lora_rank=16), or more GPUs"
                 ) from error
-            if isinstance(result, Mapping):  # metrics: tensors on the device would be sent as such
-                result = {name: float(value) for name, value in result.items()}  # type: ignore[assignment]
             if not is_filler:
                 results.append(result)
         return [each for rank in self._ranks.all_gather(results) for each in rank]

@@ -188,6 +188,7 @@ class Trainer:
                     self.learner.skip_update()
             finally:
                 await writing
+            await asyncio.to_thread(self._writer.write_learner_logprobs, self.step, self.learner.update_logprobs)
         with self._time_phase("publish"):
             await sync_weights(self.learner, self.agent.backend, self.step, self._canary)
             self._collector.advance(self.step)
@@ -291,8 +292,7 @@ class Trainer:
             on_trajectory=chains.append,
             **config.agent_options(seed=config.seed),
         )
-        chains.sort(key=lambda each: (each.group, each.chain))
-        self._write_trajectories(chains, held_out=True)
+        self._write_trajectories(sorted(chains, key=lambda each: (each.group, each.chain)), held_out=True)
         if self._best is None or evaluation.reward.mean > self._best[0]:
             self._best = (evaluation.reward.mean, self.step)
         return evaluation.figures

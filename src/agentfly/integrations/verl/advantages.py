@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class RowAdvantages:
     """What the update of a step reads; the lists have one [response] array per row."""
 
     samples: list[Sample]
-    """The same as in a local run."""
+    """The same as in a local run, with the learner's log-probabilities."""
     advantages: list[Floats]
     returns: list[Floats]
     """Regression targets of the critic; 0 without one."""
@@ -89,7 +89,11 @@ def compute_row_advantages(
         return out
 
     scores = RecordedScores(gather("old_log_probs"), gather("ref_log_prob"), gather("values"))
-    samples = compute_samples(groups, scores, config, kl_coef)  # type: ignore[arg-type]
+    old_logprobs = dict(zip(names, scores.old, strict=True))
+    samples = [
+        replace(sample, old_logprobs=old_logprobs[sample.name])
+        for sample in compute_samples(groups, scores, config, kl_coef)  # type: ignore[arg-type]
+    ]
     by_name = {sample.name: sample for sample in samples}
     masks = fields["response_mask"]
     lengths = [len(mask) for mask in masks]

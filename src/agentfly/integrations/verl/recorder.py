@@ -104,14 +104,17 @@ class Recorder:
         *,
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
+        learner_logprobs: Mapping[str, Floats],
         evaluation: tuple[Sequence[Trajectory], EvalFigures] | None,
         pools: tuple[int, int] = (0, 0),
     ) -> None:
         """Write the chains of a step with their advantages, its metrics, and the evaluation after it.
 
-        advantages: one array per segment that was trained, by chain id. pools: environments leased, chains waiting.
+        advantages: one array per segment that was trained, by chain id. learner_logprobs: of its sampled tokens, by
+        GROUP/CHAIN#SEGMENT. pools: environments leased, chains waiting.
         """
         self._write_chains(step, chains, advantages)
+        self._writer.write_learner_logprobs(step, learner_logprobs)
         if evaluation is not None:
             self._write_chains(step, evaluation[0], {}, held_out=True)
         figures = {**chain_metrics(chains, version=step - 1), **metrics} if chains else {}

@@ -358,7 +358,10 @@ class AgentFlyTrainer:
         seconds: Mapping[str, float],
     ) -> None:
         advantages: dict[str, list[Floats]] = {}
+        logprobs: dict[str, Floats] = {}
         for sample in self._samples:
+            assert sample.old_logprobs is not None
+            logprobs[sample.name] = sample.old_logprobs[sample.segment.mask]
             advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
         pools = [(group.leased, group.waiting) for group in self._groups] or [(0, 0)]
         written = self._spec.recorder.write_step.remote(
@@ -367,6 +370,7 @@ class AgentFlyTrainer:
             advantages,
             metrics=metrics,
             seconds=seconds,
+            learner_logprobs=logprobs,
             evaluation=evaluation,
             pools=(max(each[0] for each in pools), max(each[1] for each in pools)),
         )

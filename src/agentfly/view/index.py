@@ -1,0 +1,387 @@
+"""The chains of all sources in a SQLite file: one row per chain, and the words of its messages for full-text search.
+
+A row has what the table shows and what filters read, and the place of the chain's line in its file; the chain itself
+is read from there when it is opened. `update` reads only what was written since the last call, so that a run is
+followed while it goes on, and the index of an earlier call is continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+from agentfly.errors import ConfigError, DataError
+from agentfly.trajectory import StopReason
+from agentfly.view.sources import ChainFile, Source
+
+_LOG = logging.getLogger(__name__)
+_VERSION = 1
+"""Of the schema and of what is stored in it; part of the file name."""
+MAX_TEXT = 100_000
+"""Characters of a chain that are searched."""
+_BATCH = 500
+"""Chains in one transaction."""
+_COLUMNS = (
+    "source", "step", "held_out", "grp", "chain", "task", "reward", "stop", "treatment", "failure", "tools",
+    "turns", "calls", "bad_calls", "sampled", "tokens", "seconds", "trained", "preview", "file", "offset", "length",
+)  # fmt: skip
+_SHOWN = ("id", *_COLUMNS[:-3])
+_SORTS = {
+    "order": "source, step, held_out, grp, chain",
+    **{name: name for name in ("reward", "turns", "calls", "bad_calls", "sampled", "seconds")},
+}
+_SCHEMA = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS files (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE, source INTEGER, size INTEGER, changed INTEGER, inode INTEGER,
+    done INTEGER
+);
+CREATE TABLE IF NOT EXISTS chains (id INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
+CREATE INDEX IF NOT EXISTS chains_order ON chains (source, step, held_out, grp, chain);
+CREATE INDEX IF NOT EXISTS chains_file ON chains (file);
+CREATE INDEX IF NOT EXISTS chains_task ON chains (task);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content = '', columnsize = 0);
+"""
+# Rows of removed chains stay in `words`, since this SQLite cannot delete from an index without content: ids are never
+# used twice, and every search joins with `chains`.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLine:
+    """A chain of the index and the line that it was read from."""
+
+    row: dict[str, Any]
+    value: dict[str, Any]
+    """`trajectory`, and where a run stored them `advantages` and `learner_logprobs`."""
+
+
+class ChainIndex:
+    """The chains of the sources, with filters. Close it, or use `with`."""
+
+    def __init__(self, sources: Sequence[Source], folder: Path | None = None) -> None:
+        """folder: where the index is kept; None is the user's cache folder.
+
+        A second viewer of the same sources, and one that cannot write there, uses a temporary file.
+        """
+        self.sources = {source.number: source for source in sources}
+        self.progress = 0.0
+        """Fraction of the files' bytes that the current `update` has read; 1 when it is done."""
+        self.changes = 0
+        """Increases whenever chains were added or removed."""
+        self.problems: dict[str, str] = {}
+        """Files that cannot be read, by path; each is tried again when it changes."""
+        self._failed: dict[str, tuple[int, int, int]] = {}
+        self._closing = threading.Event()
+        self._release = contextlib.ExitStack()
+        path = self._open_file(sources, cache_folder() if folder is None else folder)
+        self._writer = self._connect(path)
+        try:
+            self._writer.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            self._release.close()
+            raise ConfigError(f"the index {path} cannot be used ({error}); delete it, and start again") from error
+        self._reader = self._connect(path)
+        self._reading = threading.Lock()
+        self._facets: tuple[int, dict[str, Any]] = (-1, {})
+
+    def _open_file(self, sources: Sequence[Source], folder: Path) -> Path:
+        key = json.dumps([str(source.path) for source in sources])
+        name = f"{hashlib.sha256(key.encode()).hexdigest()[:16]}-{_VERSION}.sqlite"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock: IO[str] = self._release.enter_context((folder / f"{name}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return folder / name
+        except OSError as error:
+            _LOG.info("the index in %s is in use or cannot be written (%s); using a temporary one", folder, error)
+            return Path(self._release.enter_context(tempfile.TemporaryDirectory(prefix="agentfly-view-"))) / name
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = self._release.enter_context(contextlib.closing(sqlite3.connect(path, check_same_thread=False)))
+        connection.execute("PRAGMA cache_size = -65536")  # 64 MiB
+        return connection
+
+    # ── following the files ──
+
+    def update(self) -> None:
+        """Add the chains that were written since the last call, and remove those of files that are gone or replaced."""
+        columns = "path, id, size, changed, inode, done"
+        known = {row[0]: row[1:] for row in self._writer.execute(f"SELECT {columns} FROM files")}
+        found = {str(each.path): (source, each) for source in self.sources.values() for each in source.chain_files()}
+        for path in known.keys() - found.keys():
+            self._remove_file(known[path][0])
+        work = []
+        for path, (source, file) in found.items():
+            number, *before, done = known.get(path, (None, 0, 0, 0, 0))
+            try:
+                state = file.state
+            except FileNotFoundError:
+                continue  # removed since it was listed
+            if state in (tuple(before), self._failed.get(path)):
+                continue
+            if number is not None and (not file.grows or state[0] < done or state[2] != before[2]):
+                self._remove_file(number)
+                done = 0
+            work.append((source, file, state, done))
+        whole = sum(state[0] - done for *_, state, done in work)
+        read = 0
+        for source, file, state, done in work:
+            self.progress = read / max(whole, 1)
+            path = str(file.path)
+            try:
+                self._add_chains(source, file, state, done=done)
+                self.problems.pop(path, None)
+            except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
+                self._writer.rollback()
+                self._failed[path] = state
+                self.problems[path] = f"{type(error).__name__}: {error}"
+            read += state[0] - done
+        self.progress = 1.0
+
+    def _add_chains(self, source: Source, file: ChainFile, state: tuple[int, int, int], *, done: int) -> None:
+        """Index a file from the offset `done` on."""
+        insert = "INSERT INTO files VALUES (NULL, ?, ?, 0, 0, ?, 0) ON CONFLICT DO NOTHING"
+        self._writer.execute(insert, (str(file.path), source.number, state[2]))
+        (number,) = self._writer.execute("SELECT id FROM files WHERE path = ?", (str(file.path),)).fetchone()
+        marks = ", ".join("?" * len(_COLUMNS))
+        pending = 0
+        for offset, line in file.lines(done):
+            if self._closing.is_set():
+                break
+            done = offset + len(line)
+            value = json.loads(line)
+            trained = bool(value.get("advantages"))
+            chain = value if "segments" in value else value.get("trajectory")
+            if chain is None:  # the settings of an evaluation, or a chain that JSON could not hold
+                continue
+            row, text = _summarize(chain)
+            place = (source.number, file.step, int(file.held_out))
+            cursor = self._writer.execute(
+                f"INSERT INTO chains ({', '.join(_COLUMNS)}) VALUES ({marks})",
+                (*place, *row, trained, text.partition("\n")[0][:200], number, offset, len(line)),
+            )
+            self._writer.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (cursor.lastrowid, text))
+            pending += 1
+            if pending % _BATCH == 0:
+                # The offset is committed with its chains: an interrupted update goes on from there.
+                self._writer.execute("UPDATE files SET done = ? WHERE id = ?", (done, number))
+                self._commit()
+        complete = (0, 0) if self._closing.is_set() else state[:2]
+        self._writer.execute("UPDATE files SET size=?, changed=?, done=? WHERE id=?", (*complete, done, number))
+        self._commit()
+
+    def _remove_file(self, number: int) -> None:
+        self._writer.execute("DELETE FROM chains WHERE file = ?", (number,))
+        self._writer.execute("DELETE FROM files WHERE id = ?", (number,))
+        self._commit()
+
+    def _commit(self) -> None:
+        self._writer.commit()
+        self.changes += 1
+
+    # ── reading ──
+
+    def select(
+        self,
+        filters: Mapping[str, str],
+        *,
+        sort: str = "order",
+        descending: bool = False,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """The number of chains that pass all filters, and a page of their rows.
+
+        Raises ConfigError for an unknown filter or sort key, or a value that does not fit.
+        """
+        if sort not in _SORTS:
+            raise ConfigError(f"chains are sorted by {', '.join(_SORTS)}, not by {sort!r}")
+        condition, values = build_condition(filters)
+        order = ", ".join(f"{each} DESC" if descending else each for each in _SORTS[sort].split(", "))
+        if sort == "reward":  # chains without one come last, either way
+            order = f"reward IS NULL, {order}"
+        columns = ", ".join(_SHOWN)
+        with self._reading:
+            (total,) = self._reader.execute(f"SELECT count(*) FROM chains WHERE {condition}", values).fetchone()
+            query = f"SELECT {columns} FROM chains WHERE {condition} ORDER BY {order}, id LIMIT ? OFFSET ?"
+            rows = self._reader.execute(query, (*values, limit, offset)).fetchall()
+        return total, [dict(zip(_SHOWN, row, strict=True)) for row in rows]
+
+    def facets(self) -> dict[str, Any]:
+        """The values that filters can take: steps by source, stop reasons, tools, failures."""
+        with self._reading:
+            if self._facets[0] == self.changes:
+                return self._facets[1]
+            changes = self.changes
+
+            def values(query: str) -> list[Any]:
+                return [row[0] for row in self._reader.execute(query)]
+
+            steps: dict[int, list[Any]] = {}
+            for source, step, held_out, chains in self._reader.execute(
+                "SELECT source, step, held_out, count(*) FROM chains GROUP BY source, step, held_out"
+            ):
+                steps.setdefault(source, []).append([step, held_out, chains])
+            tools = {name for row in values("SELECT DISTINCT tools FROM chains") for name in row.split("\n") if name}
+            failures = {
+                kind for row in values("SELECT DISTINCT failure FROM chains") for kind in row.split("\n") if kind
+            }
+            found = {
+                "steps": steps,
+                "stop": sorted(values("SELECT DISTINCT stop FROM chains")),
+                "tool": sorted(tools)[:500],
+                "failure": sorted(failures),
+            }
+            self._facets = (changes, found)
+            return found
+
+    def read(self, numbers: Sequence[int]) -> list[StoredLine]:
+        """The rows of chains, each with its stored line. Raises DataError if one of the chains does not exist."""
+        marks = ", ".join("?" * len(numbers))
+        query = f"""SELECT {", ".join(f"chains.{name}" for name in _SHOWN)}, path, offset, length
+                    FROM chains JOIN files ON files.id = file WHERE chains.id IN ({marks})"""
+        with self._reading:
+            found = {row[0]: row for row in self._reader.execute(query, list(numbers))}
+        if missing := [number for number in numbers if number not in found]:
+            raise DataError(f"there is no chain {missing[0]}: its file was removed or rewritten; reload the list")
+        out: dict[int, StoredLine] = {}
+        # In the order of the file: a compressed file is read from its start for every step back.
+        for path, rows in groupby(sorted(found.values(), key=lambda row: row[-3:]), key=lambda row: row[-3]):
+            places = list(rows)
+            lines = ChainFile(Path(path)).read([row[-2:] for row in places])
+            for row, line in zip(places, lines, strict=True):
+                value = {"trajectory": line} if "segments" in line else line
+                out[row[0]] = StoredLine(dict(zip(_SHOWN, row, strict=False)), value)
+        return [out[number] for number in numbers]
+
+    def group_of(self, row: Mapping[str, Any]) -> list[int]:
+        """The ids of the chains of a row's group, in order, its own included."""
+        query = "SELECT id FROM chains WHERE source = ? AND step IS ? AND held_out = ? AND grp = ? ORDER BY chain, id"
+        place = tuple(row[name] for name in ("source", "step", "held_out", "grp"))
+        with self._reading:
+            return [number for (number,) in self._reader.execute(query, place)]
+
+    def stop(self) -> None:
+        """End an `update` in another thread at its next chain; the next viewer goes on from there."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        with self._reading:
+            self._release.close()
+
+    def __enter__(self) -> ChainIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def cache_folder() -> Path:
+    """The folder of indexes."""
+    if own := os.environ.get("AGENTFLY_CACHE"):
+        return Path(own).expanduser().absolute() / "view"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "agentfly" / "view"
+
+
+_EQUAL = {"source": int, "step": int, "group": int, "held_out": int, "trained": int, "task": str, "stop": str}
+"""Filters by equality, with the type of their value."""
+FILTERS = (*_EQUAL, "min_reward", "max_reward", "tool", "failure", "text")
+
+
+def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
+    """The WHERE clause of filters, and its values. Raises ConfigError for an unknown filter or a bad number."""
+    parts = ["1"]
+    values: list[Any] = []
+    for name, value in filters.items():
+        if name not in FILTERS:
+            raise ConfigError(f"there is no filter {name!r}; there are {', '.join(FILTERS)}")
+        try:
+            if name in _EQUAL:
+                parts.append(f"{'grp' if name == 'group' else name} = ?")
+                values.append(_EQUAL[name](value))
+            elif name in ("min_reward", "max_reward"):
+                parts.append(f"reward IS NOT NULL AND reward {'>=' if name == 'min_reward' else '<='} ?")
+                values.append(float(value))
+            elif name in ("tool", "failure"):
+                column = "tools" if name == "tool" else "failure"
+                parts.append(f"{column} != ''" if value == "*" else f"instr({column}, ?)")
+                values += [] if value == "*" else [f"\n{value}\n"]
+            else:
+                parts.append("id IN (SELECT rowid FROM words WHERE words MATCH ?)")
+                values.append(_search_query(value))
+        except ValueError as error:
+            raise ConfigError(f"filter {name}={value!r:.80}: a number is needed") from error
+    return " AND ".join(parts), values
+
+
+def _search_query(text: str) -> str:
+    """All words of the text, the last one as a beginning; words in double quotes as a phrase."""
+    phrases = []
+    for number, part in enumerate(text.replace("\0", " ").split('"')):
+        phrases += [part] if number % 2 else part.split()
+    if not (quoted := ['"' + phrase.replace('"', '""') + '"' for phrase in phrases if phrase.strip()]):
+        raise ConfigError("the search is empty; give one or more words")
+    return " ".join(quoted) + ("" if text.rstrip().endswith('"') else "*")
+
+
+def _summarize(chain: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
+    """The columns of a chain from `grp` to `seconds`, and its text. The JSON is read as it is, which is faster."""
+    calls = [call for turn in chain["turns"] for call in turn[1]]
+    kinds = {failure[0] for failure in chain["failures"]}
+    with contextlib.suppress(ValueError):  # a stop reason of a later version
+        if failure := StopReason(chain["stop"]).failure:
+            kinds.add(failure.value)
+    tools = dict.fromkeys(str(call[0]).replace("\n", " ") for call in calls)
+    spans = [span for segment in chain["segments"] for span in segment["spans"]]
+    row = (
+        chain["group"],
+        chain["chain"],
+        str(chain["task"]["id"]),
+        None if chain["score"] is None else chain["score"][0],
+        chain["stop"],
+        chain["treatment"],
+        _join(kinds),
+        _join(tools),
+        len(chain["turns"]),
+        len(calls),
+        sum(call[1] != "ok" for call in calls),
+        sum(len(span.get("logprobs", ())) for span in spans),
+        sum(len(span["ids"]) for span in spans),
+        chain["seconds"],
+    )
+    # The answer first: it is what the preview shows.
+    text = "\n".join([chain["prediction"], *_texts(chain, spans)])[:MAX_TEXT]
+    return row, text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _join(names: Any) -> str:
+    """Names between line breaks, so that `instr` finds one as a whole."""
+    return "".join(["\n", *(f"{name}\n" for name in names)]) if names else ""
+
+
+def _texts(chain: Mapping[str, Any], spans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts of messages: content, thinking, tool calls; the messages of failures; the task's id."""
+    yield str(chain["task"]["id"])
+    for message in (message for span in spans for message in span.get("messages", ())):
+        content = message["content"]
+        yield content if isinstance(content, str) else " ".join(part for part in content if isinstance(part, str))
+        yield message.get("reasoning_content", "")
+        for call in message.get("tool_calls", ()):
+            yield f"{call[0]} {json.dumps(call[1], ensure_ascii=False)} {call[3] or ''}"
+    for failure in chain["failures"]:
+        yield failure[1]

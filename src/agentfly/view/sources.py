@@ -1,0 +1,216 @@
+"""What `agentfly view` shows: run directories, outputs of `agentfly eval`, and files of saved trajectories."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import psutil  # type: ignore[import-untyped]
+
+from agentfly.errors import DataError
+from agentfly.runs.directory import RunDirectory
+
+_CHAINS_FILE = re.compile(r"(step|eval)-(\d+)\.jsonl\.gz")
+_EVAL_CHAINS = "chains.jsonl"
+"""The file with the chains in an output folder of `agentfly eval`."""
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFile:
+    """A file of chains, one JSON object per line."""
+
+    path: Path
+    step: int | None = None
+    """None outside of a training run."""
+    held_out: bool = False
+    grows: bool = False
+    """Whether lines are appended; other files are written once, and replaced as a whole."""
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Size, time of the last change, and inode: another one if the file was written or replaced since."""
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns, status.st_ino
+
+    def lines(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+        """The complete lines from an offset in the uncompressed file, each with its own offset."""
+        with self._open() as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                yield offset, line
+                offset += len(line)
+
+    def read(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """The objects of lines, given by offset and length in the order of the file."""
+        try:
+            with self._open() as file:
+                values = []
+                for offset, length in places:
+                    file.seek(offset)
+                    values.append(dict(json.loads(file.read(length))))
+                return values
+        except (OSError, EOFError, ValueError) as error:
+            raise DataError(f"{self.path} cannot be read: {error}; reload the list of chains") from error
+
+    def _open(self) -> BinaryIO | gzip.GzipFile:
+        return gzip.open(self.path, "rb") if self.path.suffix == ".gz" else self.path.open("rb")
+
+
+class Source:
+    """One PATH of the command line, or one run of a folder of runs."""
+
+    def __init__(self, number: int, path: Path, kind: Literal["run", "eval", "trajectories"]) -> None:
+        self.number = number
+        self.path = path
+        self.kind = kind
+        self.run = RunDirectory(path) if kind == "run" else None
+        self._curves: dict[Path, _CurveFile] = {}
+        if self.run is not None:
+            # Greedy and sampled evaluations get the same prefix, so that the page shows them in one list.
+            self._curves[self.run.metrics_file] = _CurveFile(self.run.metrics_file, "")
+            self._curves[self.run.evals_file] = _CurveFile(self.run.evals_file, "eval/")
+
+    @property
+    def name(self) -> str:
+        """The name of its folder or file."""
+        return self.path.parent.name if self.path.name == _EVAL_CHAINS else self.path.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run or of the evaluation; empty for saved trajectories."""
+        if self.run is not None:
+            return self.run.config
+        if self.kind == "eval":
+            first = next(ChainFile(self.path).lines(), (0, b"{}"))[1]
+            return dict(json.loads(first).get("settings") or {})
+        return {}
+
+    @property
+    def live(self) -> bool:
+        """Whether its writer is alive, by the process id in the run's lock file.
+
+        The lock itself is not tried: a writer that starts at that moment would be refused.
+        """
+        if self.kind != "run":
+            return False
+        try:
+            return bool(psutil.pid_exists(int((self.path / ".lock").read_text())))
+        except (OSError, ValueError):
+            return False
+
+    def chain_files(self) -> list[ChainFile]:
+        """Its files of chains; new ones appear while a run goes on."""
+        if self.kind != "run":
+            return [ChainFile(self.path, grows=self.kind == "eval")]
+        paths = sorted((self.path / "trajectories").glob("*.jsonl.gz"))
+        matches = [(path, _CHAINS_FILE.fullmatch(path.name)) for path in paths]
+        return [ChainFile(path, int(match[2]), match[1] == "eval") for path, match in matches if match]
+
+    def curves(self) -> dict[str, Curve]:
+        """Every metric by name, as (step, value) in the order of steps. Reads only what was written since."""
+        out: dict[str, Curve] = {}
+        for file in self._curves.values():
+            file.update()
+            out |= file.curves
+        return out
+
+
+class _CurveFile:
+    """The metrics in a JSONL file with one line per step."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self.curves: dict[str, Curve] = {}
+        self._file = ChainFile(path)
+        self._prefix = prefix
+        self._offset = 0
+        self._last = -1
+        """The newest step."""
+
+    def update(self) -> None:
+        """Read the lines that were appended; all of them if the file was rewritten, as on resuming a run."""
+        if not self._file.path.is_file():
+            return
+        if self._file.state[0] < self._offset:
+            self._forget()
+        for offset, line in self._file.lines(self._offset):
+            value = json.loads(line)
+            step = value.pop("step")
+            if step <= self._last:  # cut off, and grown again beyond its old length: read from the start next time
+                self._forget()
+                return
+            self._offset = offset + len(line)
+            self._last = step
+            for name, number in _flatten(value, self._prefix):
+                self.curves.setdefault(name, []).append((step, number))
+
+    def _forget(self) -> None:
+        self._offset = 0
+        self._last = -1
+        self.curves = {}
+
+
+def _flatten(line: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, prefix)
+        elif isinstance(value, int | float) and name != "steps":
+            yield f"{prefix}{name}", float(value)
+
+
+def find_sources(paths: list[Path]) -> list[Source]:
+    """The sources that the paths name; a folder of runs stands for all of them.
+
+    Raises DataError for a path that is none of these.
+    """
+    numbers = count(1)
+    sources = []
+    for path in paths:
+        absolute = path.expanduser().absolute()
+        if _is_run(absolute):
+            sources.append(Source(next(numbers), absolute, "run"))
+        elif (absolute / _EVAL_CHAINS).is_file():
+            sources.append(Source(next(numbers), absolute / _EVAL_CHAINS, "eval"))
+        elif absolute.is_file():
+            sources.append(Source(next(numbers), absolute, _file_kind(absolute)))
+        elif absolute.is_dir():
+            runs = sorted(filter(_is_run, absolute.iterdir()))
+            evals = sorted(absolute.glob(f"*/{_EVAL_CHAINS}"))
+            if not runs and not evals:
+                raise DataError(
+                    f"{path} is no run directory, no output folder of `agentfly eval`, and has none in it; "
+                    "a run directory has config.json and trajectories/, an evaluation chains.jsonl"
+                )
+            sources += [Source(next(numbers), each, "run") for each in runs]
+            sources += [Source(next(numbers), each, "eval") for each in evals]
+        else:
+            raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
+    return sources
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run directory; the folder of a model has a config.json too."""
+    return (path / "config.json").is_file() and (path / "trajectories").is_dir()
+
+
+def _file_kind(path: Path) -> Literal["eval", "trajectories"]:
+    """Whether a file is the log of an evaluation or saved trajectories. Raises DataError if it is neither."""
+    file = ChainFile(path)
+    try:
+        _, line = next(file.lines(), (0, b""))
+        first = json.loads(line) if line else {}
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} holds no chains: its first line is not JSON ({error})") from error
+    if not isinstance(first, dict) or not first.keys() & {"settings", "trajectory", "segments"}:
+        raise DataError(
+            f"{path} holds no chains: give a file of `agentfly run --save`, or of `agentfly eval --out FILE.jsonl`"
+        )
+    return "eval" if "settings" in first else "trajectories"

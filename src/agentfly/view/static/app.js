@@ -1,0 +1,122 @@
+// Routes, keys, theme, and polling while runs go on.
+
+import { exported } from "./api.js";
+import { chainPage } from "./chain.js";
+import { chainsPage } from "./chains.js";
+import { comparePage } from "./compare.js";
+import { el, link } from "./dom.js";
+import { runsPage } from "./runs.js";
+
+const POLL = 2000; // milliseconds
+const KEYS = [
+  ["r", "runs and curves"],
+  ["t", "table of chains"],
+  ["j / k", "next / previous chain"],
+  ["Enter", "open the selected chain"],
+  ["g", "the chain's group, side by side"],
+  ["u", "back to the table"],
+  ["c", "color tokens by author, mask, advantage, log-probability, ratio"],
+  ["p", "unfold the prompt"],
+  ["/", "search"],
+  ["d", "dark or light"],
+  ["?", "this list"],
+];
+const page = document.getElementById("page");
+const state = { keys: {} };
+let refresh = null;
+
+async function route() {
+  const [path, parameters] = (location.hash.slice(2) || "runs").split("?");
+  const [name, ids] = path.split("/");
+  const query = Object.fromEntries(new URLSearchParams(parameters ?? ""));
+  document.getElementById("tip").hidden = true;
+  state.keys = {};
+  refresh = null;
+  for (const each of document.querySelectorAll("#bar a"))
+    each.classList.toggle("set", each.hash === (name === "runs" ? "#/runs" : "#/chains"));
+  const before = location.hash;
+  try {
+    let next;
+    if (name === "chains") next = await chainsPage(page, query, state);
+    else if (name === "chain") next = await chainPage(page, ids, state);
+    else if (name === "compare") next = await comparePage(page, ids.split(","), query, state);
+    else next = await runsPage(page, query, state);
+    if (location.hash === before) refresh = next;
+  } catch (error) {
+    page.replaceChildren(el("p", { class: "alarm" }, error.message));
+  }
+  page.dataset.ready = before;
+}
+
+function theme(next) {
+  const dark =
+    next ?? localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.documentElement.dataset.theme = dark;
+  if (next) localStorage.setItem("theme", next);
+}
+
+function flip() {
+  theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+}
+
+const help = document.getElementById("help");
+help.append(
+  el("h2", null, "Keys"),
+  el(
+    "table",
+    null,
+    KEYS.map(([key, what]) => el("tr", null, el("td", null, el("kbd", null, key)), el("td", null, what))),
+  ),
+  el("button", { onclick: () => help.close() }, "close"),
+);
+document
+  .getElementById("bar")
+  .append(
+    el("b", null, "AgentFly"),
+    link("#/runs", "Runs"),
+    link("#/chains", "Chains"),
+    el("span", { class: "grow" }),
+    exported
+      ? el("span", { class: "badge" }, "exported")
+      : el("span", { id: "connection", class: "badge" }, "connected"),
+    el("button", { class: "ghost", title: "Dark or light (d)", onclick: flip }, "◐"),
+    el("button", { class: "ghost", title: "Keys (?)", onclick: () => help.showModal() }, "?"),
+  );
+const shared = {
+  r: () => (location.hash = "#/runs"),
+  t: () => (location.hash = "#/chains"),
+  d: flip,
+  "?": () => help.showModal(),
+};
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.target.matches("input, select, textarea")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const action = state.keys[event.key] ?? shared[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+addEventListener("hashchange", () => {
+  scrollTo(0, 0);
+  route();
+});
+
+async function poll() {
+  const shown = document.getElementById("connection");
+  try {
+    if (refresh && !document.hidden) await refresh();
+    shown.textContent = "connected";
+    shown.className = "badge";
+  } catch {
+    shown.textContent = "the server has ended";
+    shown.className = "badge lost";
+  }
+  setTimeout(poll, POLL);
+}
+
+theme();
+await route();
+if (!exported) setTimeout(poll, POLL);

@@ -1,0 +1,75 @@
+// Chains beside each other: those of a group, or one task before and after training.
+
+import { get } from "./api.js";
+import { rewardCell, stepName } from "./chains.js";
+import { conversation, wordsByTurn } from "./conversation.js";
+import { el, link } from "./dom.js";
+
+export async function comparePage(page, ids, query, state) {
+  const chains = [];
+  for (const id of ids) chains.push(await get("chain", { id }));
+  const differ = query.diff === "1" && chains.length === 2;
+  const first = chains[0];
+  const marks = differ ? [differences(chains[0], chains[1]), differences(chains[1], chains[0])] : [];
+  const rewards = chains.map((chain) => chain.reward).filter((reward) => reward !== null);
+  const mean = rewards.reduce((sum, each) => sum + each, 0) / (rewards.length || 1);
+  const title = differ
+    ? `Task ${first.task}: ${stepName(chains[0])} and ${stepName(chains[1])}`
+    : `Group ${first.grp} of step ${stepName(first)}`;
+  page.replaceChildren(
+    el(
+      "section",
+      { class: "toolbar" },
+      el("h1", null, title),
+      el(
+        "span",
+        { class: "faint" },
+        differ
+          ? "words of the model that the other chain does not have are marked"
+          : `${chains.length} chains, mean reward ${mean.toFixed(3)}`,
+      ),
+    ),
+    el(
+      "section",
+      { class: "beside" },
+      chains.map((chain, index) =>
+        el(
+          "section",
+          { class: "card" },
+          el(
+            "h2",
+            null,
+            link(`#/chain/${chain.id}`, `${stepName(chain)}: ${chain.grp}/${chain.chain}`),
+            rewardCell(chain.reward),
+            el("span", { class: "grow" }),
+            advantageOf(chain),
+          ),
+          el(
+            "p",
+            { class: "faint small" },
+            `${chain.stop} after ${chain.turns} turns, ${chain.sampled} tokens sampled`,
+          ),
+          chain.failures.map(([kind, message]) => el("p", { class: "alarm" }, el("b", null, kind), ` ${message}`)),
+          conversation(chain, differ ? marks[index] : null),
+        ),
+      ),
+    ),
+  );
+  state.keys = { u: () => history.back() };
+  return null;
+}
+
+function advantageOf(chain) {
+  const values = chain.segments.flatMap((segment) => segment.spans).flatMap((span) => span.advantages ?? []);
+  if (!values.length) return el("span", { class: "faint small" }, chain.trained ? "" : "not trained");
+  const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
+  return el("span", { class: "small" }, `advantage ${mean >= 0 ? "+" : ""}${mean.toFixed(2)}`);
+}
+
+// Per turn, the words of a chain that the other one does not have in that turn.
+function differences(chain, other) {
+  const theirs = wordsByTurn(other).map((text) => new Set((text ?? "").split(/\s+/)));
+  return wordsByTurn(chain).map(
+    (text, turn) => new Set((text ?? "").split(/\s+/).filter((word) => word && !theirs[turn]?.has(word))),
+  );
+}

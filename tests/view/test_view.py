@@ -1,0 +1,318 @@
+"""The viewer without a browser: sources, index, filters, the explanation of the mask, the server's checks, export."""
+
+import gzip
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentfly.errors import ConfigError, DataError
+from agentfly.runs import RunWriter, StepRecord
+from agentfly.segment import Author
+from agentfly.view.chains import Tokenizers, show_chain, split_tokens
+from agentfly.view.export import write_export
+from agentfly.view.index import ChainIndex
+from agentfly.view.server import POLICY, ViewData, ViewServer
+from agentfly.view.sources import find_sources
+from tests.view.pieces import HOSTILE, encode, make_chain, make_run
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[ChainIndex]:
+    make_run(tmp_path / "run").close()
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as opened:
+        opened.update()
+        yield opened
+
+
+def data_of(index: ChainIndex) -> ViewData:
+    return ViewData(index, Tokenizers())
+
+
+def names(index: ChainIndex, **filters: str) -> list[str]:
+    total, rows = index.select(filters)
+    assert total == len(rows)
+    return [f"{'eval' if row['held_out'] else row['step']} {row['grp']}/{row['chain']}" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"step": "1", "group": "1"}, ["1 1/0", "1 1/1"]),
+        ({"held_out": "1"}, ["eval 0/0", "eval 0/0"]),
+        ({"task": "task-2", "step": "2"}, ["2 2/0", "2 2/1"]),
+        ({"min_reward": "0.4", "max_reward": "0.6", "step": "1"}, ["1 1/0", "1 1/1"]),
+        ({"stop": "tool_fault"}, ["1 2/0", "2 2/0"]),
+        ({"failure": "tool", "step": "1"}, ["1 2/0"]),
+        ({"failure": "*", "step": "2"}, ["2 2/0"]),
+        ({"failure": "too"}, []),
+        ({"tool": "search", "step": "1", "group": "0"}, ["1 0/0", "1 0/1"]),
+        ({"tool": "sear"}, []),
+        ({"trained": "1"}, ["1 0/0", "1 0/1", "2 0/0", "2 0/1"]),
+        ({"text": "tool broke", "step": "1"}, ["1 2/0"]),
+        ({"text": "bro", "step": "1"}, ["1 2/0"]),
+        ({"text": '"broke tool"'}, []),
+        ({"text": "color OR AND NOT NEAR( -"}, []),
+        ({"text": 'blue1"', "step": "1", "group": "0"}, ["1 0/1"]),
+    ],
+)
+def test_filters(index: ChainIndex, filters: dict[str, str], expected: list[str]) -> None:
+    assert names(index, **filters) == expected
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"stepp": "1"}, "no filter 'stepp'"),
+        ({"step": "x"}, "a number is needed"),
+        ({"text": ' " '}, "search is empty"),
+    ],
+)
+def test_a_bad_filter_is_refused(index: ChainIndex, filters: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        index.select(filters)
+
+
+def test_rows_are_sorted_and_paged(index: ChainIndex) -> None:
+    _, rows = index.select({"step": "1"}, sort="reward", descending=False, limit=3)
+    assert [row["reward"] for row in rows] == [0.0, 0.5, 0.5]
+    _, rest = index.select({"step": "1"}, sort="reward", offset=3, limit=9)
+    assert [row["reward"] for row in rest] == [1.0, 1.0, None]
+    _, best = index.select({"step": "1"}, sort="reward", descending=True)
+    assert [row["reward"] for row in best] == [1.0, 1.0, 0.5, 0.5, 0.0, None]
+    with pytest.raises(ConfigError, match="sorted by"):
+        index.select({}, sort="1; DROP TABLE chains")
+
+
+def test_a_running_run_is_followed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    sources = find_sources([tmp_path / "run"])
+    with ChainIndex(sources, tmp_path / "cache") as index:
+        index.update()
+        assert sources[0].live
+        assert index.select({})[0] == 8
+        assert sources[0].curves()["reward/mean"] == [(1, 0.1)]
+        run.write_trajectories(2, [make_chain(0, 0, 1.0)])
+        run.append(StepRecord(2, 3, {"reward/mean": 0.7}))
+        index.update()
+        assert index.select({"step": "2"})[0] == 1
+        assert sources[0].curves()["reward/mean"] == [(1, 0.1), (2, 0.7)]
+        before = index.changes
+        index.update()
+        assert index.changes == before  # nothing is read twice
+        run.close()
+        # Resuming removes what is later than the checkpoint.
+        RunWriter.resume(tmp_path / "run", 1).close()
+        index.update()
+        assert index.select({"step": "2"})[0] == 0
+        assert index.select({"text": "blue"})[0] == 8
+        assert sources[0].curves()["reward/mean"] == [(1, 0.1)]
+
+
+def test_an_evaluation_is_read_while_lines_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "chains.jsonl"
+    path.parent.mkdir()
+    line = json.dumps({"result": {}, "trajectory": make_chain(0, 0, 1.0).to_json()}) + "\n"
+    path.write_text(json.dumps({"settings": {"model": "bytes"}}) + "\n" + line + line[:100])
+    with ChainIndex(find_sources([path.parent]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 1
+        with path.open("a") as file:
+            file.write(line[100:])
+        index.update()
+        assert index.select({})[0] == 2
+        chain = show_chain(index, 2, Tokenizers())
+        assert chain["why"] == ["These chains are not of a training run."]
+        assert chain["segments"][0]["spans"][1]["texts"] == ["c", "a", "l", "l"]
+
+
+def test_saved_trajectories_and_a_folder_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "saved.jsonl").write_text(json.dumps(make_chain(0, 0, 1.0).to_json()) + "\n")
+    saved = tmp_path / "saved.jsonl"
+    make_run(tmp_path / "runs" / "a").close()
+    make_run(tmp_path / "runs" / "b").close()
+    sources = find_sources([tmp_path / "saved.jsonl", tmp_path / "runs"])
+    assert [(source.name, source.kind) for source in sources] == [
+        ("saved.jsonl", "trajectories"),
+        ("a", "run"),
+        ("b", "run"),
+    ]
+    with ChainIndex(sources, tmp_path / "cache") as index:
+        index.update()
+        assert index.select({"source": "1"})[0] == 1
+        assert "--tokenizer" in show_chain(index, 1, Tokenizers())["tokenizer_problem"]
+        saved.write_text("".join(json.dumps(make_chain(0, i, 1.0, text="again").to_json()) + "\n" for i in range(3)))
+        index.update()
+        assert [row["chain"] for row in index.select({"source": "1", "text": "again"})[1]] == [0, 1, 2]
+        assert index.select({"source": "1"})[0] == 3  # the file was replaced, not continued
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "there is no"), ("x\n", "not JSON"), ('{"a": 1}\n', "holds no chains")]
+)
+def test_a_path_without_chains_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "file.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        find_sources([path])
+
+
+def test_the_index_is_continued_by_the_next_viewer_and_shared_by_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "run").close()
+    sources = find_sources([tmp_path / "run"])
+    with ChainIndex(sources, tmp_path / "cache") as first, ChainIndex(sources, tmp_path / "cache") as second:
+        first.update()
+        second.update()
+        assert first.select({})[0] == second.select({})[0] == 14
+    with ChainIndex(sources, tmp_path / "cache") as third:
+        assert third.select({})[0] == 14  # before any update
+
+
+def test_a_damaged_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    whole = run.trajectory_file(1).read_bytes()
+    run.trajectory_file(1).write_bytes(whole[:-40])
+    run.trajectory_file(2).write_bytes(gzip.compress(b'{"trajectory": {"task": 1}}\n'))
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 2  # the evaluations
+        said = data_of(index).runs({})["problems"]
+        assert [re.search(r"step-\d+", each)[0] for each in said] == ["step-000001", "step-000002"]  # type: ignore[index]
+        run.trajectory_file(1).write_bytes(whole)
+        index.update()
+        assert index.select({"step": "1"})[0] == 6
+        assert len(index.problems) == 1
+
+
+def explain(index: ChainIndex, **filters: str) -> tuple[bool, list[str]]:
+    _, (row, *_) = index.select(filters)
+    chain = show_chain(index, row["id"], Tokenizers())
+    model = next(span for span in chain["segments"][0]["spans"] if span["author"] == "model")
+    return model["trained"], model["why"]
+
+
+def test_why_a_token_is_trained_or_not(index: ChainIndex) -> None:
+    assert explain(index, step="1", group="0") == (
+        True,
+        [Author.MODEL.loss_rule, "The chain is part of the update of its step: its advantages are stored."],
+    )
+    trained, why = explain(index, step="1", group="1")
+    assert not trained
+    assert "same return" in why[-1]
+    assert "treatment mask" in explain(index, step="1", group="2", stop="tool_fault")[1][-1]
+    assert "Too few chains" in explain(index, step="1", group="2", stop="answer")[1][-1]
+    assert "evaluation" in explain(index, held_out="1")[1][-1]
+
+
+def test_the_tokens_of_a_chain(index: ChainIndex) -> None:
+    _, rows = index.select({"step": "1", "group": "0"})
+    chain = show_chain(index, rows[1]["id"], Tokenizers())
+    prompt, call, observation, answer = chain["segments"][0]["spans"]
+    assert (prompt["trained"], prompt["why"]) == (False, [Author.TASK.loss_rule])
+    assert (observation["author"], observation["trained"], observation["logprobs"]) == ("tool", False, None)
+    assert (call["logprobs"], call["learner"], call["version"]) == (
+        [-0.5, -0.25, -0.125, -0.0625],
+        [-0.5, -0.25, -0.1, 0.0],
+        3,
+    )
+    assert (answer["learner"], answer["advantages"], answer["texts"]) == ([-1.0, -1.9], [1.0, 1.0], ["o", "k"])
+    assert call["messages"][0]["calls"][0][:2] == ["search", '{"query": "color of 0 ", "other": [1, ""]}']
+    assert chain["turn_records"][0][1][0][:3] == ["search", "ok", 0.25]
+    assert chain["group_ids"] == [row["id"] for row in rows]
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
+    from agentfly.templates.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer("bytes").backend_tokenizer
+    assert split_tokens(encode("aé€!"), tokenizer) == ["a", "", "é", "", "", "€", "!"]
+
+
+def test_images_are_read_from_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    (tmp_path / "run" / "images").mkdir()
+    (tmp_path / "run" / "images" / "0123456789abcdef.png").write_bytes(b"PNG")
+    stored = run.trajectory_file(1)
+    lines = [json.loads(line) for line in gzip.decompress(stored.read_bytes()).splitlines()]
+    images = [
+        "run-image:0123456789abcdef.png",
+        "run-image:../config.json",
+        "https://example.com/x.png",
+        "data:image/svg+xml;base64,AA",
+    ]
+    message = lines[0]["trajectory"]["segments"][0]["spans"][2]["messages"][0]
+    message["content"] = ["see", *({"image": image} for image in images)]
+    stored.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    run.close()
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        _, (row, *_) = index.select({"step": "1"})
+        parts = show_chain(index, row["id"], Tokenizers())["segments"][0]["spans"][2]["messages"][0]["parts"]
+    assert parts[:2] == ["see", {"image": "data:image/png;base64,UE5H"}]
+    assert [part[:5] for part in parts[2:]] == ["(an i"] * 3
+
+
+def request(server: ViewServer, path: str, host: str | None = None) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("GET", path, headers={} if host is None else {"Host": host})
+        response = connection.getresponse()
+        return response.status, dict(response.headers), response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_server_wants_its_token_and_a_loopback_host(index: ChainIndex) -> None:
+    with ViewServer(data_of(index)) as server:
+        status, headers, page = request(server, f"/{server.token}/")
+        assert (status, headers["Content-Security-Policy"]) == (200, POLICY)
+        assert "unsafe" not in POLICY
+        assert "<script>" not in page
+        assert " on" not in re.sub(r"<!--.*?-->", "", page)
+        for path in ("/", "/api/runs", "/x/api/runs", f"/{server.token[:-1]}/api/runs"):
+            assert request(server, path)[0] == 403
+        for host in ("evil.example", f"evil.example:{server.port}", "x", "127.0.0.1.evil.example:80"):
+            assert request(server, f"/{server.token}/api/runs", host)[0] == 403
+        assert request(server, f"/{server.token}/api/runs", f"localhost:{server.port}")[0] == 200
+        for path in ("../server.py", "%2e%2e/server.py", "nothing.js", "static/app.js"):
+            assert request(server, f"/{server.token}/{path}")[0] == 404
+        status, headers, body = request(server, f"/{server.token}/api/chains?step=1&limit=2")
+        assert (status, headers["Cache-Control"]) == (200, "no-store")
+        assert (json.loads(body)["total"], len(json.loads(body)["rows"])) == (6, 2)
+        status, _, body = request(server, f"/{server.token}/api/chains?nothing=1")
+        assert (status, "no filter" in json.loads(body)["error"]) == (400, True)
+        status, _, body = request(server, f"/{server.token}/api/chain?id=999")
+        assert (status, "no chain 999" in json.loads(body)["error"]) == (400, True)
+
+
+def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    said = write_export(data_of(index), path, {"step": "1"})
+    assert said == "This page has 6 of the 14 chains of 1 run (filters: step=1)."
+    page = path.read_text()
+    assert said in page
+    assert "import " not in page[page.index('<script type="module">') :]
+    embedded = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])  # type: ignore[index]
+    assert len(embedded["chains"]) == len(embedded["rows"]) == 6
+    assert embedded["curves"]["1"]["eval/greedy"] == [[0, 0.5]]
+    small = write_export(data_of(index), path, {}, max_bytes=path.stat().st_size)
+    assert path.stat().st_size <= len(page.encode())
+    assert re.search(r"\d chains that pass the filters are left out", small)
+
+
+def test_hostile_text_cannot_leave_the_data_of_an_exported_page(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", text=HOSTILE.replace("\x00", "")).close()
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        write_export(data_of(index), tmp_path / "page.html", {})
+    page = (tmp_path / "page.html").read_text()
+    data = page[page.index('id="data">') + len('id="data">') :]
+    inside = data[: data.index("</script>")]
+    assert "hacked" in inside
+    assert "<" not in inside
+    assert "hacked" not in data[data.index("</script>") :]
