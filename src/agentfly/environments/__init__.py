@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         TextArenaGame,
         TextWorldGame,
     )
+    from agentfly.environments.image_qa import ImageQA
     from agentfly.environments.judge import Judge
     from agentfly.environments.lookup import Lookup
     from agentfly.environments.math import MathJudge, MathWithPython
@@ -44,6 +45,7 @@ __all__ = [
     "CodeJudge",
     "FrozenLake",
     "GymnasiumEnvironment",
+    "ImageQA",
     "Judge",
     "Lookup",
     "MathJudge",
@@ -75,6 +77,7 @@ _NAMES = {
     "games.sokoban": ("Sokoban",),
     "games.textarena_game": ("TextArenaGame",),
     "games.textworld_game": ("TextWorldGame",),
+    "image_qa": ("ImageQA",),
     "judge": ("Judge",),
     "lookup": ("Lookup",),
     "math": ("MathJudge", "MathWithPython"),
