@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentfly.environments.model_server import ModelServer
     from agentfly.environments.programs import ProgramSynthesis
     from agentfly.environments.repair import Repair, RepairJudge
+    from agentfly.environments.rooms import Rooms, Tiles
     from agentfly.environments.scienceworld import ScienceWorld
     from agentfly.environments.search import Search
     from agentfly.environments.shell import Shell
@@ -56,12 +57,14 @@ __all__ = [
     "ReasoningGym",
     "Repair",
     "RepairJudge",
+    "Rooms",
     "ScienceWorld",
     "Search",
     "Shell",
     "Sokoban",
     "TextArenaGame",
     "TextWorldGame",
+    "Tiles",
     "WebShop",
 ]
 
@@ -84,6 +87,7 @@ _NAMES = {
     "model_server": ("ModelServer",),
     "programs": ("ProgramSynthesis",),
     "repair": ("Repair", "RepairJudge"),
+    "rooms": ("Rooms", "Tiles"),
     "scienceworld": ("ScienceWorld",),
     "search": ("Search",),
     "shell": ("Shell",),
