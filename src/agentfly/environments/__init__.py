@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentfly.environments.judge import Judge
     from agentfly.environments.lookup import Lookup
     from agentfly.environments.math import MathJudge, MathWithPython
+    from agentfly.environments.miniwob import MiniWoB
     from agentfly.environments.model_server import ModelServer
     from agentfly.environments.programs import ProgramSynthesis
     from agentfly.environments.repair import Repair, RepairJudge
@@ -51,6 +52,7 @@ __all__ = [
     "Lookup",
     "MathJudge",
     "MathWithPython",
+    "MiniWoB",
     "ModelServer",
     "OpenEnvEnvironment",
     "ProgramSynthesis",
@@ -84,6 +86,7 @@ _NAMES = {
     "judge": ("Judge",),
     "lookup": ("Lookup",),
     "math": ("MathJudge", "MathWithPython"),
+    "miniwob": ("MiniWoB",),
     "model_server": ("ModelServer",),
     "programs": ("ProgramSynthesis",),
     "repair": ("Repair", "RepairJudge"),
