@@ -15,7 +15,7 @@ from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
 from tests.environments.browsers import needs_browser
 
-MARKS = {"miniwob": needs_browser}
+MARKS = {"miniwob": needs_browser, "visual_webshop": needs_browser}
 TO_TRAIN = [
     pytest.param(each.name, marks=MARKS.get(each.name, ()))
     for each in plugins.list_plugins(plugins.RECIPES)

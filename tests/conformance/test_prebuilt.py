@@ -34,7 +34,7 @@ class Findable(ScienceWorld):
         return super().draw_tasks(split, count, seed=seed, tasks=found)
 
 
-SLOW = {"MiniWoB": pytest.mark.slow_smoke}  # starts browsers
+SLOW = dict.fromkeys(("MiniWoB", "VisualWebShop"), pytest.mark.slow_smoke)  # they start browsers
 
 
 @pytest.mark.timeout(600)

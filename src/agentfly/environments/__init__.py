@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Sokoban,
         TextArenaGame,
         TextWorldGame,
+        VisualGymnasium,
     )
     from agentfly.environments.image_qa import ImageQA
     from agentfly.environments.judge import Judge
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from agentfly.environments.search import Search
     from agentfly.environments.shell import Shell
     from agentfly.environments.sql import SQL
-    from agentfly.environments.webshop import WebShop
+    from agentfly.environments.webshop import VisualWebShop, WebShop
 
 __all__ = [
     "SQL",
@@ -67,6 +68,8 @@ __all__ = [
     "TextArenaGame",
     "TextWorldGame",
     "Tiles",
+    "VisualGymnasium",
+    "VisualWebShop",
     "WebShop",
 ]
 
@@ -76,7 +79,7 @@ _NAMES = {
     "code_judge": ("CodeJudge",),
     "games.chess_puzzle": ("ChessPuzzle",),
     "games.frozen_lake": ("FrozenLake",),
-    "games.gymnasium_env": ("GymnasiumEnvironment",),
+    "games.gymnasium_env": ("GymnasiumEnvironment", "VisualGymnasium"),
     "games.openenv_env": ("OpenEnvEnvironment",),
     "games.reasoning_gym": ("ReasoningGym",),
     "games.sokoban": ("Sokoban",),
@@ -95,7 +98,7 @@ _NAMES = {
     "search": ("Search",),
     "shell": ("Shell",),
     "sql": ("SQL",),
-    "webshop": ("WebShop",),
+    "webshop": ("VisualWebShop", "WebShop"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module under this package that a prebuilt class is imported from. It repeats the entry points of pyproject.toml

@@ -202,7 +202,7 @@ class Browser:
         return result["result"].get("value")
 
     async def screenshot(self, width: int | None = None, height: int | None = None) -> bytes:
-        """The page as PNG: its upper left part of `width` × `height` pixels, or all that the window shows."""
+        """The page as PNG: its upper left part of `width` × `height` pixels; None: as much as the window shows."""
         async with asyncio.timeout(ANSWER_SECONDS):
             # After two frames, what the last event changed has been painted; a new style may have begun to load images.
             await self.evaluate(_TWO_FRAMES)
@@ -210,7 +210,8 @@ class Browser:
                 await asyncio.sleep(0.005)
                 await self.evaluate(_TWO_FRAMES)
         size = {"width": width or self._size["width"], "height": height or self._size["height"]}
-        arguments = {"format": "png", "clip": {"x": 0, "y": 0, "scale": 1, **size}}
+        clip = {"x": 0, "y": 0, "scale": 1, **size}
+        arguments = {"format": "png", "clip": clip, "captureBeyondViewport": size["height"] > self._size["height"]}
         result = await self._send("Page.captureScreenshot", arguments)
         return base64.b64decode(result["data"])
 
