@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -83,7 +84,7 @@ class TestRunning:
         with Pillow.open(io.BytesIO(await browser.screenshot(80, 50))) as image:
             assert image.size == (80, 50)
 
-    async def test_page_reaches_nothing_but_its_files(self, browser: Browser) -> None:
+    async def test_page_reaches_nothing_but_its_files(self, browser: Browser, request: pytest.FixtureRequest) -> None:
         received = list[bytes]()
 
         async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,6 +92,7 @@ class TestRunning:
             writer.close()
 
         server = await asyncio.start_server(record, "127.0.0.1", 0)
+        request.addfinalizer(server.close)
         port = server.sockets[0].getsockname()[1]
         await show(browser, PAGE)
         ways = f"""
@@ -114,13 +116,27 @@ class TestRunning:
         ]).then((all) => all.map((each) => each.status))
         """
         assert await browser.evaluate(ways) == ["rejected"] * 7
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(("127.0.0.1", 0))
+            datagrams.setblocking(False)
+            gathering = f"""
+            new Promise((done) => {{
+              const urls = "stun:127.0.0.1:{datagrams.getsockname()[1]}";
+              const peer = new RTCPeerConnection({{iceServers: [{{urls}}]}});
+              peer.createDataChannel("a");
+              peer.onicegatheringstatechange = () => peer.iceGatheringState === "complete" && done(0);
+              peer.createOffer().then((offer) => peer.setLocalDescription(offer));
+            }})
+            """
+            await browser.evaluate(gathering)
+            with pytest.raises(BlockingIOError):
+                datagrams.recv(100)
         await browser.evaluate(f"void open('http://127.0.0.1:{port}/popup')")
         with pytest.raises(EnvironmentFault, match="cannot open"):
             await browser.open("/missing.html", lambda path: None)
         await show(browser, PAGE)
         assert await browser.evaluate("document.title") == "start"
         assert not received
-        server.close()
 
     async def test_alert_does_not_hang_and_errors_are_raised(self, browser: Browser) -> None:
         await show(browser, PAGE.replace("document.title = 'clicked'", "alert(1)"))
@@ -136,6 +152,13 @@ class TestRunning:
             await browser.check()
         with pytest.raises(EnvironmentFault, match="browser"):
             await browser.screenshot()
+
+    async def test_crashed_page_is_a_fault(self, browser: Browser) -> None:
+        await show(browser, PAGE)
+        with pytest.raises(EnvironmentFault, match="the page has crashed"):
+            await browser._send("Page.crash")
+        with pytest.raises(EnvironmentFault, match="the page has crashed"):
+            await browser.check()
 
     def test_browser_ends_when_its_owner_is_killed(self) -> None:
         program = """

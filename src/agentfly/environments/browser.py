@@ -21,16 +21,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from agentfly import threads
+from agentfly.environment import Environment
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.sandbox.owner import process_name
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 100.0
 """Seconds without an answer after which the browser counts as hung."""
 ORIGIN = "http://page.test"
 """Where the files that the owner serves appear to be."""
@@ -66,6 +68,8 @@ _OPTIONS = (
     "--disable-features=SpareRendererForSitePerProcess",
     "--no-startup-window",
     "--no-zygote",
+    "--force-webrtc-ip-handling-policy",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     # What is painted depends on the page alone, not on which parts of earlier frames could be reused.
     "--disable-checker-imaging",
     "--disable-partial-raster",
@@ -203,12 +207,14 @@ class Browser:
 
     async def screenshot(self, width: int | None = None, height: int | None = None) -> bytes:
         """The page as PNG: its upper left part of `width` × `height` pixels; None: as much as the window shows."""
-        async with asyncio.timeout(ANSWER_SECONDS):
-            # After two frames, what the last event changed has been painted; a new style may have begun to load images.
+        # After two frames, what the last event changed has been painted; a new style may have begun to load images.
+        await self.evaluate(_TWO_FRAMES)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._loading:
+            if time.monotonic() > deadline:
+                raise EnvironmentFault(f"the page has not loaded in {ANSWER_SECONDS:g} s")
+            await asyncio.sleep(0.005)
             await self.evaluate(_TWO_FRAMES)
-            while self._loading:
-                await asyncio.sleep(0.005)
-                await self.evaluate(_TWO_FRAMES)
         size = {"width": width or self._size["width"], "height": height or self._size["height"]}
         clip = {"x": 0, "y": 0, "scale": 1, **size}
         arguments = {"format": "png", "clip": clip, "captureBeyondViewport": size["height"] > self._size["height"]}
@@ -300,8 +306,12 @@ class Browser:
                     with contextlib.suppress(EnvironmentFault):  # the process is gone: the next read says so
                         self._handle(json.loads(message))
         last = self._output.read_text(errors="replace").strip()[-300:] if self._output.exists() else ""
+        self._fail(f"the browser's process has ended; its last output: {last or '(none)'}")
+
+    def _fail(self, reason: str) -> None:
+        """Make running and later calls raise EnvironmentFault, with the first reason given."""
         with self._lock:
-            self._failure = self._failure or f"the browser's process has ended; its last output: {last or '(none)'}"
+            self._failure = self._failure or reason
         for future in (*self._pending.values(), self._loaded):
             _resolve(future, EnvironmentFault(self._failure))
 
@@ -329,8 +339,40 @@ class Browser:
             self._loading.discard(event["requestId"])
         elif message["method"] == "Page.loadEventFired":
             _resolve(self._loaded, None)
+        elif message["method"] == "Inspector.targetCrashed":
+            self._fail("the page has crashed")
         elif message["method"] == "Page.javascriptDialogOpening":  # the page waits for an answer
             self._write(next(self._ids), "Page.handleJavaScriptDialog", {"accept": True}, session)
+
+
+class BrowserEnvironment(Environment):
+    """An environment whose instances have a browser each."""
+
+    window_size: ClassVar[tuple[int, int]] = (768, 768)
+    """Width and height of the page, in pixels."""
+    _browser: Browser | None = None
+
+    async def start(self) -> None:
+        """Start the browser."""
+        await super().start()
+        self._browser = Browser(*self.window_size)
+        await self._browser.start()
+
+    @property
+    def browser(self) -> Browser:
+        """The started browser."""
+        if self._browser is None:
+            raise EnvironmentFault(f"this {type(self).__name__} is closed")
+        return self._browser
+
+    async def check(self) -> None:
+        await self.browser.check()
+
+    async def close(self) -> None:
+        browser, self._browser = self._browser, None
+        if browser is not None:
+            await browser.close()
+        await super().close()
 
 
 def _resolve(future: concurrent.futures.Future[Any], result: Any) -> None:

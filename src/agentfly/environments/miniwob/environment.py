@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from agentfly.environment import Environment, Pool
-from agentfly.environments.browser import Browser, Key
+from agentfly.environment import Pool
+from agentfly.environments.browser import BrowserEnvironment, Key
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
@@ -27,7 +27,7 @@ from agentfly.types import Image, Task, ToolCall
 
 WIDTH, HEIGHT = 160, 210
 """Pixels of a page."""
-WINDOW = 500, 240
+WINDOW = (500, 240)
 """Pixels of the browser's window, as in MiniWoB++: next to the page is a panel that the model does not see."""
 MAX_TEXT = 200
 """Characters that can be typed in one action."""
@@ -55,7 +55,7 @@ new Promise((done) => {{
 """
 
 
-class MiniWoB(Environment):
+class MiniWoB(BrowserEnvironment):
     """A small web page with a goal, seen in screenshots and used with mouse and keyboard."""
 
     # A browser has a process of its own, with a worker that ends with it.
@@ -63,7 +63,7 @@ class MiniWoB(Environment):
     scored_by = "miniwob_reward"
     scale: ClassVar[int] = 1
     """Screenshots are enlarged by this factor; coordinates stay those of the page."""
-    _browser: Browser | None = None
+    window_size = WINDOW
 
     @classmethod
     def draw_tasks(
@@ -81,10 +81,9 @@ class MiniWoB(Environment):
         return sample_tasks("miniwob", split, count, seed, draw)
 
     async def start(self) -> None:
-        """Start a browser."""
+        """Start the browser."""
         find_html()
-        self._browser = Browser(*WINDOW)
-        await self._browser.start()
+        await super().start()
 
     async def reset(self, task: Task) -> None:
         """Load the page of the column `task` and start an episode with the column `seed`."""
@@ -99,13 +98,6 @@ class MiniWoB(Environment):
         """Number of actions on the page so far."""
         await self.browser.open(f"/miniwob/{self.task}.html", functools.partial(serve_file, seed=seed))
         self.instruction = str(await self.browser.evaluate(_START.format(seed=json.dumps(str(seed)))))
-
-    @property
-    def browser(self) -> Browser:
-        """The started browser."""
-        if self._browser is None:
-            raise ConfigError("MiniWoB has not been started")
-        return self._browser
 
     @tool
     async def screenshot(self) -> dict[str, Any]:
@@ -188,14 +180,6 @@ class MiniWoB(Environment):
             return ToolCall("type_text", {"text": action["type"]})
         x, y = action["click"]
         return ToolCall("click", {"x": x, "y": y})
-
-    async def check(self) -> None:
-        await self.browser.check()
-
-    async def close(self) -> None:
-        browser, self._browser = self._browser, None
-        if browser is not None:
-            await browser.close()
 
 
 @functools.cache

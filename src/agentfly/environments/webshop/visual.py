@@ -5,40 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.browser import Browser
+from agentfly.environments.browser import BrowserEnvironment
 from agentfly.environments.webshop.environment import WebShop
-from agentfly.errors import EnvironmentFault
 from agentfly.tooling import tool
 from agentfly.types import Image
 
 _CLICKABLE = "document.elementFromPoint({x}, {y})?.closest('button, a, label')?.textContent ?? ''"
 
 
-class VisualWebShop(WebShop):
+class VisualWebShop(BrowserEnvironment, WebShop):
     """A shop whose pages are screenshots; elements are clicked by label or by position."""
 
     pool = Pool(memory=400 << 20, start_timeout=300.0, max_instances=16)
     view = "html"
     window: ClassVar[int] = 5
     """Products per page of results, so that most pages fit a screenshot."""
-    width: ClassVar[int] = 768
-    """Pixels of a screenshot."""
-    height: ClassVar[int] = 768
-    """Pixels of a screenshot; what lies below is cut off."""
-    _browser: Browser | None = None
-
-    async def start(self) -> None:
-        """Load what is slow to load, and start a browser."""
-        await super().start()
-        self._browser = Browser(self.width, self.height)
-        await self._browser.start()
-
-    @property
-    def browser(self) -> Browser:
-        """The started browser."""
-        if self._browser is None:
-            raise EnvironmentFault("this VisualWebShop is closed")
-        return self._browser
 
     @tool
     async def click_at(self, x: int, y: int) -> dict[str, Any]:
@@ -48,8 +29,9 @@ class VisualWebShop(WebShop):
             x: Pixels from the left edge.
             y: Pixels from the upper edge.
         """
-        if not (0 <= x < self.width and 0 <= y < self.height):
-            return await self._respond(f"The page has {self.width} × {self.height} pixels; there is no such point.")
+        width, height = self.window_size
+        if not (0 <= x < width and 0 <= y < height):
+            return await self._respond(f"The page has {width} × {height} pixels; there is no such point.")
         await self._show()
         label = str(await self.browser.evaluate(_CLICKABLE.format(x=x, y=y)))
         clicked = bool(label) and self.session.click(label)
@@ -64,12 +46,3 @@ class VisualWebShop(WebShop):
         """Load the current page into the browser."""
         page = self.page().encode()
         await self.browser.open("/shop.html", lambda path: page if path == "/shop.html" else None)
-
-    async def check(self) -> None:
-        await self.browser.check()
-
-    async def close(self) -> None:
-        browser, self._browser = self._browser, None
-        if browser is not None:
-            await browser.close()
-        await super().close()
