@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from agentfly.agents import HFAgent
@@ -108,3 +111,28 @@ class TestRunning:
         shown = await demonstrate(agent, MiniWoB.draw_tasks("test", 12), threshold=1, max_turns=12)
         await agent.close()
         assert len(shown.accepted) == 12, shown.reasons
+
+    def test_no_browser_is_left_when_the_host_is_killed(self) -> None:
+        program = """
+import asyncio, psutil
+from agentfly.environments.miniwob import MiniWoB
+from agentfly.resources import ResourceManager
+from agentfly.types import Task
+
+async def main():
+    manager = ResourceManager()
+    leases = [manager.leases(Task.of(row), [MiniWoB]) for row in MiniWoB.draw_tasks("train", 3)]
+    await asyncio.gather(*(each.get(MiniWoB) for each in leases))
+    print(*(each.pid for each in psutil.Process().children(recursive=True)), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+        host = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        assert host.stdout is not None
+        with host, host.stdout:
+            started = [psutil.Process(int(pid)) for pid in host.stdout.readline().split()]
+            assert sum("chromium" in each.name() for each in started) > 3
+            host.kill()
+        _, alive = psutil.wait_procs(started, timeout=60)
+        assert not alive

@@ -22,7 +22,7 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[ImageQA], reward=image_qa_match, system_prompt=PROMPT)
 
 
-tasks = ImageQA.draw_tasks("train", 160)
+tasks = ImageQA.draw_tasks("train", 128)
 eval_tasks = ImageQA.draw_tasks("validation", 40)
 config = TrainConfig(
     model="Qwen/Qwen2.5-VL-3B-Instruct",

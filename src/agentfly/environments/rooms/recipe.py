@@ -21,7 +21,7 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[Rooms], reward=digit_match)
 
 
-tasks = Rooms.draw_tasks("train", 2000)
+tasks = Rooms.draw_tasks("train", 1000)
 eval_tasks = Rooms.draw_tasks("validation", 100)
 config = TrainConfig(
     model="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",

@@ -51,7 +51,7 @@ def agent(**model: Any) -> HFAgent:
     return HFAgent(**model, tools=[LakeInImages], reward=game_won)
 
 
-tasks = LakeInImages.draw_tasks("train", 160)
+tasks = LakeInImages.draw_tasks("train", 128)
 eval_tasks = LakeInImages.draw_tasks("validation", 32)
 config = TrainConfig(
     model="Qwen/Qwen2.5-VL-3B-Instruct",
