@@ -132,6 +132,10 @@ class TestRunning:
             with pytest.raises(BlockingIOError):
                 datagrams.recv(100)
         await browser.evaluate(f"void open('http://127.0.0.1:{port}/popup')")
+        # A link elsewhere leaves the page as it is.
+        await browser.evaluate(f"location.href = 'http://127.0.0.1:{port}/elsewhere'")
+        await browser.screenshot()
+        assert await browser.evaluate("document.title") == "start"
         with pytest.raises(EnvironmentFault, match="cannot open"):
             await browser.open("/missing.html", lambda path: None)
         await show(browser, PAGE)

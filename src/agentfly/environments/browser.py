@@ -17,6 +17,7 @@ import json
 import mimetypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ from agentfly.sandbox.owner import process_name
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 ANSWER_SECONDS = 100.0
 """Seconds without an answer after which the browser counts as hung."""
+_END_SECONDS = 5.0
+"""Seconds that a browser has to end by itself."""
 ORIGIN = "http://page.test"
 """Where the files that the owner serves appear to be."""
 Key = Literal[
@@ -46,37 +49,18 @@ _KEY_CODES: dict[str, int] = {
 }  # fmt: skip
 _KEY_TEXTS = {"Enter": "\r", "Tab": "\t", "Space": " "}
 _OPTIONS = (
-    "--headless=new",
-    "--remote-debugging-pipe",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--disable-background-networking",
+    "--headless=new", "--remote-debugging-pipe", "--no-startup-window", "--no-first-run", "--no-default-browser-check",
+    "--disable-default-apps", "--disable-dev-shm-usage", "--disable-extensions", "--disable-gpu", "--no-zygote",
+    "--disable-features=SpareRendererForSitePerProcess", "--mute-audio",
+    # No network.
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-policy", "--no-pings", "--disable-sync",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp", "--disable-background-networking",
     "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--disable-gpu",
-    "--disable-lcd-text",
-    "--disable-sync",
-    "--font-render-hinting=none",
-    "--force-color-profile=srgb",
-    "--force-device-scale-factor=1",
-    "--hide-scrollbars",
-    "--mute-audio",
-    "--no-default-browser-check",
-    "--no-first-run",
-    "--no-pings",
-    "--disable-features=SpareRendererForSitePerProcess",
-    "--no-startup-window",
-    "--no-zygote",
-    "--force-webrtc-ip-handling-policy",
-    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
-    # What is painted depends on the page alone, not on which parts of earlier frames could be reused.
-    "--disable-checker-imaging",
-    "--disable-partial-raster",
-    "--disable-threaded-animation",
-    "--disable-threaded-scrolling",
-    "--run-all-compositor-stages-before-draw",
-)
+    # What is painted depends on the page alone, not on the screen or on parts of earlier frames that could be reused.
+    "--force-device-scale-factor=1", "--force-color-profile=srgb", "--hide-scrollbars", "--disable-lcd-text",
+    "--font-render-hinting=none", "--disable-checker-imaging", "--disable-partial-raster",
+    "--disable-threaded-animation", "--disable-threaded-scrolling", "--run-all-compositor-stages-before-draw",
+)  # fmt: skip
 _LAUNCH = "import os, sys; os.dup2({0}, 3); os.dup2({1}, 4); os.execv(sys.argv[1], sys.argv[1:])"
 """Chromium reads commands from descriptor 3 and writes answers to 4. A child cannot be given these numbers without
 running code between fork and exec, which is unsafe in a process with threads."""
@@ -127,16 +111,16 @@ class Browser:
     async def start(self) -> None:
         """Start the process and open a blank page."""
         path = find_chromium()
-        self._folder = tempfile.TemporaryDirectory(
-            prefix=f"{process_name(os.getpid())}-browser-", ignore_cleanup_errors=True
-        )
+        # The name contains this process, so that a later one can remove the folder if this one is killed.
+        prefix = f"{process_name(os.getpid())}-browser-"
+        self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         try:
-            await threads.call(self._launch, path)
+            self._launch(path)  # not in a thread: a cancellation could leave the process behind
             context = await self._send("Target.createBrowserContext", {"disposeOnDetach": True}, session="")
-            created = await self._send(
-                "Target.createTarget", {"url": "about:blank", **context, **self._size}, session=""
-            )
-            attach = {"targetId": created["targetId"], "flatten": True}
+            target = {"url": "about:blank", **context, **self._size}
+            created = await self._send("Target.createTarget", target, session="")
+            self._main_frame = created["targetId"]
+            attach = {"targetId": self._main_frame, "flatten": True}
             self._session = (await self._send("Target.attachToTarget", attach, session=""))["sessionId"]
             await self._send("Browser.setDownloadBehavior", {"behavior": "deny", **context}, session="")
             metrics = {**self._size, "deviceScaleFactor": 1, "mobile": False}
@@ -216,8 +200,7 @@ class Browser:
             await asyncio.sleep(0.005)
             await self.evaluate(_TWO_FRAMES)
         size = {"width": width or self._size["width"], "height": height or self._size["height"]}
-        clip = {"x": 0, "y": 0, "scale": 1, **size}
-        arguments = {"format": "png", "clip": clip, "captureBeyondViewport": size["height"] > self._size["height"]}
+        arguments = {"format": "png", "clip": {"x": 0, "y": 0, "scale": 1, **size}}
         result = await self._send("Page.captureScreenshot", arguments)
         return base64.b64decode(result["data"])
 
@@ -327,7 +310,10 @@ class Browser:
             body = self._serve(path) if path.startswith("/") else None
             answer: dict[str, Any] = {"requestId": event["requestId"]}
             if body is None:
-                self._write(next(self._ids), "Fetch.failRequest", {**answer, "errorReason": "BlockedByClient"}, session)
+                # The page stays where it is if it would leave; its frames, images and scripts fail.
+                leaves = event["resourceType"] == "Document" and event["frameId"] == self._main_frame
+                answer["errorReason"] = "Aborted" if leaves else "BlockedByClient"
+                self._write(next(self._ids), "Fetch.failRequest", answer, session)
             else:
                 kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
                 headers = [{"name": "Content-Type", "value": f"{kind}; charset=utf-8"}]
@@ -396,10 +382,9 @@ def _open_pipe() -> tuple[int, int]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process whose pipe was closed has ended; kill it and its children if it takes too long."""
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
+    """Wait until a process whose pipe was closed has ended, then kill what is left of it and its children."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
