@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 import agentfly.rewards
@@ -195,11 +196,14 @@ class BaseAgent:
 
     def initial_messages(self, task: Task) -> Sequence[Message]:
         """The initial messages of a chain. The agent's system prompt precedes the task's own."""
+        given = tuple(
+            replace(each, content=self.visible(each.content)) if each.images else each for each in task.messages
+        )
         if not self.system_prompt:
-            return task.messages
-        first, *rest = task.messages
+            return given
+        first, *rest = given
         if first.role != "system":
-            return (Message("system", self.system_prompt), *task.messages)
+            return (Message("system", self.system_prompt), *given)
         return (Message("system", f"{self.system_prompt}\n\n{first.text}"), *rest)
 
     @property
