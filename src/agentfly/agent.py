@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 import agentfly.rewards
@@ -30,6 +31,8 @@ from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
 
 T = TypeVar("T")
+HIDDEN_IMAGE = "(an image, which cannot be shown here)"
+"""Replaces an image in the prompt of a model that cannot see it."""
 RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
 
 
@@ -117,10 +120,15 @@ class BaseAgent:
         ]
 
     def visible(self, content: Content) -> Content:
-        """The content as the template can render it: images become a note if it renders none."""
-        if isinstance(content, str) or self.template is None or self.template.shows_images:
+        """The content as the model can take it: each image becomes a note unless template and backend take images.
+
+        That a template has an image placeholder is not enough: the tokenizers of text-only Qwen models have one, too.
+        """
+        if isinstance(content, str) or self.template is None:
             return content
-        return "\n".join(p if isinstance(p, str) else "(a picture, which cannot be shown here)" for p in content)
+        if self.template.shows_images and self.backend.sees_images:
+            return content
+        return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
 
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
@@ -195,11 +203,14 @@ class BaseAgent:
 
     def initial_messages(self, task: Task) -> Sequence[Message]:
         """The initial messages of a chain. The agent's system prompt precedes the task's own."""
+        messages = tuple(
+            m if isinstance(m.content, str) else replace(m, content=self.visible(m.content)) for m in task.messages
+        )
         if not self.system_prompt:
-            return task.messages
-        first, *rest = task.messages
+            return messages
+        first, *rest = messages
         if first.role != "system":
-            return (Message("system", self.system_prompt), *task.messages)
+            return (Message("system", self.system_prompt), *messages)
         return (Message("system", f"{self.system_prompt}\n\n{first.text}"), *rest)
 
     @property

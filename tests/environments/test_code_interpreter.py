@@ -128,7 +128,7 @@ async def test_figures_are_returned_as_images() -> None:
     await environment.close()
     images = Message("tool", result.observation).images
     assert [base64.b64decode(image.url.partition(",")[2])[:4] for image in images] == [b"\x89PNG"] * 2
-    note = "(a picture, which cannot be shown here)"
+    note = "(an image, which cannot be shown here)"
     assert answers(await played(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
 
 

@@ -176,8 +176,8 @@ def test_only_the_last_images_are_kept() -> None:
     out = KeepImages(last=1).fold(opening, since, None)
     assert out is not None
     assert sum(len(m.images) for m in out) == 1
-    assert out[-1].content == ("(earlier picture left out)", "second", PNG)
-    assert out[0].content == ("(earlier picture left out)", "What is it?")
+    assert out[-1].content == ("(earlier image left out)", "second", PNG)
+    assert out[0].content == ("(earlier image left out)", "What is it?")
     assert KeepImages(last=1).fold([out[0]], out[1:], None) is None
     none = KeepImages(last=0).fold(opening, since, None)
     assert none is not None
