@@ -14,7 +14,8 @@ import agentfly.tools  # noqa: F401  (registers the general rewards and tools by
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
+from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
@@ -28,7 +29,7 @@ from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import BYTES, load_tokenizer
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
+from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
 
 T = TypeVar("T")
 HIDDEN_IMAGE = "(an image, which cannot be shown here)"
@@ -61,6 +62,7 @@ class BaseAgent:
         template_config: Mapping[str, Any] | None = None,
         backend: str | Backend | None = None,
         backend_config: Mapping[str, Any] | None = None,
+        image_config: Mapping[str, Any] | None = None,
         on_no_call: RecoveryRuleLike | None = None,
         on_invalid_call: RecoveryRuleLike = "continue",
         on_tool_error: RecoveryRuleLike = "continue",
@@ -70,11 +72,13 @@ class BaseAgent:
 
         `template`: a name, or None to follow the tokenizer. `template_config`: `history` ("append" or "template") and
         the template's own variables, such as `enable_thinking`. `backend`: a name or an object (or `backend_config`
-        names it); `backend_config`: its settings. `reward_fn` is another name for `reward`.
+        names it); `backend_config`: its settings. `image_config`: the fields of `ImageConfig`. `reward_fn` is another
+        name for `reward`.
         """
         if reward is not None and reward_fn is not None:
             raise ConfigError("reward= and reward_fn= are two names for one thing; give one")
         self.model_name_or_path = model_name_or_path
+        self.image_config = ImageConfig.parse(image_config or {})
         self.toolbox = Toolbox(tools)
         reward = reward if reward is not None else reward_fn
         env_classes = [env_class for each in self.toolbox for env_class in each.environments]
@@ -119,16 +123,39 @@ class BaseAgent:
             for call, result in zip(calls, results, strict=True)
         ]
 
-    def visible(self, content: Content) -> Content:
-        """The content as the model can take it: each image becomes a note unless template and backend take images.
+    def visible(self, content: Content, *, strict: bool = False) -> Content:
+        """The content as the model can take it: images are normalized, or become a note if the model cannot see.
 
-        That a template has an image placeholder is not enough: the tokenizers of text-only Qwen models have one, too.
+        That a template has an image placeholder is not enough to see: the tokenizers of text-only Qwen models have one.
+        `strict`: raise DataError for a broken image, or one that must not be fetched, instead of writing a note.
         """
-        if isinstance(content, str) or self.template is None:
+        if isinstance(content, str):
             return content
-        if self.template.shows_images and self.backend.sees_images:
-            return content
-        return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
+        if self.template is not None and not (self.template.shows_images and self.backend.sees_images):
+            return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
+        parts: list[str | Image] = []
+        for part in content:
+            if isinstance(part, Image):
+                try:
+                    part = self._prepare_image(part)
+                except DataError as error:
+                    if strict:
+                        raise
+                    part = f"(an image, which cannot be shown: {error})"
+            parts.append(part)
+        return parse_content(parts)
+
+    def _prepare_image(self, image: Image) -> Image:
+        """Normalize an image. An address is sent to a server as it is; for a model in this process it is fetched."""
+        if not image.url.startswith("data:"):
+            if self.template is None:
+                return image
+            if not self.image_config.fetch:
+                raise DataError(
+                    f"the image {image.url!r:.120} is an address; image_config={{'fetch': True}} allows fetching it"
+                )
+            image = fetch_image(image)
+        return normalize_image(image)
 
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
@@ -204,7 +231,8 @@ class BaseAgent:
     def initial_messages(self, task: Task) -> Sequence[Message]:
         """The initial messages of a chain. The agent's system prompt precedes the task's own."""
         messages = tuple(
-            m if isinstance(m.content, str) else replace(m, content=self.visible(m.content)) for m in task.messages
+            m if isinstance(m.content, str) else replace(m, content=self.visible(m.content, strict=True))
+            for m in task.messages
         )
         if not self.system_prompt:
             return messages

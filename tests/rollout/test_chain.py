@@ -22,7 +22,7 @@ from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment, Trajectory
 from agentfly.types import Completion, FinishReason, Image, Message
 from tests.conftest import TOKENIZERS, load_family
-from tests.fakes import Computed, Recording, Server, byte_agent, call, said, sampled, texts
+from tests.fakes import PNG, Computed, Recording, Server, byte_agent, call, said, sampled, texts
 
 GO_ON = RecoveryRule(nudge="go on", limit=None)
 
@@ -600,12 +600,12 @@ async def test_backend_that_cannot_see_is_shown_a_note_for_each_image(family: st
     @tool
     async def shoot() -> dict[str, Any]:
         """Take a screenshot."""
-        return {"observation": "done", "image": Image("data:image/png;base64,iVBORw0KGgo=")}
+        return {"observation": "done", "image": Image(f"data:image/png;base64,{PNG}")}
 
     backend = Recording(["Thought: look\nAction: shoot\nInput: {}", "Final Answer: done"])
     backend.sees_images = False
     agent = ReactAgent(str(TOKENIZERS / family), tools=[shoot], backend=backend)
-    task = {"question": "What is it?", "image": "data:image/png;base64,iVBORw0KGgo="}
+    task = {"question": "What is it?", "image": f"data:image/png;base64,{PNG}"}
     (trajectory,) = await agent.run(task, num_chains=1)
     assert trajectory.stop.failure is None
     assert [request.images for request in backend.requests] == [(), ()]

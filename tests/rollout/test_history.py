@@ -11,10 +11,11 @@ from agentfly.rollout.history import Folding, KeepImages, KeepObservations, Step
 from agentfly.segment import Author
 from agentfly.trajectory import StopReason, Trajectory
 from agentfly.types import Image, Message
+from tests import fakes
 from tests.conftest import TOKENIZERS, load_family
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
-PNG = Image("data:image/png;base64,iVBORw0KGgo=")
+PNG = Image(f"data:image/png;base64,{fakes.PNG}")
 
 
 @tool
