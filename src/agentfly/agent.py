@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import agentfly.rewards
@@ -26,11 +28,13 @@ from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
 from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template
 from agentfly.templates.template import History, Template
-from agentfly.templates.tokenizer import BYTES, load_tokenizer
+from agentfly.templates.tokenizer import BYTES, download_files, load_tokenizer
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
+from agentfly.vision import has_processor, load_vision
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 HIDDEN_IMAGE = "(an image, which cannot be shown here)"
 """Replaces an image in the prompt of a model that cannot see it."""
@@ -92,6 +96,8 @@ class BaseAgent:
             RecoveryRule.of(on_invalid_call),
             RecoveryRule.of(on_tool_error),
         )
+        self._no_vision_reason = ""
+        """Why images are hidden from the model, until it was reported."""
         self._own_manager = manager is None
         self.manager = manager or ResourceManager()
         self.backend = self._build_backend(backend, dict(backend_config or {}), template)
@@ -132,6 +138,9 @@ class BaseAgent:
         if isinstance(content, str):
             return content
         if self.template is not None and not (self.template.shows_images and self.backend.sees_images):
+            if self._no_vision_reason:
+                _LOG.warning("images are replaced by a note: %s", self._no_vision_reason)
+                self._no_vision_reason = ""  # once is enough
             return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
         parts: list[str | Image] = []
         for part in content:
@@ -155,7 +164,8 @@ class BaseAgent:
                     f"the image {image.url!r:.120} is an address; image_config={{'fetch': True}} allows fetching it"
                 )
             image = fetch_image(image)
-        return normalize_image(image)
+        image = normalize_image(image)
+        return image if self.template is None or self.template.vision is None else self.template.vision.fit(image)
 
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
@@ -280,10 +290,19 @@ class BaseAgent:
                 raise ConfigError("the server renders the prompt: template= and template_config= have no effect")
             return None
         history = settings.pop("history", History.APPEND)
-        tokenizer = load_tokenizer(resolve(self.model_name_or_path))
+        folder = resolve(self.model_name_or_path)
+        tokenizer = load_tokenizer(folder)
+        try:
+            files = folder if folder == BYTES or Path(folder).is_dir() else str(download_files(folder))
+            vision = load_vision(files) if has_processor(files) else None
+        except (ConfigError, OSError) as error:
+            vision = None
+            self._no_vision_reason = str(error)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
-        template = load_template(name, tokenizer, tools=self.schemas, history=history, variables=settings)
+        template = load_template(
+            name, tokenizer, tools=self.schemas, history=history, variables=settings, vision=vision
+        )
         self.backend.attach(template)
         if template.history is History.TEMPLATE:
             return template

@@ -66,6 +66,9 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tool schemas in OpenAI format; empty for PromptFormat.TOKENS."""
     images: tuple[Image, ...] = ()
+    """The images of the prompt, in order."""
+    image_positions: Sequence[int] | Tokens = ()
+    """Positions of the tokens that the features of the images replace, in order."""
     chain: str = ""
     """Id of the chain; a prefix cache uses it to follow the chain from turn to turn."""
     turn: int = 0

@@ -288,6 +288,7 @@ class Chain:
             sampling,
             stop_ids=template.stop_ids,
             images=segment.images,
+            image_positions=segment.image_positions,
             chain=self._name,
             turn=turn,
             priority=self.settings.priority,
