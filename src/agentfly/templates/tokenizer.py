@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
+from agentfly.images import PROCESSOR_FILES
 
 BYTES = "bytes"
 """The name of the tokenizer that needs no files: one token per byte, and ChatML's special tokens."""
@@ -82,7 +83,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
     is_local = folder.is_dir()
     try:
         if not is_local:
-            folder = _download(name, revision)
+            folder = download_files(name, revision)
         if (folder / "tokenizer.json").is_file():
             return FastTokenizer(folder)
         if is_local and not any(found for pattern in _VOCABULARIES for found in folder.glob(pattern)):
@@ -96,8 +97,8 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
         ) from error
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """Download the tokenizer's files from the hub; return the folder in the hub cache."""
+def download_files(name: str, revision: str | None = None) -> Path:
+    """Download the files of the tokenizer and the processor from the hub; return the folder in the hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -106,7 +107,7 @@ def _download(name: str, revision: str | None) -> Path:
             super().__init__(*args, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
 
     try:
-        patterns = [*_FILES, "config.json"]
+        patterns = [*_FILES, "config.json", *PROCESSOR_FILES]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, tqdm_class=HiddenBar))
     except Exception as error:  # OSError, ValueError, or one of the HTTP client, which depends on the hub's version
         raise OSError(str(error)) from error
