@@ -17,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from agentfly.errors import ConfigError, DataError, TemplateError, describe
 from agentfly.extras import require_extra
 from agentfly.images import PROCESSOR_FILES, encode_image, open_image
@@ -137,6 +139,11 @@ def load_vision(folder: str) -> Vision:
         import transformers
         from transformers import AutoConfig
         from transformers.models.auto import processing_auto
+    if not Path(folder).is_dir():  # a hub name, which was downloaded before
+        try:
+            folder = snapshot_download(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no files of {folder!r} in the hub cache: {describe(error):.200}") from error
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from agentfly.segment import Author
 from agentfly.trajectory import StopReason, Trajectory
 from agentfly.types import Image, Message
 from tests import fakes
-from tests.conftest import TOKENIZERS, load_family, require_fetched
+from tests.conftest import TOKENIZERS, require_fetched
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
 PNG = Image(f"data:image/png;base64,{fakes.PNG}")
