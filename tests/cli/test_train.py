@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -143,3 +144,12 @@ def test_unknown_field_is_rejected_before_the_recipe_is_loaded(tmp_path: Path, c
     assert not drawn.exists()
     assert "must define `config`" in invoke_error(recipe)
     assert drawn.exists()
+
+
+def test_missing_verl_is_reported_before_the_run_starts(tmp_path: Path) -> None:
+    if importlib.util.find_spec("verl"):
+        pytest.skip("verl is installed here")
+    result = CliRunner().invoke(app, ["train", str(RECIPE), "--on", "verl", "steps=1"])
+    assert "pip install 'agentfly-rl[verl]'" in str(result.exception)
+    assert result.output == ""
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,8 @@ rollout server are killed.
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Group
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe
+from agentfly.errors import ConfigError
 from agentfly.runs import RunDirectory
 from agentfly.training.rollout_batch import select_groups
-from tests.verl.conftest import RECIPE, Train, read_metrics
+from tests.verl.conftest import RECIPE, Train, cluster_environment, read_metrics
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(400)]
 STEPS = 3
@@ -145,3 +148,40 @@ def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None
         assert line["treatment/lost"] == 0
         assert line["policy/mismatch_max"] < 1e-4  # a server that was restarted has the new weights
     assert metrics[-1]["rollout/reruns"] >= 1
+
+
+def test_restarted_server_without_weights_counts_as_dead(ray_address: str) -> None:
+    """A client takes such a server out of the balancer; a request that waited would wait for the next weight sync."""
+    program = """
+import ray
+from ray.exceptions import RayActorError
+from agentfly.integrations.verl.engine import EngineServer
+from agentfly.models import resolve
+ray.init(address="auto", log_to_driver=False)
+server = ray.remote(EngineServer).options(num_cpus=0.01, max_concurrency=8).remote(resolve("tiny"), "float32")
+request = {"prompt_ids": [5, 6, 7], "sampling_params": {"temperature": 1.0, "max_tokens": 4}, "request_id": "a"}
+try:
+    ray.get(server.generate.remote(**request))
+except RayActorError as error:
+    print("dead:", "has no weights before the next sync" in str(error))
+ray.get(server.load_weights.remote({}, 3))
+print(ray.get(server.generate.remote(**request)).extra_fields)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=cluster_environment(ray_address), capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-2:] == ["dead: True", "{'global_steps': 3}"], done.stdout + done.stderr
+
+
+def test_raw_keys_of_verl_have_the_last_word(caplog: pytest.LogCaptureFixture) -> None:
+    from agentfly.integrations.verl.launch import compose_config
+
+    key = "actor_rollout_ref.actor.optim.lr"
+    with caplog.at_level("WARNING"):
+        config = compose_config({key: 1e-6, "trainer.device": "cpu"}, {key: 0.5, "+trainer.mine": [1, 2]})
+    assert config.actor_rollout_ref.actor.optim.lr == 0.5
+    assert config.trainer.device == "cpu"
+    assert config.trainer.mine == [1, 2]
+    assert f"verl.{key}=0.5 replaces optimizer.learning_rate" in caplog.text
+    with pytest.raises(ConfigError, match=r"verl has no key 'trainer\.mine'; write verl\.\+trainer\.mine=… to add it"):
+        compose_config({}, {"trainer.mine": 1})

@@ -77,11 +77,12 @@ def resume_run(folder: Path, from_step: int | None) -> None:
         return
     if stored.get("on") == "verl":
         from agentfly.integrations.verl.config import ClusterConfig
-        from agentfly.integrations.verl.launch import train_on_verl
+        from agentfly.integrations.verl.launch import require_verl, train_on_verl
 
+        require_verl()
         cluster, own = ClusterConfig.split(stored.get("overrides", {}))
         make_plan = partial(plan_recipe, recipe, own, original.parent)
-        with _report_run(make_plan().config, folder, f"on verl: {cluster.nodes} nodes × {cluster.gpus} GPUs"):
+        with _report_run(make_plan().config, folder, f"on verl: nodes={cluster.nodes} gpus={cluster.gpus}"):
             train_on_verl(make_plan, cluster, folder, resume=True, from_step=from_step)
         return
     plan = plan_recipe(recipe, stored.get("overrides", {}), original.parent)
@@ -102,16 +103,16 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
         raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     cluster, own = ClusterConfig.split(overrides)
     validate_overrides(own)
-    from agentfly.integrations.verl.launch import train_on_verl
+    from agentfly.integrations.verl.launch import require_verl, train_on_verl
 
+    require_verl()
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
     place = folder or _create_free_folder(Path("runs"), recipe.name)
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
     try:
-        with _report_run(
-            plan_recipe(recipe, own).config, place, f"on verl: {cluster.nodes} nodes × {cluster.gpus} GPUs"
-        ):
-            train_on_verl(partial(plan_recipe, recipe, own), cluster, place, metadata=metadata)
+        make_plan = partial(plan_recipe, recipe, own)
+        with _report_run(make_plan().config, place, f"on verl: nodes={cluster.nodes} gpus={cluster.gpus}"):
+            train_on_verl(make_plan, cluster, place, metadata=metadata)
     except BaseException:
         if folder is None:
             with contextlib.suppress(OSError):  # it is not empty

@@ -139,5 +139,5 @@ def test_overrides_of_the_cluster_are_split_off() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus", "many"), ("restarts", -1), ("workers", True)])
 def test_sizes_of_the_cluster_are_checked(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is a number"):
+    with pytest.raises(ConfigError, match=f"^{name} is an integer of at least"):
         ClusterConfig.split({name: value})

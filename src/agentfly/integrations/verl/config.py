@@ -65,7 +65,7 @@ class ClusterConfig:
         for name, value in own.items():
             least = 0 if name in ("rollout_nodes", "restarts") else 1
             if type(value) is not int or value < least:
-                raise ConfigError(f"{name} is a number from {least}, not {value!r}")
+                raise ConfigError(f"{name} is an integer of at least {least}, not {value!r}")
         rest = {name: each for name, each in overrides.items() if name not in own and not name.startswith("verl.")}
         return cls(**own, verl=raw), rest
 

@@ -54,6 +54,12 @@ _DEFAULT_CONTEXT = 32768
 """Longest context that is served unless run_options.context_length asks for more."""
 
 
+def require_verl() -> None:
+    """Raise ConfigError with the install command if verl is missing."""
+    with require_extra("--on verl", "verl"):
+        import verl  # noqa: F401
+
+
 def train_on_verl(
     make_plan: Callable[[], TrainPlan],
     cluster: ClusterConfig,
@@ -69,8 +75,7 @@ def train_on_verl(
     stored beside the configuration of a new run. resume: continue the run of the folder; from_step: after this step
     instead of the newest checkpoint.
     """
-    with require_extra("--on verl", "verl"):
-        import verl  # noqa: F401
+    require_verl()
     plan = make_plan()
     config = plan.config
     if resume:

@@ -6,7 +6,6 @@ when its group does, so a dead worker shows as an error of its calls.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -78,28 +77,30 @@ class RolloutManager:
 
     def evaluate(self, num_tasks: int, label: str) -> list[Trajectory]:
         """Run the evaluation's chains on all workers; the share of a worker that died is run again by another one."""
-        shares = [list(range(start, num_tasks, len(self.workers))) for start in range(len(self.workers))]
+        count = len(self.workers)
+        shares = [share for start in range(count) if (share := list(range(start, num_tasks, count)))]
         chains: list[Trajectory] = []
-        for attempt in range(MAX_ATTEMPTS):
-            first = attempt % len(self.workers)  # a share goes to another worker than before
-            workers = self.workers[first:] + self.workers[:first]
-            time.sleep(5 * attempt)  # a dead worker takes seconds to restart, and refuses calls until then
+        attempt = 0
+        while shares:
+            # A share goes to another worker than before.
             calls = [
-                (share, worker.run_evaluation.remote(share, label))
-                for share, worker in zip(shares, itertools.cycle(workers))
-                if share
+                (share, self.workers[(number + attempt) % count].run_evaluation.remote(share, label))
+                for number, share in enumerate(shares)
             ]
             shares = []
+            attempt += 1
             for share, call in calls:
                 try:
                     chains += ray.get(call)
                 except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
                     raise error.cause from error
                 except RayActorError as error:
-                    if attempt == MAX_ATTEMPTS - 1:
-                        raise Fault(f"a chain worker died in all {MAX_ATTEMPTS} attempts: {describe(error)}") from error
+                    if attempt == MAX_ATTEMPTS:
+                        raise Fault(f"a chain worker died in all {attempt} attempts: {describe(error)}") from error
                     _LOG.warning("a chain worker died in the evaluation: its tasks are run again by another one")
                     shares.append(share)
+            if shares:
+                time.sleep(5 * attempt)  # a dead worker takes seconds to restart, and refuses calls until then
         return sorted(chains, key=lambda each: (each.group, each.chain))
 
     def _start(self, request: GroupRequest, attempt: int, avoid: int | None = None) -> None:

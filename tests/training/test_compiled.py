@@ -1,0 +1,62 @@
+"""What the learner compiles on a GPU, here compiled for the CPU: the gradients are those without compiling."""
+
+import shutil
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from agentfly.backends.engine.model_runner import compile_layers
+from agentfly.training import logprobs
+from agentfly.training.local_learner import LocalLearner
+from tests.backends.engine.tiny import model_of
+from tests.training.pieces import samples
+
+pytestmark = [
+    pytest.mark.slow_smoke,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++"),
+]
+
+
+def gradients(*, compiled: bool, checkpointing: bool) -> dict[str, torch.Tensor]:
+    """The gradients of one update over padded rows, as on a GPU."""
+    learner = LocalLearner(model_of(), precision="float32", gradient_checkpointing=checkpointing)
+    backbone = learner._policy.backbone
+    backbone.packed = False
+    backbone.model.set_attn_implementation("sdpa")
+    learner._runner._padded = True
+    if compiled:
+        compile_layers(backbone.model)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep_gradients(update: int) -> float:
+        found.update({name: weight.grad.clone() for name, weight in learner.trainable_weights.items()})  # type: ignore[union-attr]
+        return 0.0
+
+    learner._optimizer.step = keep_gradients  # type: ignore[method-assign]
+    learner.update(samples(9, 17, 30, 12))
+    return found
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_and_head_give_the_same_gradients(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = gradients(compiled=False, checkpointing=checkpointing)
+    fused: dict[Any, Any] = {}
+
+    def fuse(function: Any, device: str) -> Any:
+        return fused.setdefault(function, torch.compile(function, dynamic=True))
+
+    monkeypatch.setattr(logprobs, "_fuse", fuse)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = gradients(compiled=True, checkpointing=checkpointing)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 3  # a layer, and the two functions of the head
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert len(fused) == 2
+    for name, gradient in expected.items():
+        difference = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
+        assert difference < 1e-5, name
