@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
+from agentfly.models.rooms import COLORS, MAX_SIZE, ROOMS, ask, draw_first, draw_place, draw_places
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
-
-if TYPE_CHECKING:
-    import PIL.Image
-
-ROOMS = 10
-"""Rooms have the numbers 0 to 9."""
-MAX_SIZE = 3
-"""Largest number of rows and columns of tiles: there are nine colors."""
 
 
 class _LookingEnvironment(Environment):
@@ -46,12 +38,10 @@ class Rooms(_LookingEnvironment):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Rooms with digits: which digit is in the room whose number the image shows?"""
-        from agentfly.environments.rooms.drawing import draw_digit
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             places = draw_places(random, ROOMS)
-            entrance = draw_digit(places["target"], places["colors"][-1], places["seed"])
-            return str(places), {"question": "What digit is in this room?", "image": Image.of(entrance).url, **places}
+            return str(places), {"question": ask(places), "image": Image.of(draw_first(places)).url, **places}
 
         return sample_tasks("rooms", split, count, seed, draw)
 
@@ -79,16 +69,12 @@ class Tiles(_LookingEnvironment):
         cls, split: str = "train", count: int = 100, *, seed: int = 0, size: int = MAX_SIZE
     ) -> list[dict[str, Any]]:
         """`size` rows and columns of tiles: which digit is under the tile of a given color?"""
-        from agentfly.environments.rooms.drawing import draw_tiles
-
         if not 2 <= size <= MAX_SIZE:
             raise ConfigError(f"there are 2 to {MAX_SIZE} rows and columns of tiles, not {size!r:.40}")
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             places = draw_places(random, size * size, distinct=True)
-            image = draw_tiles(places["colors"][: size * size], size, places["seed"])
-            question = f"What digit is under the {places['colors'][places['target']]} tile?"
-            return str(places), {"question": question, "image": Image.of(image).url, **places}
+            return str(places), {"question": ask(places), "image": Image.of(draw_first(places)).url, **places}
 
         return sample_tasks("tiles", split, count, seed, draw)
 
@@ -111,36 +97,8 @@ class Tiles(_LookingEnvironment):
         return self._digit_seen or ToolCall("click_tile", {"row": row + 1, "column": column + 1})
 
 
-def draw_places(random: Random, count: int, *, distinct: bool = False) -> dict[str, Any]:
-    """Columns of a task with `count` places and a target among them; `colors` has one more, for the first image.
-
-    distinct: whether the colors of the places differ.
-    """
-    from agentfly.environments.rooms.drawing import COLORS
-
-    digits = [random.randrange(10) for _ in range(count)]
-    target = random.randrange(count)
-    colors = random.sample(list(COLORS), count) if distinct else random.choices(list(COLORS), k=count)
-    return {
-        "digits": digits,
-        "colors": [*colors, random.choice(list(COLORS))],
-        "target": target,
-        "seed": random.randrange(2**31),
-        "answer": str(digits[target]),
-    }
-
-
-def draw_place(places: Mapping[str, Any], place: int) -> PIL.Image.Image:
-    """The image of the digit at a place."""
-    from agentfly.environments.rooms.drawing import draw_digit
-
-    return draw_digit(places["digits"][place], places["colors"][place], places["seed"] + 1 + place)
-
-
 def read_places(task: Task) -> dict[str, Any]:
     """Validate the columns of a task. Raises DataError."""
-    from agentfly.environments.rooms.drawing import COLORS
-
     columns = task.columns
     digits, colors, target, seed = (columns.get(name) for name in ("digits", "colors", "target", "seed"))
     if not (

@@ -1,12 +1,13 @@
 """Rooms: read a number in an image, open that room, read the digit there.
 
     pip install 'agentfly-rl[train,vision]'
+    agentfly train rooms
     agentfly train rooms model=HuggingFaceTB/SmolVLM2-500M-Video-Instruct
     agentfly train rooms model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 No text says the number or the digit, and every image is drawn with other colors, places and noise: a model that does
-not look at both images is right in one of ten tasks. `draw_demonstrations` (agentfly.environments.rooms.demonstrations)
-draws conversations for a supervised start: reading, and every way of using the tool, most of them wrong.
+not look at both images is right in one of ten tasks. The tiny model has been taught to read digits and to use the tool
+in many ways, most of them wrong; rewards alone teach it to open the room that it reads.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ def agent(**model: Any) -> HFAgent:
 tasks = Rooms.draw_tasks("train", 1000)
 eval_tasks = Rooms.draw_tasks("validation", 100)
 config = TrainConfig(
-    model="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+    model="tiny-vision",
     algorithm="grpo",
     tasks_per_step=16,
     num_chains=8,
