@@ -137,8 +137,7 @@ def load_vision(folder: str) -> Vision:
         import PIL.Image  # noqa: F401
     with require_extra("a vision model", "train"):
         import transformers
-        from transformers import AutoConfig
-        from transformers.models.auto import processing_auto
+        from transformers import PROCESSOR_MAPPING, AutoConfig
     if not Path(folder).is_dir():  # a hub name, which was downloaded before
         try:
             folder = snapshot_download(folder, local_files_only=True)
@@ -160,21 +159,18 @@ def load_vision(folder: str) -> Vision:
     if not any((Path(folder) / name).is_file() for name in PROCESSOR_FILES[:2]):
         raise ConfigError(f"{folder!r} has no processor ({' or '.join(PROCESSOR_FILES[:2])}), so it takes no images")
     try:
-        return Vision(_processor_class(processing_auto.PROCESSOR_MAPPING_NAMES[kind]).from_pretrained(folder))
+        return Vision(_processor_class(PROCESSOR_MAPPING[type(config)]).from_pretrained(folder))
     except (OSError, ValueError, ImportError, TypeError, AttributeError) as error:
         raise ConfigError(f"the processor in {folder!r} cannot be loaded: {describe(error):.300}") from error
 
 
-def _processor_class(name: Any) -> Any:
-    """The processor class of this name, for images only.
+def _processor_class(base: Any) -> Any:
+    """A processor class for images only.
 
     Processors that also take videos cannot be created without torchvision, whatever they are used for. This subclass
     loads the Pillow version of the image processor and has no video processor.
     """
-    import transformers
     from transformers import AutoImageProcessor, AutoTokenizer
-
-    base: Any = getattr(transformers, name[0] if isinstance(name, tuple) else name)
 
     class ImageOnlyProcessor(base):  # type: ignore[misc]
         @classmethod
