@@ -53,7 +53,7 @@ def build(folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED) 
         model = _build_model(processor.tokenizer)
         processor.save_pretrained(folder)
         model.config.save_pretrained(folder)
-        examples = _build_examples(folder, steps * BATCH, seed)
+        examples = build_examples(folder, steps * BATCH, seed)
         tiny.train_supervised(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
         tiny.save_model(folder, model, processor.tokenizer)
 
@@ -102,7 +102,7 @@ def _call(room: int) -> dict[str, Any]:
     return {"name": "open_room", "arguments": {"room": room}}
 
 
-def _build_examples(folder: Path, count: int, seed: int) -> list[Example]:
+def build_examples(folder: Path, count: int, seed: int) -> list[Example]:
     """Tokenize demonstrations the way a chain records them; only sampled tokens have a label."""
     from agentfly.templates import load_template
     from agentfly.templates.tokenizer import load_tokenizer

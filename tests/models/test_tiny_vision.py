@@ -1,0 +1,113 @@
+"""The tiny vision model: demonstrations, training examples, and a build that engine and learner can use."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the tiny vision model is made with torch")
+pytest.importorskip("PIL", reason="rooms are drawn with Pillow")
+
+from agentfly.agents import HFAgent
+from agentfly.cli.recipes import find_recipe
+from agentfly.cli.train import train_recipe
+from agentfly.demonstrations import record_conversation
+from agentfly.environments.rooms import Rooms
+from agentfly.models import tiny_vision
+from agentfly.models.rooms import STRATEGIES, TOOL_SCHEMA, demonstrations, draw_digit
+from agentfly.models.tiny import IGNORE_INDEX
+from agentfly.runs import RunDirectory
+from agentfly.types import Task
+from agentfly.vision import load_vision
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model after a few steps of its training."""
+    folder = tmp_path_factory.mktemp("tiny-vision")
+    tiny_vision.build(folder, folder, steps=STEPS)
+    return folder
+
+
+def test_build_is_deterministic(folder: Path, tmp_path: Path) -> None:
+    for name, seed in (("same", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        tiny_vision.build(tmp_path / name, tmp_path, steps=STEPS, seed=seed)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "same").iterdir()}
+    assert files["model.safetensors"] != (tmp_path / "other" / "model.safetensors").read_bytes()
+
+
+def test_examples_equal_recorded_conversations(folder: Path) -> None:
+    """Tokens and mask are those of a chain of the agent, and the pixels those of the model's processor."""
+    agent = HFAgent(str(folder), tools=[Rooms], backend="scripted", backend_config={"script": "-"})
+    vision = load_vision(str(folder))
+    shown = list(demonstrations(12, seed=3))
+    assert {demo.call is None for demo in shown} == {True, False}
+    for demo, example in zip(shown, tiny_vision.build_examples(folder, 12, seed=3), strict=True):
+        chain = record_conversation(agent, Task.of(demo.row))
+        (segment,) = chain.segments
+        assert example.tokens == segment.tokens.tolist()
+        assert [label != IGNORE_INDEX for label in example.labels] == segment.mask.tolist()
+        assert all(label in (token, IGNORE_INDEX) for token, label in zip(example.tokens, example.labels, strict=True))
+        pixels = [vision.encode(image).inputs["pixel_values"][0, 0] for image in segment.images]
+        assert np.array_equal(np.stack(pixels), example.images)
+
+
+async def test_engine_shows_the_images_and_reads_calls(folder: Path) -> None:
+    """An untrained model answers anything, but other images change what it samples."""
+    agent = HFAgent(str(folder), tools=[Rooms], backend="transformers", backend_config={"kv_memory": 1 << 26})
+    rows = Rooms.draw_tasks("test", 2)
+    rows[1] = {**rows[0], "id": "other", "image": rows[1]["image"]}
+    result = await agent.run(rows, max_turns=1, sampling={"max_tokens": 4, "temperature": 0.0})
+    await agent.close()
+    first, second = (chain.segments[0] for chain in result.trajectories)
+    assert first.tokens[: len(first.spans[0])].tolist() == second.tokens[: len(second.spans[0])].tolist()
+    assert first.spans[1].logprobs[0] != second.spans[1].logprobs[0]
+
+
+def test_recipe_trains_one_step(folder: Path, tmp_path: Path) -> None:
+    small = ["steps=1", "tasks_per_step=2", "num_chains=2", "evaluation.every=null", "checkpoint.every=1"]
+    train_recipe(find_recipe("rooms"), [f"model={folder}", *small, "zero_variance=keep"], tmp_path / "run")
+    (record,) = [record for record in RunDirectory(tmp_path / "run").records() if record.step == 1]
+    assert record.metrics["reward/mean"] >= 0
+
+
+def test_schema_equals_the_schema_of_the_environments_tool() -> None:
+    assert Rooms.open_room.schema == TOOL_SCHEMA
+
+
+@pytest.mark.parametrize(("kind", "tool"), [("rooms", "open_room"), ("tiles", "click_tile")])
+def test_demonstrations_are_seeded_and_act_in_many_ways(kind: Literal["rooms", "tiles"], tool: str) -> None:
+    shown = list(demonstrations(400, 3, kind=kind))
+    assert sum(STRATEGIES.values()) == 100
+    calls = [demo.call for demo in shown if demo.call is not None]
+    assert {name for name, _ in calls} == {tool}
+    assert 100 < len(calls) < 250
+    assert len({str(arguments) for _, arguments in calls}) == (10 if kind == "rooms" else 9)
+    assert {demo.question for demo in shown if demo.call is None} > {demo.question for demo in shown if demo.call}
+    row = next(demo.row for demo in shown if demo.call is not None)
+    assert row == next(demo.row for demo in demonstrations(400, 3, kind=kind) if demo.call is not None)
+    assert [message.role for message in Task.of(row).messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_most_demonstrations_open_another_room() -> None:
+    """The first image of a right one shows the number of the room that is opened: compare it without noise."""
+    drawn = {}
+    for demo in demonstrations(300, 5):
+        if demo.call is not None:
+            drawn[demo] = demo.call[1]["room"]
+    read = {demo: min(range(10), key=lambda digit: _distance(demo.image, digit)) for demo in drawn}
+    right = sum(read[demo] == room for demo, room in drawn.items()) / len(drawn)
+    assert 0.1 < right < 0.45
+
+
+def _distance(image: Any, digit: int) -> float:
+    """Smallest difference of the brightness of an image and of that of a digit, over the places it may have."""
+    bright = np.asarray(image.convert("L"), np.float64)
+    wanted = np.asarray(draw_digit(digit, "black", 0).convert("L"), np.float64) > 160
+    moved = [np.roll(wanted, (y, x), (0, 1)) for y in range(-4, 5) for x in range(-4, 5)]
+    return -float(max(bright[each].mean() - bright[~each].mean() for each in moved))
