@@ -69,28 +69,36 @@ class Vision:
         """Process an image; raises DataError if it cannot be decoded."""
         digest = hashlib.blake2b(image.url.encode(), digest_size=16).digest()
         with self._lock:
+            if digest in self._cache:
+                self._cache.move_to_end(digest)
+                return self._cache[digest]
+        encoded = self._process(open_image(image), digest)  # not under the lock: other threads need the cache
+        with self._lock:
             if digest not in self._cache:
-                encoded = self._process(open_image(image), digest)
                 self._cache[digest] = encoded
                 self._cached_bytes += _num_bytes(encoded)
-                while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-                    self._cached_bytes -= _num_bytes(self._cache.popitem(last=False)[1])
-            self._cache.move_to_end(digest)
-            return self._cache[digest]
+            while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+                self._cached_bytes -= _num_bytes(self._cache.popitem(last=False)[1])
+        return encoded
 
     def fit(self, image: Image) -> Image:
         """Resize an image with Pillow to the size at which the tower takes it, where that is one size for the image.
 
-        Otherwise the processor of another library, such as torchvision, would compute slightly other pixels.
+        Otherwise the processor of another library, such as torchvision, would compute slightly other pixels. Called
+        outside of the event loop, it also does the work of `encode`, which then finds the image in its cache.
         """
-        pixels = open_image(image)
-        grid = self._process(pixels, b"").inputs.get("image_grid_thw")
+        grid = self.encode(image).inputs.get("image_grid_thw")
         if grid is None:
             return image
         patch: int = self._processor.image_processor.patch_size
         _, rows, columns = grid[0].tolist()
+        pixels = open_image(image)
         size = (columns * patch, rows * patch)
-        return image if pixels.size == size else encode_image(pixels.resize(size))  # bicubic, as the processor does
+        if pixels.size == size:
+            return image
+        fitted = encode_image(pixels.resize(size))  # bicubic, as the processor does
+        self.encode(fitted)
+        return fitted
 
     def expand(self, text: str, images: Sequence[Image]) -> str:
         """Replace the placeholders in rendered text by what the processor writes for each image."""

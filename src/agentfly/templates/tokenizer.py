@@ -26,7 +26,7 @@ BYTES = "bytes"
 
 _FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja", *PROCESSOR_FILES,
 )  # fmt: skip
 _VOCABULARIES = ("*.model", "*.tiktoken", "tekken.json", "vocab.*", "merges.txt")
 """Files that transformers can convert."""
@@ -107,7 +107,7 @@ def download_files(name: str, revision: str | None = None) -> Path:
             super().__init__(*args, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
 
     try:
-        patterns = [*_FILES, "config.json", *PROCESSOR_FILES]
+        patterns = [*_FILES, "config.json"]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, tqdm_class=HiddenBar))
     except Exception as error:  # OSError, ValueError, or one of the HTTP client, which depends on the hub's version
         raise OSError(str(error)) from error
@@ -167,7 +167,7 @@ class FastTokenizer:
         self.chat_template: Any = _read_chat_template(folder, config)
 
     def save_pretrained(self, folder: Path | str, /) -> None:
-        """Copy the tokenizer's files to another folder."""
+        """Copy the files of the tokenizer, and those of the image processor beside it, to another folder."""
         for pattern in _FILES:
             for file in self._folder.glob(pattern):
                 target = Path(folder) / file.relative_to(self._folder)

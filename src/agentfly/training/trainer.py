@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -27,7 +26,6 @@ from agentfly.backends import open_backend
 from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
-from agentfly.images import PROCESSOR_FILES
 from agentfly.models import resolve
 from agentfly.rollout.scheduler import validate_run
 from agentfly.runs import (
@@ -43,7 +41,7 @@ from agentfly.runs import (
 )
 from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.template import History
-from agentfly.templates.tokenizer import download_files, load_tokenizer
+from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, release_helpers, trim_heap
 from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
@@ -97,9 +95,6 @@ class Trainer:
             if not resume:
                 settings = {**config.to_json(), **(metadata or {}), "memory": self.memory.to_json()}
                 writer = undo.enter_context(RunWriter.create(folder, settings, plan.recipe))
-            self._model_folder = resolve(config.model)
-            if not Path(self._model_folder).is_dir():
-                self._model_folder = str(download_files(self._model_folder))
             tokenizer = load_tokenizer(resolve(config.model))
             self._loggers = open_loggers(config.loggers, writer)
             self.config = config
@@ -315,9 +310,6 @@ class Trainer:
         def write_model(folder: Path) -> None:
             self.learner.save(folder)
             self._save_tokenizer(folder)
-            for name in PROCESSOR_FILES:  # of a vision model
-                if (source := Path(self._model_folder) / name).is_file():
-                    shutil.copyfile(source, folder / name)
 
         self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
         self._collector.mark_checkpoint(self.step)

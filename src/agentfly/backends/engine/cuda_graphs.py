@@ -94,7 +94,7 @@ class StepGraph(AttentionLayout):
         ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
         rotary = runner.rotary
         if rotary is None:  # after the images of a prompt, rotary positions under M-RoPE are shifted
-            rotary = (self.positions + self._shifts).long()[None]
+            rotary = (self.positions + self._shifts if runner.sees_images else self.positions).long()[None]
         logits = runner.forward(ids[None], rotary, self, self._sample_at.long())
         kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
         runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
@@ -117,7 +117,8 @@ class StepGraph(AttentionLayout):
         self._turn = (self._turn + 1) % RING
         self._fill(self._arrays[self._turn], batch)
         self._device.copy_(self._host[self._turn], non_blocking=True)
-        if any(request.images is not None for request in batch.requests[batch.decodes :]):
+        prompts = batch.requests[batch.decodes :]
+        if self._runner.sees_images and any(request.images is not None for request in prompts):
             with self._runner.use_images(batch, self.size):  # kernel by kernel: features are not inputs of the graph
                 self._step()
         elif self._graph is not None:
@@ -145,7 +146,6 @@ class StepGraph(AttentionLayout):
     def _fill(self, arrays: list[np.ndarray], batch: Batch | None) -> None:
         """Write the inputs of a step; tokens beyond the batch belong to a row that no request has."""
         ids, positions, rows, shifts, tile_first, tile_count, sample_at, sample_row, temperatures, uniforms = arrays
-        shifts[:] = 0
         tokens = 0
         samples = 0
         firsts: list[np.ndarray] = []
@@ -157,9 +157,9 @@ class StepGraph(AttentionLayout):
             ids[:decodes] = -1
             positions[:decodes] = batch.starts[:decodes]
             rows[:decodes] = batch.rows[:decodes]
-            for index, request in enumerate(batch.requests[:decodes]):
-                if request.images is not None:
-                    shifts[index] = request.images.shift
+            if self._runner.sees_images:
+                for index, request in enumerate(batch.requests[:decodes]):
+                    shifts[index] = 0 if request.images is None else request.images.shift
             firsts.append(np.arange(decodes))
             counts.append(np.ones(decodes, np.int64))
             chunks = zip(batch.rows[decodes:], batch.starts[decodes:], batch.counts[decodes:], strict=True)
@@ -167,6 +167,7 @@ class StepGraph(AttentionLayout):
                 part = slice(tokens, tokens + count)
                 ids[part] = np.maximum(tables.tokens[row, start : start + count], 0)  # negative: of an image
                 positions[part] = np.arange(start, start + count)
+                shifts[part] = 0  # with images, `GraphRunner.rotary` has the positions
                 rows[part] = row
                 spans.append((tokens, int(count)))
                 tokens += int(count)
@@ -180,6 +181,7 @@ class StepGraph(AttentionLayout):
             uniforms.view(np.float32)[:samples] = np.minimum(numbers, np.float32(1 - 2**-24))
         ids[tokens:] = 0
         positions[tokens:] = 0
+        shifts[tokens:] = 0
         rows[tokens:] = self._runner.max_rows
         if tokens < self.size:
             spans.append((tokens, self.size - tokens))

@@ -21,7 +21,7 @@ from agentfly.backends.engine.memory import zeros
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
-from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay
+from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay, takes_images
 from agentfly.errors import describe
 from agentfly.types import Sampling
 from agentfly.vision import EncodedImage
@@ -63,6 +63,7 @@ class ModelRunner:
         self.device = parameter.device
         self.model = self._build_model(model)
         packed_linear.pack(self.model)
+        self.sees_images = takes_images(model)
         self._overlay = FeatureOverlay(self.model)
         self.features = FeatureCache()
         self._weights_changed = False
@@ -130,8 +131,9 @@ class ModelRunner:
         rows = np.repeat(batch.rows, batch.counts)
         begins = np.cumsum(batch.counts) - batch.counts
         positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
-        ids = np.maximum(tables.tokens[rows, positions], 0)  # negative: of an image, whose features replace it
-        packed = np.stack([ids, positions, tables.slots[rows, positions]])
+        packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
+        if self.sees_images:
+            packed[0].clip(0, out=packed[0])  # negative: of an image, whose features replace it
         tensor = torch.from_numpy(packed).to(self.device)
         spans = []
         for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
@@ -142,7 +144,7 @@ class ModelRunner:
         ends = np.cumsum(batch.counts)[batch.samples] - 1
         layout = DenseAttention(self.kv_cache, tensor[2], spans)
         kept = torch.from_numpy(ends).to(self.device)
-        if not any(request.images for request in batch.requests):
+        if not (self.sees_images and any(request.images for request in batch.requests)):
             return self.forward(tensor[:1], tensor[1:2], layout, kept)
         features, indices, rotary = self.image_inputs(batch)
         with self._overlay.use(features, indices):
