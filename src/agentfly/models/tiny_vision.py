@@ -24,6 +24,8 @@ STEPS = 900
 BATCH = 16
 LEARNING_RATE = 1e-3
 _VOCABULARY = 384
+_CONNECTOR_STD = 0.05
+"""Initial standard deviation of the weights between tower and language model."""
 _PATCH = 8
 _MERGED = 2
 """Patches per side that the connector merges into one token."""
@@ -91,7 +93,7 @@ def _build_model(tokenizer: Any, width: int = 128, layers: int = 3, tower_width:
             "initializer_range": tower_width**-0.5,
         },
         scale_factor=_MERGED, image_token_id=tokenizer.convert_tokens_to_ids("<image>"), tie_word_embeddings=True,
-        initializer_range=0.05, **special,
+        **special, **{"initializer_range": _CONNECTOR_STD},
     )  # fmt: skip
     model = Idefics3ForConditionalGeneration(config)
     model.generation_config = GenerationConfig(do_sample=True, **special)
