@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -38,12 +39,7 @@ class Rooms(_LookingEnvironment):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Rooms with digits: which digit is in the room whose number the image shows?"""
-
-        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
-            places = draw_places(random, ROOMS)
-            return str(places), {"question": ask(places), "image": Image.of(draw_first(places)).url, **places}
-
-        return sample_tasks("rooms", split, count, seed, draw)
+        return _sample_rows("rooms", split, count, seed, lambda random: draw_places(random, ROOMS))
 
     @tool
     async def open_room(self, room: int) -> dict[str, Any]:
@@ -71,12 +67,7 @@ class Tiles(_LookingEnvironment):
         """`size` rows and columns of tiles: which digit is under the tile of a given color?"""
         if not 2 <= size <= MAX_SIZE:
             raise ConfigError(f"there are 2 to {MAX_SIZE} rows and columns of tiles, not {size!r:.40}")
-
-        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
-            places = draw_places(random, size * size, distinct=True)
-            return str(places), {"question": ask(places), "image": Image.of(draw_first(places)).url, **places}
-
-        return sample_tasks("tiles", split, count, seed, draw)
+        return _sample_rows("tiles", split, count, seed, lambda random: draw_places(random, size**2, distinct=True))
 
     @tool
     async def click_tile(self, row: int, column: int) -> dict[str, Any]:
@@ -95,6 +86,19 @@ class Tiles(_LookingEnvironment):
         """Click on the tile of the color, then say the digit under it."""
         row, column = divmod(self._places["target"], round(len(self._places["digits"]) ** 0.5))
         return self._digit_seen or ToolCall("click_tile", {"row": row + 1, "column": column + 1})
+
+
+def _sample_rows(
+    name: str, split: str, count: int, seed: int, draw: Callable[[Random], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rows of a split with question and first image, which is drawn for the places that are in the split only."""
+
+    def draw_content(random: Random, _: int) -> tuple[str, dict[str, Any]]:
+        places = draw(random)
+        return str(places), places
+
+    rows = sample_tasks(name, split, count, seed, draw_content)
+    return [{**row, "question": ask(row), "image": Image.of(draw_first(row)).url} for row in rows]
 
 
 def read_places(task: Task) -> dict[str, Any]:
