@@ -201,7 +201,7 @@ def train_supervised(
         by_length = sorted(examples[start : start + window], key=lambda example: len(example.tokens))
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for batch in random.sample(batches, len(batches)):
-            tokens = _pad([example.tokens for example in batch], model.config.pad_token_id)
+            tokens = _pad([example.tokens for example in batch], model.config.get_text_config().pad_token_id)
             labels = _pad([example.labels for example in batch], IGNORE_INDEX)
             inputs = {"input_ids": tokens}
             if batch[0].images is not None:

@@ -79,7 +79,11 @@ def _build_processor() -> Any:
 def _build_model(tokenizer: Any, width: int = 128, layers: int = 3, tower_width: int = 64) -> Any:
     from transformers import GenerationConfig, Idefics3Config, Idefics3ForConditionalGeneration
 
-    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    special: dict[str, Any] = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
     config = Idefics3Config(
         text_config={
             "model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": width, "intermediate_size": 352,
@@ -93,7 +97,7 @@ def _build_model(tokenizer: Any, width: int = 128, layers: int = 3, tower_width:
             "initializer_range": tower_width**-0.5,
         },
         scale_factor=_MERGED, image_token_id=tokenizer.convert_tokens_to_ids("<image>"), tie_word_embeddings=True,
-        **special, **{"initializer_range": _CONNECTOR_STD},
+        **special | {"initializer_range": _CONNECTOR_STD},
     )  # fmt: skip
     model = Idefics3ForConditionalGeneration(config)
     model.generation_config = GenerationConfig(do_sample=True, **special)
