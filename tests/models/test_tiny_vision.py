@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="the tiny vision model is made with torch")
+torch = pytest.importorskip("torch", reason="the tiny vision model is made with torch")
 pytest.importorskip("PIL", reason="rooms are drawn with Pillow")
 
 from agentfly.agents import HFAgent
@@ -24,6 +24,7 @@ from agentfly.types import Task
 from agentfly.vision import load_vision
 
 STEPS = 2
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
