@@ -10,18 +10,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="the tiny vision model is made with torch")
 pytest.importorskip("PIL", reason="rooms are drawn with Pillow")
 
-from agentfly.agents import HFAgent
-from agentfly.cli.recipes import find_recipe
-from agentfly.cli.train import plan_recipe
-from agentfly.demonstrations import record_conversation
-from agentfly.environments.rooms import Rooms
-from agentfly.models import tiny_vision
-from agentfly.models.rooms import STRATEGIES, TOOL_SCHEMA, demonstrations, draw_digit
-from agentfly.models.tiny import IGNORE_INDEX
-from agentfly.runs import RunDirectory
-from agentfly.training.trainer import Trainer
-from agentfly.types import Task
-from agentfly.vision import load_vision
+from agentfly.agents import HFAgent  # noqa: E402
+from agentfly.cli.recipes import find_recipe  # noqa: E402
+from agentfly.cli.train import plan_recipe  # noqa: E402
+from agentfly.demonstrations import record_conversation  # noqa: E402
+from agentfly.environments.rooms import Rooms  # noqa: E402
+from agentfly.models import tiny_vision  # noqa: E402
+from agentfly.models.rooms import STRATEGIES, TOOL_SCHEMA, demonstrations, draw_digit  # noqa: E402
+from agentfly.models.tiny import IGNORE_INDEX  # noqa: E402
+from agentfly.runs import RunDirectory  # noqa: E402
+from agentfly.training.trainer import Trainer  # noqa: E402
+from agentfly.types import Task  # noqa: E402
+from agentfly.vision import load_vision  # noqa: E402
 
 STEPS = 2
 torch.set_num_threads(1)
