@@ -58,8 +58,8 @@ quick: $(DEV)  ## run the tests that start no process and no model
 matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or VERSIONS=3.12), each with the core only
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
-slow-smoke: $(DEV)  ## build and test the wheel and the docs site; compile the learner
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow_smoke $$(grep -rl --include='test_*.py' slow_smoke tests)
+slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow_smoke $$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict

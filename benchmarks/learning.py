@@ -1,7 +1,7 @@
-"""Learning curves of the lookup agent under each algorithm, and ablations.
+"""Learning curves of the lookup agent under each algorithm, ablations, and the vision agent of `rooms`.
 
-Each run is the recipe `lookup` with its own seed and a warm start trained from that seed: seeds share only the held-out
-tasks. One thread, so that runs can share a machine.
+Each run is the recipe `lookup` or `rooms` with its own seed and a warm start trained from that seed: seeds share only
+the held-out tasks. One thread, so that runs can share a machine.
 
     python -m benchmarks.learning [STUDY …] [--seeds 0 1 2] [--out FOLDER] [--quick]
 
@@ -9,6 +9,7 @@ Existing runs in the folder are reused, so an interrupted study can be continued
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import tempfile
@@ -37,8 +38,10 @@ STUDIES: dict[str, dict[str, list[str]]] = {
         "max_staleness=1": ["async_training.max_staleness=1", "loss.correction=token-truncate"],
     },
     "masking": {"own tokens only": [], "observations too": ["unmasked"]},
+    "vision": {"rooms": ["rooms"], "rooms, images of noise": ["rooms", "blind"]},
 }
-"""By study and variant: the config fields that are changed. `small` and `unmasked` are handled below."""
+"""By study and variant: the config fields that are changed, and switches, which are handled below."""
+SWITCHES = ("model=small", "unmasked", "rooms", "blind")
 STEPS = 50
 
 
@@ -74,29 +77,59 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
     if (place / "report.html").exists():
         return place
     shutil.rmtree(place, ignore_errors=True)
-    model = _warm_start(folder, seed, small="model=small" in changes, quick=steps < STEPS)
-    fields = [change for change in changes if change not in ("model=small", "unmasked")]
-    begun = time.process_time()
-    with _unmasked() if "unmasked" in changes else _as_it_is():
+    fields = [change for change in changes if change not in SWITCHES]
+    with contextlib.ExitStack() as stack:
+        if "unmasked" in changes:
+            stack.enter_context(_unmasked())
+        if "blind" in changes:
+            stack.enter_context(_blind())
+        model = _warm_start(folder, changes, seed, quick=steps < STEPS)
+        begun = time.process_time()
         overrides = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields]
-        train_recipe(find_recipe("lookup"), overrides, place)
-    (place / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
+        train_recipe(find_recipe("rooms" if "rooms" in changes else "lookup"), overrides, place)
+        built = (model / "cpu-seconds").read_text()
+        (place / "cpu-seconds").write_text(f"{built} + {time.process_time() - begun:.1f}")
     return place
 
 
-def _warm_start(folder: Path, seed: int, *, small: bool, quick: bool) -> Path:
-    """Build the tiny model like `agentfly models`, from another seed."""
-    from agentfly.models import tiny
+def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool) -> Path:
+    """Build the model like `agentfly models`, from another seed."""
+    from agentfly.models import tiny, tiny_vision
 
-    place = folder / f"warm-start-{'small-' if small else ''}{seed}"
+    switches = [change.removeprefix("model=") for change in changes if change in SWITCHES and change != "unmasked"]
+    place = folder / "-".join(["warm-start", *switches, str(seed)])
     if not (place / "config.json").exists():
+        begun = time.process_time()
         draft = place.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        size = {"heads": 3, "layers": 2} if small else {}
-        tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)
+        if "rooms" in switches:
+            tiny_vision.build(draft, draft, seed=seed, steps=20 if quick else tiny_vision.STEPS)
+        else:
+            size = {"heads": 3, "layers": 2} if "small" in switches else {}
+            tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)
+        (draft / "cpu-seconds").write_text(f"{time.process_time() - begun:.1f}")
         draft.rename(place)
     return place
+
+
+@contextmanager
+def _blind() -> Iterator[None]:
+    """Show noise in place of every digit of `rooms`, in demonstrations, tasks and tool results."""
+    from PIL import Image
+
+    from agentfly.models import rooms
+
+    def draw_noise(_: int, __: str, seed: int) -> Image.Image:
+        rng = np.random.default_rng(seed)
+        return Image.fromarray(rng.integers(0, 256, (rooms.SIDE, rooms.SIDE, 3), dtype=np.uint8))
+
+    exact = rooms.draw_digit
+    rooms.draw_digit = draw_noise
+    try:
+        yield
+    finally:
+        rooms.draw_digit = exact
 
 
 @contextmanager
@@ -119,11 +152,6 @@ def _unmasked() -> Iterator[None]:
         SegmentArrays.from_segment = exact  # type: ignore[method-assign]
 
 
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
-
-
 def show(study: str, made: dict[str, list[Path]]) -> None:
     from agentfly.runs import RunDirectory
 
@@ -134,7 +162,7 @@ def show(study: str, made: dict[str, list[Path]]) -> None:
             curve = [f"{evals[step].reward:.2f}" for step in sorted(evals)]
             greedy = f"{evals[0].metrics['greedy']:.2f} → {evals[max(evals)].metrics['greedy']:.2f}"
             rows.append([name, place.name.rpartition("_")[2], *curve, greedy, (place / "cpu-seconds").read_text()])
-    print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s"], rows)
+    print_table(study, ["", "seed", *map(str, sorted(evals)), "greedy", "CPU-s (warm start + RL)"], rows)
 
 
 def draw(place: Path, made: dict[str, list[Path]]) -> None:

@@ -11,6 +11,9 @@ from agentfly.backends.scripted import Script, ScriptedBackend
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, FinishReason, Message
 
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+"""One red pixel, in base64."""
+
 
 class Recording(ScriptedBackend):
     """A scripted backend that keeps every request it was sent."""

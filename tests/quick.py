@@ -42,6 +42,7 @@ INTEGRATION: tuple[str, ...] = (
     "templates/test_loading.py",
     "templates/test_roundtrip.py",
     "templates/test_template.py",
+    "templates/test_vision.py",
     "test_api_reference.py",
     "test_benchmarks.py",
     "test_docs.py",

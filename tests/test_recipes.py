@@ -13,8 +13,14 @@ from agentfly.demonstrations import demonstrate
 from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
+from tests.environments.browsers import needs_browser
 
-TO_TRAIN = [each.name for each in plugins.list_plugins(plugins.RECIPES) if each.name != "counter"]  # that one only runs
+MARKS = {"miniwob": needs_browser, "visual_webshop": needs_browser}
+TO_TRAIN = [
+    pytest.param(each.name, marks=MARKS.get(each.name, ()))
+    for each in plugins.list_plugins(plugins.RECIPES)
+    if each.name != "counter"  # that one only runs
+]
 
 
 @pytest.mark.timeout(300)

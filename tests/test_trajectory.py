@@ -163,7 +163,7 @@ def test_segment_only_grows_at_the_end(stages: list[list[Shown | Completion]]) -
 
 def two_turns() -> Segment:
     """`P0 + A0 + E0 + A1`, with new weights in the middle of A1."""
-    segment = Segment()
+    segment = Segment(image_token_id=5)
     segment.append(Author.TASK, [1, 2], [Message("user", "Q", ())], turn=0)
     segment.append_completion(
         Completion([3, 4], [-0.5, -1.5], [0, 0], FinishReason.STOP), Message("assistant", "call"), turn=0
@@ -377,6 +377,13 @@ def test_trajectory_summary() -> None:
     assert Trajectory(Task.of("Q"), (), (), StopReason.CANCELLED, "").messages == (Message("user", "Q"),)
 
 
+def test_images_in_prompts_that_a_server_rendered_cannot_be_trained() -> None:
+    segment = Segment()
+    segment.append(Author.TASK, [1, 2], [Message("user", ("Q", Image("https://x/y.png")))], turn=0)
+    record = Trajectory(Task.of("Q"), (segment.seal(),), (), StopReason.ANSWER, "done")
+    assert "images whose tokens are unknown" in str(record.untrainable)
+
+
 def shown_in_colour(trajectory: Trajectory, decode: Any = None) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
     console.print(trajectory.render(decode))
@@ -403,7 +410,7 @@ def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> Non
     segment.append_completion(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
     plain = trajectory.render().plain
-    told = 'user: look [bold]\n(picture)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
+    told = 'user: look [bold]\n(image)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
     assert plain == f"── segment 0 ──\n{told}\n── segment 1 ──\n{told}\n── max_turns"
     console = Console(file=io.StringIO(), width=200)
     console.print(trajectory)

@@ -6,8 +6,11 @@ import asyncio
 import contextvars
 import difflib
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 import agentfly.rewards
@@ -15,7 +18,8 @@ import agentfly.tools  # noqa: F401  (registers the general rewards and tools by
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
+from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult, rollout
@@ -26,11 +30,13 @@ from agentfly.rollout.limits import LoopControl, NextStep, RecoveryRule
 from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template
 from agentfly.templates.template import History, Template
-from agentfly.templates.tokenizer import BYTES, load_tokenizer
+from agentfly.templates.tokenizer import BYTES, download_files, load_tokenizer
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
-from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
+from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
+from agentfly.vision import has_processor, load_vision
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 _NEAR_MISSES = {
     "model": "model_name_or_path", "model_name": "model_name_or_path", "model_path": "model_name_or_path",
@@ -43,6 +49,8 @@ _SIGNATURES = {
     "parse": "def parse(self, text: str) -> Reply",
 }
 """Methods that subclasses override, with the signatures they must have."""
+HIDDEN_IMAGE = "(an image, which cannot be shown here)"
+"""Replaces an image in the prompt of a model that cannot see it."""
 RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
 
 
@@ -79,6 +87,7 @@ class BaseAgent:
         template_config: Mapping[str, Any] | None = None,
         backend: str | Backend | None = None,
         backend_config: Mapping[str, Any] | None = None,
+        image_config: Mapping[str, Any] | None = None,
         on_no_call: RecoveryRuleLike | None = None,
         on_invalid_call: RecoveryRuleLike = "continue",
         on_tool_error: RecoveryRuleLike = "continue",
@@ -88,11 +97,13 @@ class BaseAgent:
 
         `template`: a name, or None to follow the tokenizer. `template_config`: `history` ("append" or "template") and
         the template's own variables, such as `enable_thinking`. `backend`: a name or an object (or `backend_config`
-        names it); `backend_config`: its settings. `reward_fn` is another name for `reward`.
+        names it); `backend_config`: its settings. `image_config`: the fields of `ImageConfig`. `reward_fn` is another
+        name for `reward`.
         """
         if reward is not None and reward_fn is not None:
             raise ConfigError("reward= and reward_fn= are two names for one thing; give one")
         self.model_name_or_path = model_name_or_path
+        self.image_config = ImageConfig.parse(image_config or {})
         self.toolbox = Toolbox(tools)
         reward = reward if reward is not None else reward_fn
         env_classes = [env_class for each in self.toolbox for env_class in each.environments]
@@ -106,6 +117,8 @@ class BaseAgent:
             RecoveryRule.of(on_invalid_call),
             RecoveryRule.of(on_tool_error),
         )
+        self._no_vision_reason = ""
+        """Why images are hidden from the model, until it was reported."""
         self._own_manager = manager is None
         self.manager = manager or ResourceManager()
         self.backend = self._build_backend(backend, dict(backend_config or {}), template)
@@ -142,11 +155,43 @@ class BaseAgent:
             for call, result in zip(calls, results, strict=True)
         ]
 
-    def visible(self, content: Content) -> Content:
-        """The content as the template can render it: images become a note if it renders none."""
-        if isinstance(content, str) or self.template is None or self.template.shows_images:
+    def visible(self, content: Content, *, strict: bool = False) -> Content:
+        """The content as the model can take it: images are normalized, or become a note if the model cannot see.
+
+        That a template has an image placeholder is not enough to see: the tokenizers of text-only Qwen models have one.
+        `strict`: raise DataError for a broken image, or one that must not be fetched, instead of writing a note.
+        """
+        if isinstance(content, str):
             return content
-        return "\n".join(p if isinstance(p, str) else "(a picture, which cannot be shown here)" for p in content)
+        if self.template is not None and not (self.template.shows_images and self.backend.sees_images):
+            if self._no_vision_reason:
+                _LOG.warning("images are replaced by a note: %s", self._no_vision_reason)
+                self._no_vision_reason = ""  # once is enough
+            return "\n".join(part if isinstance(part, str) else HIDDEN_IMAGE for part in content)
+        parts: list[str | Image] = []
+        for part in content:
+            if isinstance(part, Image):
+                try:
+                    part = self._prepare_image(part)
+                except DataError as error:
+                    if strict:
+                        raise
+                    part = f"(an image, which cannot be shown: {error})"
+            parts.append(part)
+        return parse_content(parts)
+
+    def _prepare_image(self, image: Image) -> Image:
+        """Normalize an image. An address is sent to a server as it is; for a model in this process it is fetched."""
+        if not image.url.startswith("data:"):
+            if self.template is None:
+                return image
+            if not self.image_config.fetch:
+                raise DataError(
+                    f"the image {image.url!r:.120} is an address; image_config={{'fetch': True}} allows fetching it"
+                )
+            image = fetch_image(image)
+        image = normalize_image(image)
+        return image if self.template is None or self.template.vision is None else self.template.vision.fit(image)
 
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
@@ -221,11 +266,15 @@ class BaseAgent:
 
     def initial_messages(self, task: Task) -> Sequence[Message]:
         """The initial messages of a chain. The agent's system prompt precedes the task's own."""
+        messages = tuple(
+            m if isinstance(m.content, str) else replace(m, content=self.visible(m.content, strict=True))
+            for m in task.messages
+        )
         if not self.system_prompt:
-            return task.messages
-        first, *rest = task.messages
+            return messages
+        first, *rest = messages
         if first.role != "system":
-            return (Message("system", self.system_prompt), *task.messages)
+            return (Message("system", self.system_prompt), *messages)
         return (Message("system", f"{self.system_prompt}\n\n{first.text}"), *rest)
 
     @property
@@ -267,10 +316,19 @@ class BaseAgent:
                 raise ConfigError("the server renders the prompt: template= and template_config= have no effect")
             return None
         history = settings.pop("history", History.APPEND)
-        tokenizer = load_tokenizer(resolve(self.model_name_or_path))
+        folder = resolve(self.model_name_or_path)
+        tokenizer = load_tokenizer(folder)
+        try:
+            files = folder if folder == BYTES or Path(folder).is_dir() else str(download_files(folder))
+            vision = load_vision(files) if has_processor(files) else None
+        except (ConfigError, OSError) as error:
+            vision = None
+            self._no_vision_reason = str(error)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
-        template = load_template(name, tokenizer, tools=self.schemas, history=history, variables=settings)
+        template = load_template(
+            name, tokenizer, tools=self.schemas, history=history, variables=settings, vision=vision
+        )
         self.backend.attach(template)
         if template.history is History.TEMPLATE:
             return template

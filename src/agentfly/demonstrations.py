@@ -10,7 +10,7 @@ import asyncio
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,8 @@ class _ExpertBackend(Backend):
         self._env_class = env_class
         self._leases = leases
         self.context_length = agent.backend.context_length
+        # The model that learns from the demonstration sees images, whatever the backend of the agent does.
+        self.sees_images = agent.template is not None and agent.template.vision is not None
 
     async def generate(self, request: Request) -> Completion:
         env_class = self._env_class
@@ -172,6 +174,7 @@ def record_conversation(agent: BaseAgent, row: Task, group: int = 0) -> Trajecto
     for is_reply, run in groupby(row.messages[first:], key=lambda message: message.role == "assistant"):
         messages = list(run)
         if not is_reply:
+            messages = [replace(each, content=agent.visible(each.content, strict=True)) for each in messages]
             author = Author.TOOL if any(message.role == "tool" for message in messages) else Author.USER
             transcript.add(messages, author, turn=len(turns))
             continue

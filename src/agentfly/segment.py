@@ -130,9 +130,11 @@ class Segment:
     `append` and `append_completion` are the only ways in; each adds tokens, author and log-probabilities together.
     """
 
-    __slots__ = ("_exact", "_ids", "_images", "_logprobs", "_sealed", "_spans")
+    __slots__ = ("_exact", "_ids", "_images", "_logprobs", "_sealed", "_spans", "image_token_id")
 
-    def __init__(self) -> None:
+    def __init__(self, image_token_id: int | None = None) -> None:
+        """`image_token_id`: the token that is replaced by a feature of an image; None if the model takes no images."""
+        self.image_token_id = image_token_id
         self._ids = array("i")
         self._logprobs = array("f")
         """Of the sampled tokens only, in order."""
@@ -207,6 +209,16 @@ class Segment:
         return self._images
 
     @property
+    def image_positions(self) -> Ids:
+        """[features] The positions of the images' tokens, in the order of the images.
+
+        A token that the model sampled is never part of an image, and the template encodes no other text to this token.
+        """
+        if self.image_token_id is None or not self._images:
+            return np.empty(0, np.int32)
+        return np.flatnonzero((self.tokens == self.image_token_id) & ~self.mask).astype(np.int32)
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         """The spans in order. Their arrays are read-only."""
         ids = self.tokens
@@ -269,12 +281,13 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads."""
-        return {"exact": self._exact, "spans": [span.to_json() for span in self.spans]}
+        out = {"exact": self._exact, "spans": [span.to_json() for span in self.spans]}
+        return out if self.image_token_id is None else {**out, "image_token_id": self.image_token_id}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Segment:
         """Read the object that `to_json` returns. The segment is sealed."""
-        segment = cls()
+        segment = cls(value.get("image_token_id"))
         for span in value["spans"]:
             messages = tuple(message_from_json(m) for m in span.get("messages", ()))
             author = Author(span["author"])

@@ -96,6 +96,7 @@ def train_sft(
     for segment in demonstration_segments(learner.model, demonstrations):
         weights = np.where(segment.mask, 1.0, prompt_loss_weight).astype(np.float32)
         weights[0] = 0.0  # the first token has nothing before it to be predicted from
+        weights[segment.image_positions] = 0.0  # placeholders, which no model has to predict
         samples.append(Sample(replace(segment, mask=weights > 0), weights, name="demonstration"))
     held_out = demonstration_segments(learner.model, validation) if validation else []
     batches = _sample_batches(samples, batch_size, Random(seed))

@@ -21,6 +21,7 @@ from typing import Any, Self, overload
 from agentfly import plugins
 from agentfly.environment import Environment, resolve_env_class, validate_constructor
 from agentfly.errors import ConfigError, EnvironmentFault, describe
+from agentfly.images import normalize_content
 from agentfly.schema import ToolArguments, caller_namespace, to_text, type_hints
 from agentfly.segment import to_plain
 from agentfly.threads import call, run_within
@@ -225,7 +226,10 @@ class Tool:
             if self.owner is not None:  # the instance may be a proxy, whose method runs in another process
                 function = getattr(checked.pop(next(iter(self.injected_parameters))), self._attribute)
             returned = await run_within(limit, call(function, **checked))
-            return self._to_result(returned, time.perf_counter() - started)
+            result = self._to_result(returned, time.perf_counter() - started)
+            if isinstance(result.observation, tuple):
+                result.observation = await asyncio.to_thread(normalize_content, result.observation)
+            return result
         except EnvironmentFault:
             raise
         except Exception as error:

@@ -242,6 +242,11 @@ class Trajectory:
     @property
     def untrainable(self) -> str | None:
         """Why training must reject this chain; None if it can be trained."""
+        if any(segment.images and segment.image_token_id is None for segment in self.segments):
+            return (
+                f"chain {self.id} has images whose tokens are unknown, since a server rendered its prompts; "
+                "sample vision models with a backend that takes token ids"
+            )
         if all(segment.exact for segment in self.segments):
             return None
         return (
@@ -315,7 +320,7 @@ def chain_id(group: int, chain: int) -> str:
 
 
 def _render_message(message: Message) -> str:
-    lines = [message.thinking, message.text, *("(picture)" for _ in message.images)]
+    lines = [message.thinking, message.text, *("(image)" for _ in message.images)]
     for call in message.tool_calls:
         problem = f" ({call.problem})" if call.problem else ""
         lines.append(f"→ {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False, default=str)}){problem}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pty
@@ -232,6 +233,17 @@ def test_image_is_saved() -> None:
     saved = Path(second.removeprefix("[an image, saved to ").removesuffix("]"))
     assert saved.read_bytes() == b"\x89PNG" + bytes(20)
     assert saved.suffix == ".png"
+    saved.unlink()
+
+
+def test_image_of_the_task_is_saved() -> None:
+    image = f"data:image/png;base64,{base64.b64encode(bytes(20)).decode()}"
+    row = {"question": "To 5?", "image": image, "goal": 5}
+    Path("seen.jsonl").write_text(json.dumps(row))
+    run = env("play", "worlds.py:Counter", "--task", "seen.jsonl")
+    (line,) = (line for line in run.stdout.splitlines() if line.startswith("[an image"))
+    saved = Path(line.removeprefix("[an image, saved to ").removesuffix("]"))
+    assert saved.read_bytes() == bytes(20)
     saved.unlink()
 
 

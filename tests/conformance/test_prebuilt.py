@@ -34,8 +34,11 @@ class Findable(ScienceWorld):
         return super().draw_tasks(split, count, seed=seed, tasks=found)
 
 
+SLOW = dict.fromkeys(("MiniWoB", "VisualWebShop"), pytest.mark.slow_smoke)  # they start browsers
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", environments.__all__)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in environments.__all__])
 def test_prebuilt_environment_keeps_the_contract(
     name: str, openai_server: OpenAIServer, request: pytest.FixtureRequest
 ) -> None:

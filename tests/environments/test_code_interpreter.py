@@ -14,7 +14,7 @@ from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
 from agentfly.tooling import Context
 from agentfly.trajectory import StopReason
 from agentfly.types import Message
-from tests.fakes import call
+from tests.fakes import PNG, call
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +113,8 @@ async def test_file_tools() -> None:
 
 async def test_figures_are_returned_as_images() -> None:
     plot = (
-        "import sys, types\n"
-        "png = b'\\x89PNG\\r\\n\\x1a\\n'\n"
+        "import base64, sys, types\n"
+        f"png = base64.b64decode('{PNG}')\n"
         "class Figure:\n    def savefig(self, to, **_): to.write(png)\n"
         "fake = types.ModuleType('matplotlib.pyplot')\n"
         "fake.get_fignums = lambda: [1, 2]\nfake.figure = lambda n: Figure()\nfake.close = lambda *_: None\n"
@@ -128,7 +128,7 @@ async def test_figures_are_returned_as_images() -> None:
     await environment.close()
     images = Message("tool", result.observation).images
     assert [base64.b64decode(image.url.partition(",")[2])[:4] for image in images] == [b"\x89PNG"] * 2
-    note = "(a picture, which cannot be shown here)"
+    note = "(an image, which cannot be shown here)"
     assert answers(await played(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
 
 

@@ -80,7 +80,7 @@ async def test_examples_equal_recorded_chains(tokenizer: Any, tmp_path: Path) ->
         (chain,) = (await agent.run(row)).trajectories
         await agent.close()
         (segment,) = chain.segments
-        ((tokens, labels),) = tiny.build_examples(tokenizer, [shown])
+        ((tokens, labels, _),) = tiny.build_examples(tokenizer, [shown])
         assert tokens == segment.tokens.tolist()
         assert [label != tiny.IGNORE_INDEX for label in labels] == segment.mask.tolist()
         assert all(label in (token, tiny.IGNORE_INDEX) for token, label in zip(tokens, labels, strict=True))

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly import Environment, Task, reward, tool
-from agentfly.agents import HFAgent
+from agentfly.agent import HIDDEN_IMAGE
+from agentfly.agents import HFAgent, ReactAgent
 from agentfly.backends.base import Request
 from agentfly.backends.scripted import ScriptedBackend, ScriptedTurn
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault
 from agentfly.rollout.limits import RecoveryRule
 from agentfly.segment import Author
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment, Trajectory
-from agentfly.types import Completion, FinishReason, Message
-from tests.conftest import TOKENIZERS, require_fetched
-from tests.fakes import Computed, Recording, Server, byte_agent, call, said, sampled, texts
+from agentfly.types import Completion, FinishReason, Image, Message
+from tests.conftest import TOKENIZERS, load_family, require_fetched
+from tests.fakes import PNG, Computed, Recording, Server, byte_agent, call, said, sampled, texts
 
 GO_ON = RecoveryRule(nudge="go on", limit=None)
 
@@ -589,3 +590,25 @@ async def test_format_with_one_result_per_turn_runs_only_the_first_call() -> Non
     assert ran == [3]
     (answer,) = [m for m in trajectory.messages if m.role == "tool"]
     assert answer.text == "3\n\n(Only the first of your 2 calls was run: make one call a turn.)"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "gemma3", "smollm2", "llama3_1"])
+async def test_backend_that_cannot_see_is_shown_a_note_for_each_image(family: str) -> None:
+    load_family(family)
+
+    @tool
+    async def shoot() -> dict[str, Any]:
+        """Take a screenshot."""
+        return {"observation": "done", "image": Image(f"data:image/png;base64,{PNG}")}
+
+    backend = Recording(["Thought: look\nAction: shoot\nInput: {}", "Final Answer: done"])
+    backend.sees_images = False
+    agent = ReactAgent(str(TOKENIZERS / family), tools=[shoot], backend=backend)
+    task = {"question": "What is it?", "image": f"data:image/png;base64,{PNG}"}
+    (trajectory,) = await agent.run(task, num_chains=1)
+    assert trajectory.stop.failure is None
+    assert [request.images for request in backend.requests] == [(), ()]
+    assert agent.template is not None
+    prompts = [agent.template.codec.decode(list(request.prompt)) for request in backend.requests]
+    assert [prompt.count(HIDDEN_IMAGE) for prompt in prompts] == [1, 2]

@@ -11,10 +11,11 @@ from agentfly.rollout.history import Folding, KeepImages, KeepObservations, Step
 from agentfly.segment import Author
 from agentfly.trajectory import StopReason, Trajectory
 from agentfly.types import Image, Message
+from tests import fakes
 from tests.conftest import TOKENIZERS, require_fetched
 from tests.fakes import Recording, Server, byte_agent, call, said, texts
 
-PNG = Image("data:image/png;base64,iVBORw0KGgo=")
+PNG = Image(f"data:image/png;base64,{fakes.PNG}")
 
 
 @tool
@@ -176,8 +177,8 @@ def test_only_the_last_images_are_kept() -> None:
     out = KeepImages(last=1).fold(opening, since, None)
     assert out is not None
     assert sum(len(m.images) for m in out) == 1
-    assert out[-1].content == ("(earlier picture left out)", "second", PNG)
-    assert out[0].content == ("(earlier picture left out)", "What is it?")
+    assert out[-1].content == ("(earlier image left out)", "second", PNG)
+    assert out[0].content == ("(earlier image left out)", "What is it?")
     assert KeepImages(last=1).fold([out[0]], out[1:], None) is None
     none = KeepImages(last=0).fold(opening, since, None)
     assert none is not None

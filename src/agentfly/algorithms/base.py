@@ -7,7 +7,7 @@ declares in `needs_values`, `needs_greedy` and `needs_groups`, and receives an `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from agentfly.errors import ConfigError, RecordError
 from agentfly.segment import Floats, Ids, Mask, Segment
 from agentfly.trajectory import StopReason, TrainingTreatment, Trajectory
-from agentfly.types import Task
+from agentfly.types import Image, Task
 
 Array = npt.NDArray[np.float64]
 SegmentReward = Literal["broadcast", "last", "uniform", "geometric"]
@@ -44,10 +44,14 @@ class SegmentArrays:
     """Index of the chain's turn that each token belongs to."""
     weight_versions: Ids
     """Version of the weights that sampled each token; -1 where not sampled."""
+    images: tuple[Image, ...] = ()
+    """The images that the model was shown, in order."""
+    image_positions: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    """[features] Positions of the tokens of all images, in order."""
 
     @classmethod
     def from_segment(cls, segment: Segment) -> SegmentArrays:
-        """The tokens, mask, log-probabilities, turns and weight versions of a segment."""
+        """The tokens, mask, log-probabilities, turns, weight versions and images of a segment."""
         spans = segment.spans
         turns = np.repeat([span.turn for span in spans], [len(span) for span in spans])
         return cls(
@@ -56,6 +60,8 @@ class SegmentArrays:
             logprobs=segment.logprobs,
             turns=turns.astype(np.int32),
             weight_versions=segment.weight_versions,
+            images=segment.images if segment.image_token_id is not None else (),
+            image_positions=segment.image_positions,
         )
 
 

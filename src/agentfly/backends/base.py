@@ -66,6 +66,9 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tool schemas in OpenAI format; empty for PromptFormat.TOKENS."""
     images: tuple[Image, ...] = ()
+    """The images of the prompt, in order."""
+    image_positions: Sequence[int] | Tokens = ()
+    """Positions of the tokens that the features of the images replace, in order."""
     chain: str = ""
     """Id of the chain; a prefix cache uses it to follow the chain from turn to turn."""
     turn: int = 0
@@ -84,6 +87,8 @@ class Backend(ABC):
     prompt_format: PromptFormat = PromptFormat.TOKENS
     context_length: int | None = None
     """Maximum number of tokens of prompt and completion together; None if unknown."""
+    sees_images: bool = False
+    """Whether requests may have images. If not, images are replaced by a note before they enter the prompt."""
     can_sleep: bool = False
     """Whether `sleep` frees GPU memory, which the learner then has for its update."""
 

@@ -48,6 +48,7 @@ class FleetBackend(Backend):
                 opened.append(open_backend(settings.pop("backend", "client"), **settings))
         self.members = tuple(opened)
         self.prompt_format = self.members[0].prompt_format
+        self.sees_images = all(each.sees_images for each in self.members)
         self.can_sleep = all(each.can_sleep for each in self.members)
         lengths = [each.context_length for each in self.members if each.context_length is not None]
         self.context_length = min(lengths, default=None)

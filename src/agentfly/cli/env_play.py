@@ -30,7 +30,7 @@ from agentfly.resources import ResourceManager
 from agentfly.templates.parsers.pythonic import parse_python_calls
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
-from agentfly.types import Task, ToolCall
+from agentfly.types import Content, Task, ToolCall
 
 T = TypeVar("T")
 _NAME = re.compile(r"\s*([\w.:/-]*)")
@@ -134,6 +134,8 @@ def play(env_class: type[Environment], task: Task | None) -> None:
         try:
             background.run(session.start())
             _print(console, f"{env_class.__name__}: {_describe_reset(env_class, session.task)}", "bold")
+            if images := tuple(image for message in session.task.messages for image in message.images):
+                _print(console, _format_content(images))
             console.print(tool_lines(session.toolbox), end="")
             _print(console, GREETING, "dim")
             for line, block in _entries(console):
@@ -250,10 +252,10 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
         background.run(session.restart())
 
 
-def _show(console: Console, result: ToolResult) -> None:
-    """Print an observation as the model would see it; images are written to files."""
+def _format_content(content: Content) -> str:
+    """Text as the model would see it; images are written to files."""
     lines = []
-    for part in (result.observation,) if isinstance(result.observation, str) else result.observation:
+    for part in (content,) if isinstance(content, str) else content:
         if isinstance(part, str):
             lines.append(part)
             continue
@@ -265,8 +267,13 @@ def _show(console: Console, result: ToolResult) -> None:
         with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
             file.write(base64.b64decode(data))
         lines.append(f"[an image, saved to {file.name}]")
+    return "\n".join(lines)
+
+
+def _show(console: Console, result: ToolResult) -> None:
+    """Print an observation."""
     ok = result.status is CallStatus.OK
-    _print(console, ("← " if ok else "✗ ") + "\n".join(lines), "" if ok else "red")
+    _print(console, ("← " if ok else "✗ ") + _format_content(result.observation), "" if ok else "red")
     if result.ends_chain:
         _print(console, "the chain would end here; :reset starts a new one", "dim")
 

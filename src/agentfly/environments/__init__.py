@@ -22,18 +22,22 @@ if TYPE_CHECKING:
         Sokoban,
         TextArenaGame,
         TextWorldGame,
+        VisualGymnasium,
     )
+    from agentfly.environments.image_qa import ImageQA
     from agentfly.environments.judge import Judge
     from agentfly.environments.lookup import Lookup
     from agentfly.environments.math import MathJudge, MathWithPython
+    from agentfly.environments.miniwob import MiniWoB
     from agentfly.environments.model_server import ModelServer
     from agentfly.environments.programs import ProgramSynthesis
     from agentfly.environments.repair import Repair, RepairJudge
+    from agentfly.environments.rooms import Rooms, Tiles
     from agentfly.environments.scienceworld import ScienceWorld
     from agentfly.environments.search import Search
     from agentfly.environments.shell import Shell
     from agentfly.environments.sql import SQL
-    from agentfly.environments.webshop import WebShop
+    from agentfly.environments.webshop import VisualWebShop, WebShop
 
 __all__ = [
     "SQL",
@@ -44,22 +48,28 @@ __all__ = [
     "CodeJudge",
     "FrozenLake",
     "GymnasiumEnvironment",
+    "ImageQA",
     "Judge",
     "Lookup",
     "MathJudge",
     "MathWithPython",
+    "MiniWoB",
     "ModelServer",
     "OpenEnvEnvironment",
     "ProgramSynthesis",
     "ReasoningGym",
     "Repair",
     "RepairJudge",
+    "Rooms",
     "ScienceWorld",
     "Search",
     "Shell",
     "Sokoban",
     "TextArenaGame",
     "TextWorldGame",
+    "Tiles",
+    "VisualGymnasium",
+    "VisualWebShop",
     "WebShop",
 ]
 
@@ -69,23 +79,26 @@ _NAMES = {
     "code_judge": ("CodeJudge",),
     "games.chess_puzzle": ("ChessPuzzle",),
     "games.frozen_lake": ("FrozenLake",),
-    "games.gymnasium_env": ("GymnasiumEnvironment",),
+    "games.gymnasium_env": ("GymnasiumEnvironment", "VisualGymnasium"),
     "games.openenv_env": ("OpenEnvEnvironment",),
     "games.reasoning_gym": ("ReasoningGym",),
     "games.sokoban": ("Sokoban",),
     "games.textarena_game": ("TextArenaGame",),
     "games.textworld_game": ("TextWorldGame",),
+    "image_qa": ("ImageQA",),
     "judge": ("Judge",),
     "lookup": ("Lookup",),
     "math": ("MathJudge", "MathWithPython"),
+    "miniwob": ("MiniWoB",),
     "model_server": ("ModelServer",),
     "programs": ("ProgramSynthesis",),
     "repair": ("Repair", "RepairJudge"),
+    "rooms": ("Rooms", "Tiles"),
     "scienceworld": ("ScienceWorld",),
     "search": ("Search",),
     "shell": ("Shell",),
     "sql": ("SQL",),
-    "webshop": ("WebShop",),
+    "webshop": ("VisualWebShop", "WebShop"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module under this package that a prebuilt class is imported from. It repeats the entry points of pyproject.toml

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from agentfly.errors import ConfigError
-from agentfly.models import smollm2, tiny
+from agentfly.models import smollm2, tiny, tiny_vision
 from agentfly.models.cache import PreparedModel, find_fault, prepare_model
 from agentfly.models.huggingface import resolve_hub_name
 from agentfly.templates.tokenizer import BYTES
@@ -33,6 +33,15 @@ PREPARED = {
             parameters=1_025_120,
             size=4_100_000,
             build=tiny.build,
+        ),
+        PreparedModel(
+            name="tiny-vision",
+            version=tiny_vision.version(),
+            source="built and trained on this machine, about two minutes",
+            license="Apache-2.0",
+            parameters=760_000,
+            size=3_100_000,
+            build=tiny_vision.build,
         ),
     )
 }

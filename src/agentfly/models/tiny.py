@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -62,14 +62,26 @@ TEMPLATE = """\
 """
 """ChatML with Hermes calls. Tools are listed by name and parameter names only: schemas would dominate the prompt."""
 
-Example = tuple[list[int], list[int]]
-"""Token ids and their labels, of equal length."""
+
+class Example(NamedTuple):
+    """A conversation to imitate."""
+
+    tokens: list[int]
+    labels: list[int]
+    """The sampled tokens, and `IGNORE_INDEX` for all others; as long as `tokens`."""
+    images: Any = None
+    """Pixels of its images as an array [images, channels, height, width]; None for a model of text."""
 
 
 def version() -> str:
     """Hash of the sources that determine the model's weights."""
+    return hash_sources("tiny.py", "lookup.py")
+
+
+def hash_sources(*names: str) -> str:
+    """Hash of modules of this package, as the version of a model that they build."""
     digest = hashlib.sha256()
-    for name in ("tiny.py", "lookup.py"):
+    for name in names:
         digest.update((resources.files("agentfly.models") / name).read_bytes())
     return digest.hexdigest()[:8]
 
@@ -80,21 +92,21 @@ def build(
     """Build the tokenizer and the model, train it on demonstrations, and write both to `folder`."""
     from agentfly.models.lookup import demonstrations
 
-    with _isolate_torch(seed):
+    with isolate_torch(seed):
         demos = list(demonstrations(steps * BATCH, seed))
         tokenizer = build_tokenizer(text for demo in demos for text in (*_TEMPLATE_TEXTS, *demo.texts))
         model = _build_model(tokenizer, heads, layers)
-        _train(model, build_examples(tokenizer, demos), Random(seed))
-        _save(folder, model, tokenizer)
+        train_supervised(model, build_examples(tokenizer, demos), Random(seed))
+        save_model(folder, model, tokenizer)
 
 
 def build_new(
     folder: Path, texts: Iterable[str], *, seed: int = SEED, vocabulary: int = VOCABULARY, context: int = 8192
 ) -> None:
     """Write an untrained model of this size, with a tokenizer trained on `texts`."""
-    with _isolate_torch(seed):
+    with isolate_torch(seed):
         tokenizer = build_tokenizer(texts, vocabulary, context)
-        _save(folder, _build_model(tokenizer, heads=5, layers=3), tokenizer)
+        save_model(folder, _build_model(tokenizer, heads=5, layers=3), tokenizer)
 
 
 def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY, context: int = CONTEXT) -> Any:
@@ -136,12 +148,12 @@ def build_examples(tokenizer: Any, demos: Sequence[Any]) -> list[Example]:
             observed = [] if observation is None else template.extend([Message("tool", observation, name="lookup")]).ids
             tokens += sampled + observed
             labels += sampled + [IGNORE_INDEX] * len(observed)
-        examples.append((tokens, labels))
+        examples.append(Example(tokens, labels))
     return examples
 
 
 @contextmanager
-def _isolate_torch(seed: int) -> Iterator[None]:
+def isolate_torch(seed: int) -> Iterator[None]:
     """Seed torch inside the block, independent of the caller's settings, which are restored."""
     with require_extra("to build a tiny model", "train"):
         import torch
@@ -170,30 +182,38 @@ def _build_model(tokenizer: Any, heads: int, layers: int) -> Any:
     return model
 
 
-def _train(model: Any, examples: Sequence[Example], random: Random) -> None:
+def train_supervised(
+    model: Any,
+    examples: Sequence[Example],
+    random: Random,
+    *,
+    batch_size: int = BATCH,
+    learning_rate: float = LEARNING_RATE,
+) -> None:
     """One epoch of supervised learning, with a learning rate that falls linearly to a tenth."""
     import torch
     from rich.console import Console
 
     from agentfly.runs.progress import ProgressSteps
 
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(examples) // BATCH)
-    window = _SORT_WINDOW * BATCH
-    with ProgressSteps(Console(stderr=True), "training the tiny model", len(examples) // BATCH) as progress:
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(examples) // batch_size)
+    window = _SORT_WINDOW * batch_size
+    with ProgressSteps(Console(stderr=True), "training the tiny model", len(examples) // batch_size) as progress:
         for start in range(0, len(examples), window):
             # Batches of similar length need little padding.
-            by_length = sorted(examples[start : start + window], key=lambda example: len(example[0]))
-            batches = [by_length[at : at + BATCH] for at in range(0, len(by_length), BATCH)]
+            by_length = sorted(examples[start : start + window], key=lambda example: len(example.tokens))
+            batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
             for batch in random.sample(batches, len(batches)):
-                length = max(len(tokens) for tokens, _ in batch)
-                tokens, labels = (  # each [batch, length]
-                    torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
-                    for rows, padding in zip(
-                        zip(*batch, strict=True), (model.config.pad_token_id, IGNORE_INDEX), strict=True
+                tokens = _pad([example.tokens for example in batch], model.config.get_text_config().pad_token_id)
+                labels = _pad([example.labels for example in batch], IGNORE_INDEX)
+                inputs = {"input_ids": tokens}
+                if batch[0].images is not None:
+                    # [batch, images, channels, height, width]; images of zeros are padding.
+                    inputs["pixel_values"] = torch.nn.utils.rnn.pad_sequence(
+                        [torch.from_numpy(example.images) for example in batch], batch_first=True
                     )
-                )
-                logits = model(tokens, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
+                logits = model(**inputs, use_cache=False).logits[:, :-1]  # [batch, length - 1, vocab]
                 loss = torch.nn.functional.cross_entropy(
                     logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE_INDEX
                 )
@@ -205,7 +225,15 @@ def _train(model: Any, examples: Sequence[Example], random: Random) -> None:
                 progress.advance(f"loss {loss.item():.2f}")
 
 
-def _save(folder: Path, model: Any, tokenizer: Any) -> None:
+def _pad(rows: Sequence[Sequence[int]], padding: int) -> Any:
+    """The rows as a tensor [rows, longest]."""
+    import torch
+
+    length = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (length - len(row))] for row in rows])
+
+
+def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     from agentfly.models.huggingface import hide_progress_bars
 
     with hide_progress_bars():

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentfly.backends.base import Backend, PromptFormat, Request
-from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, NonFiniteError, RewardFault, describe
+from agentfly.errors import (
+    BackendFault,
+    ConfigError,
+    DataError,
+    EnvironmentFault,
+    NonFiniteError,
+    RewardFault,
+    describe,
+)
 from agentfly.resources import Leases
 from agentfly.rollout.events import ChainScored, ChainStarted, Event, Observer, ReplyReceived, TokensSampled
 from agentfly.rollout.history import Folding, append_user_text, join_content
@@ -174,7 +182,14 @@ class Chain:
 
     async def _loop(self) -> StopReason:
         self._emit(ChainStarted, self.task)
-        self._initial = self.agent.initial_messages(self.task)
+        try:
+            if any(message.images for message in self.task.messages):  # decoding would block the other chains
+                self._initial = await asyncio.to_thread(self.agent.initial_messages, self.task)
+            else:
+                self._initial = self.agent.initial_messages(self.task)
+        except DataError as error:  # a bad image ends this chain, not the run
+            self._add_failure(FailureKind.AGENT, f"task {self.task.id!r}: {error}")
+            return StopReason.AGENT_FAULT
         self.transcript.begin(self._initial, Author.TASK, turn=0)
         while True:
             sampling = self._next_sampling()
@@ -205,7 +220,11 @@ class Chain:
                     break
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
             stop, nudge = self._stop_policy.decide(reply, results, truncation)
-            observations = append_user_text(self.agent.observe(calls[: len(results)], results), nudge)
+            if any(isinstance(result.observation, tuple) for result in results):  # resizing would block other chains
+                shown = await asyncio.to_thread(self.agent.observe, calls[: len(results)], results)
+            else:
+                shown = self.agent.observe(calls[: len(results)], results)
+            observations = append_user_text(shown, nudge)
             author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
@@ -269,6 +288,7 @@ class Chain:
             sampling,
             stop_ids=template.stop_ids,
             images=segment.images,
+            image_positions=segment.image_positions,
             chain=self._name,
             turn=turn,
             priority=self.settings.priority,

@@ -64,7 +64,7 @@ class KeepImages(_NoSummary):
     """Replaces all but the last images with a placeholder, also in the initial messages."""
 
     last: NonNegativeInt = 1
-    placeholder: str = "(earlier picture left out)"
+    placeholder: str = "(earlier image left out)"
 
     def __post_init__(self) -> None:
         validate_fields(self, "KeepImages: ")

@@ -100,5 +100,6 @@ class Transcript:
     def _new_segment(self) -> None:
         if self.segments:
             self.segment.seal()
-        self.segment = Segment()
+        vision = None if self._template is None else self._template.vision
+        self.segment = Segment(None if vision is None else vision.token_id)
         self.segments.append(self.segment)

@@ -8,6 +8,7 @@
     trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
     trajectories/learner-000012.npz     the learner's log-probabilities of the tokens that the step trained
+    images/0f3c….png                    the images of all chains, each once, named by their content
     checkpoints/                        the state needed to resume
     rollout.jsonl                       asynchronous training: chains that finished since the newest checkpoint
     reward.png, report.html             written at the end
@@ -18,17 +19,21 @@ process at a time writes a run; it holds a lock on the directory.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import dataclasses
 import fcntl
 import gzip
+import hashlib
 import io
 import json
 import math
 import os
+import re
 import weakref
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -137,7 +142,8 @@ class RunDirectory:
             for line in lines:
                 value = json.loads(line)
                 advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
-                stored.append(StoredTrajectory(Trajectory.from_json(value["trajectory"]), advantages))
+                trajectory = Trajectory.from_json(_map_text(value["trajectory"], self._load_image))
+                stored.append(StoredTrajectory(trajectory, advantages))
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
@@ -165,12 +171,42 @@ class RunDirectory:
         """File with the trajectories of a step, or of its evaluation (`held_out`)."""
         return self.path / "trajectories" / f"{'eval' if held_out else 'step'}-{step:06}.jsonl.gz"
 
+    @property
+    def images(self) -> Path:
+        """Folder with the images of all chains."""
+        return self.path / "images"
+
+    def _load_image(self, text: str) -> str:
+        """The `data:` URI of a stored image; other text unchanged."""
+        if not text.startswith(_IMAGE_REFERENCE):
+            return text
+        name = text.removeprefix(_IMAGE_REFERENCE)
+        if not re.fullmatch(r"[0-9a-f]{32}\.[a-z]{3,4}", name):
+            raise ValueError(f"{text!r:.80} names no stored image")
+        data = base64.b64encode((self.images / name).read_bytes()).decode()
+        return f"data:image/{name.partition('.')[2]};base64,{data}"
+
 
 def _step(line: Mapping[str, Any]) -> int:
     step = line.get("step")
     if not isinstance(step, int):
         raise DataError(f"a line of the run has no step: {line!r:.120}")
     return step
+
+
+_IMAGE_REFERENCE = "run-image:"
+"""Precedes the file name of an image in a stored trajectory."""
+
+
+def _map_text(value: Any, convert: Callable[[str], str]) -> Any:
+    """Copy a JSON value with every text converted."""
+    if isinstance(value, str):
+        return convert(value)
+    if isinstance(value, dict):
+        return {name: _map_text(each, convert) for name, each in value.items()}
+    if isinstance(value, list) and value and not isinstance(value[0], int | float):  # not the tokens of a chain
+        return [_map_text(each, convert) for each in value]
+    return value
 
 
 _OTHER_FIELDS = ("step", "steps", "time", "environments")
@@ -269,7 +305,11 @@ class RunWriter(RunDirectory):
             if not all(np.isfinite(segment).all() for segment in segments):
                 rounded = replace_non_finite(rounded)
             try:
-                lines.append(encode_line({"trajectory": each.to_json(), "advantages": rounded}))
+                chain = each.to_json()
+                shown = (message for segment in each.segments for message in segment.messages)
+                if any(message.images for message in (*each.task.messages, *shown)):
+                    chain = _map_text(chain, self._store_image)
+                lines.append(encode_line({"trajectory": chain, "advantages": rounded}))
             except (RecordError, ValueError) as error:
                 problems.append(f"chain {each.id} is not stored: {error}")
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))
@@ -285,6 +325,24 @@ class RunWriter(RunDirectory):
         counts = np.array([len(each) for each in arrays])
         np.savez_compressed(file, names=np.array(list(logprobs)), counts=counts, logprobs=np.concatenate(arrays))
         write_atomic(self._learner_file(step), file.getvalue())
+
+    def _store_image(self, text: str) -> str:
+        """Write an image that is given as a `data:` URI, unless it is there; return a reference to its file."""
+        match = re.match(r"data:image/([a-z]{3,4});base64,", text)
+        if match is None:
+            return text
+        try:
+            data = base64.b64decode(text[match.end() :], validate=True)
+        except binascii.Error:
+            return text
+        if base64.b64encode(data).decode() != text[match.end() :]:  # it could not be restored exactly
+            return text
+        path = self.images / f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.{match[1]}"
+        if not path.exists():
+            with explain_write_error(path):
+                path.parent.mkdir(exist_ok=True)
+            write_atomic(path, data)
+        return _IMAGE_REFERENCE + path.name
 
     def truncate_after(self, step: int) -> None:
         """Remove everything later than a step. Idempotent: if interrupted, call it again."""

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -22,7 +22,8 @@ from agentfly.templates.codec import Codec, match_any, unused_character
 from agentfly.templates.forms import Form, learn_form
 from agentfly.templates.rendering import Renderer, special_tokens
 from agentfly.templates.tokenizer import ChatTokenizer
-from agentfly.types import Message, Reply, ToolCall
+from agentfly.types import Image, Message, Reply, ToolCall
+from agentfly.vision import Vision
 
 GUARDED = frozenset({"user", "tool"})
 """Roles whose text must never become a control token; system text and earlier assistant turns are trusted."""
@@ -89,12 +90,14 @@ class Template:
         variables: Mapping[str, Any] | None = None,
         today: datetime.date | None = None,
         image: str = "",
+        vision: Vision | None = None,
     ) -> None:
         """`source` is Jinja; `close` are the tokens that may end an assistant turn; `variables` are passed by name.
 
         `stop`: the tokens of `close` that end sampling; empty: all of them (gpt-oss also ends thinking with `<|end|>`).
         `today`: the date that the template may print; None is the day of construction. It does not change afterwards.
         `image`: the image placeholder for templates that render text only; empty: such templates refuse images.
+        `vision`: expands image placeholders to the tokens of each image; None leaves one placeholder per image.
         """
         self.name = name or "the tokenizer's own"
         self.source = source
@@ -106,7 +109,11 @@ class Template:
         self.reads = self._renderer.reads
         """Names of the variables that the template reads."""
         self.shows_tools = self._renderer.shows_tools
+        self.vision = vision
         self.shows_images = bool(image) or self._renderer.shows_images
+        if vision is not None and self.shows_images:
+            with_image = self.render([Message("user", ("u", Image("data:,")))])
+            self.shows_images = with_image.count(vision.placeholder) == 1
         self.codec = Codec(tokenizer)
         self.parser = parser
         close = [text for text in close if text in self.codec.control]
@@ -252,7 +259,11 @@ class Template:
         guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
         guarded: list[Message] = []
         for message in messages:
-            if message.role in GUARDED and any(map(self.codec.forged.search, _texts(message))):
+            if message.role not in GUARDED and self.vision is not None:
+                # Trusted text may contain control tokens, but only an image of a message becomes image tokens.
+                if any(self.vision.placeholder in text for text in _texts(message)):
+                    message = _cut_placeholder(message, self.vision.placeholder, guard)
+            elif message.role in GUARDED and any(map(self.codec.forged.search, _texts(message))):
                 content = message.content
                 if isinstance(content, str):
                     content = self.codec.cut(content, guard)
@@ -263,7 +274,15 @@ class Template:
                 message = Message(message.role, content, name=name, tool_call_id=call_id)
             guarded.append(message)
         close, text = rendering(guarded, guard)
-        return close, self.codec.encode(text, guard)
+        images = [image for message in messages for image in message.images]
+        if self.vision is None or not images:
+            return close, self.codec.encode(text, guard)
+        ids = self.codec.encode(self.vision.expand(text, images), guard)
+        wanted = sum(self.vision.encode(image).num_tokens for image in images)
+        if ids.count(self.vision.token_id) != wanted:
+            found = ids.count(self.vision.token_id)
+            raise TemplateError(f"template {self.name!r}: {wanted} image tokens are needed, but {found} were encoded")
+        return close, ids
 
     def _render_whole(self, messages: Sequence[Message], guard: str) -> tuple[int, str]:
         """Render a conversation; also return the token that closes a turn."""
@@ -344,6 +363,20 @@ def _placeholder_turns(mark: str, delta: Sequence[Message]) -> Iterator[Message]
     if len(calls) > 1:
         yield Message("assistant", "", calls[:1])  # at most one call per turn (Llama)
     yield Message("assistant", mark, calls[:1])  # the template renders no calls, or there are none
+
+
+def _cut_placeholder(message: Message, placeholder: str, guard: str) -> Message:
+    """Insert `guard` into every image placeholder that is written out in the text of a message."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(placeholder, f"{placeholder[0]}{guard}{placeholder[1:]}")
+        if isinstance(value, Mapping):
+            return {name: cut(each) for name, each in value.items()}
+        return type(value)(map(cut, value)) if isinstance(value, list | tuple) else value
+
+    calls = tuple(replace(call, arguments=cut(call.arguments), raw=cut(call.raw)) for call in message.tool_calls)
+    return replace(message, content=cut(message.content), thinking=cut(message.thinking), tool_calls=calls)
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -19,13 +19,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
+from agentfly.images import PROCESSOR_FILES
 
 BYTES = "bytes"
 """The name of the tokenizer that needs no files: one token per byte, and ChatML's special tokens."""
 
 _FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja", *PROCESSOR_FILES,
 )  # fmt: skip
 _VOCABULARIES = ("*.model", "*.tiktoken", "tekken.json", "vocab.*", "merges.txt")
 """Files that transformers can convert."""
@@ -82,7 +83,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
     is_local = folder.is_dir()
     try:
         if not is_local:
-            folder = _download(name, revision)
+            folder = download_files(name, revision)
         if (folder / "tokenizer.json").is_file():
             return FastTokenizer(folder)
         if is_local and not any(found for pattern in _VOCABULARIES for found in folder.glob(pattern)):
@@ -96,8 +97,8 @@ def load_tokenizer(name: str, revision: str | None = None) -> ChatTokenizer:
         ) from error
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """Download the tokenizer's files from the hub; return the folder in the hub cache."""
+def download_files(name: str, revision: str | None = None) -> Path:
+    """Download the files of the tokenizer and the processor from the hub; return the folder in the hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -166,7 +167,7 @@ class FastTokenizer:
         self.chat_template: Any = _read_chat_template(folder, config)
 
     def save_pretrained(self, folder: Path | str, /) -> None:
-        """Copy the tokenizer's files to another folder."""
+        """Copy the files of the tokenizer, and those of the image processor beside it, to another folder."""
         for pattern in _FILES:
             for file in self._folder.glob(pattern):
                 target = Path(folder) / file.relative_to(self._folder)

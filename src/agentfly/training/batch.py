@@ -43,6 +43,8 @@ class ModelInputs:
     """Per sequence, [sampled]: the positions just before its sampled tokens."""
     targets: Ids
     """The sampled tokens of all sequences, concatenated."""
+    segments: tuple[SegmentArrays, ...] = ()
+    """The segments, if some of them have images; else empty."""
 
     @classmethod
     def from_segments(cls, segments: Sequence[SegmentArrays]) -> ModelInputs:
@@ -53,6 +55,7 @@ class ModelInputs:
             input_ids=tuple(segment.tokens[: num_input_tokens(segment)] for segment in segments),
             positions=tuple(indices - 1 for indices in sampled),
             targets=np.concatenate([each.tokens[indices] for each, indices in zip(segments, sampled, strict=True)]),
+            segments=tuple(segments) if any(segment.images for segment in segments) else (),
         )
 
     @cached_property

@@ -35,6 +35,7 @@ from agentfly.training.config_records import (
     KLConfig,
     LossConfig,
     OptimizerConfig,
+    VisionConfig,
 )
 from agentfly.types import Sampling
 
@@ -87,6 +88,7 @@ class TrainConfig:
     micro_batch_tokens: int = 16384
     """Maximum tokens in one forward pass of the learner."""
     async_training: AsyncTrainingConfig = field(default_factory=AsyncTrainingConfig)
+    vision: VisionConfig = field(default_factory=VisionConfig)
 
     # ── run ──
     steps: int = 100

@@ -89,6 +89,14 @@ class AsyncTrainingConfig:
     """What happens to a group that becomes too old: its task is skipped, or its chains run again from the start."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """Training of a vision model."""
+
+    train_tower: bool = False
+    """Whether the vision tower and its connector are trained; otherwise their features are computed once per image."""
+
+
 NESTED: dict[str, Any] = {
     "loss": LossConfig,
     "kl": KLConfig,
@@ -96,6 +104,7 @@ NESTED: dict[str, Any] = {
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
     "async_training": AsyncTrainingConfig,
+    "vision": VisionConfig,
 }
 """Nested records by the name of their field in TrainConfig."""
 FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}

@@ -25,6 +25,7 @@ from torch import Tensor
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
 from agentfly.backends.engine.loading import load_model, max_positions
+from agentfly.backends.engine.vision import tower_parameters
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
@@ -32,7 +33,7 @@ from agentfly.training.batch import ModelInputs, Sample, build_token_batch, gath
 from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, read_adapters, save_adapters
-from agentfly.training.micro_batches import MicroBatchRunner, name_samples, require_finite
+from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
 from agentfly.training.model import Policy, Precision, computes_in_low_precision
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
@@ -61,13 +62,21 @@ class LocalLearner:
         precision: Precision = "auto",
         reference: bool = False,
         critic: bool = False,
+        train_tower: bool = False,
         seed: int = 0,
     ) -> None:
         """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
 
         constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
-        warmup_steps and total_steps count updates.
+        warmup_steps and total_steps count updates. train_tower: whether the vision tower of a vision model is trained.
         """
+        tower = tower_parameters(model)
+        if train_tower and not tower:
+            raise ConfigError(f"vision.train_tower=true, but {type(model).__name__} has no vision tower")
+        if train_tower and has_adapters(model):
+            raise ConfigError("vision.train_tower=true trains all weights of the tower; leave lora_rank out")
+        for weight in tower:
+            weight.requires_grad_(train_tower)
         trainable_parameters(model)  # raises where there is nothing to train
         device = self._compute_device(model)
         self.model = model
@@ -88,6 +97,7 @@ class LocalLearner:
             padded=not self._policy.backbone.packed,
             low_precision=computes_in_low_precision(precision, model, device),
         )
+        self._runner.tower_tokens = TOWER_TOKENS if train_tower else 0
         self._place_models()
         lr = LRSchedule(learning_rate, warmup_steps, schedule, total_steps)
         make_optimizer = partial(Optimizer, weight_decay=weight_decay, max_norm=max_grad_norm)
@@ -141,6 +151,7 @@ class LocalLearner:
             precision=config.precision,
             reference=config.kl.coef > 0,
             critic=config.algorithm.needs_values,
+            train_tower=config.vision.train_tower,
             seed=config.seed,
             **placement,
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
 
@@ -20,13 +21,18 @@ _PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer"
 def add_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
     """Wrap the model with adapters of this rank at all linear layers but the head; they start without effect.
 
+    Of a vision model, only the language model gets adapters: vLLM ignores those of the tower.
     The model's own layers are replaced: create a backend that shares the model after this call.
     """
     if has_adapters(model):
         raise ConfigError("the model has adapters already: train those, and leave lora_rank out")
     with require_extra("lora_rank", "train"):
         import peft
-    settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    targets: Any = "all-linear"
+    if takes_images(model):
+        layers = {id(each) for each in model.get_decoder().modules() if isinstance(each, torch.nn.Linear)}
+        targets = [name for name, module in model.named_modules() if id(module) in layers]
+    settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
         adapted = peft.get_peft_model(model, settings)

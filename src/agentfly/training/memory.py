@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentfly.backends.engine.loading import config_shape, load_config, max_positions, resolve_dtype
+from agentfly.backends.engine.loading import auto_class, config_shape, load_config, max_positions, resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.packed_linear import count_fused_weights
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
@@ -65,10 +65,8 @@ class ModelSize:
     @classmethod
     def from_config(cls, config: Any) -> ModelSize:
         """Count the weights of a transformers configuration, without allocating them."""
-        from transformers import AutoModelForCausalLM
-
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)
+            model: Any = auto_class(config).from_config(config)
         head = model.get_output_embeddings()
         linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not head]
         text = config.get_text_config()

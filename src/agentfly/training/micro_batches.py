@@ -19,6 +19,8 @@ from agentfly.segment import Floats
 from agentfly.training.batch import ModelInputs, Sample, num_input_tokens, split_micro_batches
 
 _LOG = logging.getLogger(__name__)
+TOWER_TOKENS = 4
+"""Patches per image token, whose activations a trained vision tower holds. Most towers merge 2 x 2 patches."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -35,6 +37,8 @@ class MicroBatchRunner:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of the forward and backward passes."""
         self.low_precision = low_precision
+        self.tower_tokens = 0
+        """Tokens that an image token counts for beyond itself."""
         self.ranks = 1
         """Number of processes that share the passes."""
         self._padded = padded
@@ -56,7 +60,7 @@ class MicroBatchRunner:
                 scores = forward(inputs).float().cpu().numpy()
             return list(zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True))
 
-        for part in self._run(sampled, lambda index: num_input_tokens(segments[index]), run, clear=lambda: None):
+        for part in self._run(sampled, lambda index: self._length(segments[index]), run, clear=lambda: None):
             for index, scores in part:
                 out[index][segments[index].mask] = scores
         return out
@@ -81,7 +85,11 @@ class MicroBatchRunner:
                 (loss * 0 if filler else loss).backward()
             return measured
 
-        return self._run(batch, lambda sample: num_input_tokens(sample.segment), run, clear=zero_grad)
+        return self._run(batch, lambda sample: self._length(sample.segment), run, clear=zero_grad)
+
+    def _length(self, segment: SegmentArrays) -> int:
+        """Tokens that a segment takes of the budget of a pass."""
+        return num_input_tokens(segment) + self.tower_tokens * len(segment.image_positions)
 
     def _run(
         self,

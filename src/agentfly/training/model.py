@@ -19,9 +19,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentfly.backends.engine.attention import attend_dense, register_attention
 from agentfly.backends.engine.loading import resolve_dtype
 from agentfly.backends.engine.model_runner import compile_layers, share_weights, supports_packing
-from agentfly.errors import ConfigError, describe
+from agentfly.backends.engine.vision import (
+    FeatureCache,
+    FeatureOverlay,
+    compute_features,
+    rotary_positions,
+    tower_parameters,
+)
+from agentfly.errors import ConfigError, RecordError, describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits
+from agentfly.vision import EncodedImage, Vision, load_vision
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"
@@ -33,10 +41,15 @@ class Backbone:
 
     def __init__(self, model: Any, device: torch.device | None = None, *, gradient_checkpointing: bool = False) -> None:
         """`device`: where it will compute, if its weights are moved there later; None: where they are."""
+        self._vision: Vision | None = None
         computes_on = device or next(model.parameters()).device
         # On a GPU, launching many small kernels dominates.
         self.packed = computes_on.type == "cpu" and supports_packing(model)
         self.model = share_weights(model, ATTENTION if self.packed else None)
+        self._overlay = FeatureOverlay(self.model)
+        self._features = FeatureCache()
+        tower = {id(each) for each in tower_parameters(self.model)}
+        self._tower_is_trained = any(each.requires_grad and id(each) in tower for each in self.model.parameters())
         if computes_on.type != "cpu":
             compile_layers(self.model)
         if gradient_checkpointing:
@@ -79,17 +92,70 @@ class Backbone:
 
     def _forward(self, inputs: ModelInputs, run: Callable[..., Tensor]) -> Tensor:
         lengths = [len(ids) for ids in inputs.input_ids]
+        extra: dict[str, Any] = {}
+        images = self._encode_images(inputs)
+        rotary = self._rotary_positions(inputs, images)  # per sequence: [1 or 3, tokens]
         if self.packed:
             starts = np.cumsum([0, *lengths[:-1]])
-            position_ids = np.concatenate([np.arange(length) for length in lengths])
-            extra = {"position_ids": self._to_device(position_ids)[None], "lengths": lengths}
+            extra = {"position_ids": self._to_device(np.concatenate(rotary, 1))[:, None], "lengths": lengths}
             ids = np.concatenate(inputs.input_ids)[None]  # [1, tokens]
         else:
-            starts, extra = np.arange(len(lengths)) * max(lengths), {}
+            starts = np.arange(len(lengths)) * max(lengths)
             ids = np.stack([np.pad(each, (0, max(lengths) - len(each))) for each in inputs.input_ids])
-        out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
+            if len(rotary[0]) > 1:
+                padded = [np.pad(each, ((0, 0), (0, max(lengths) - each.shape[1]))) for each in rotary]
+                extra = {"position_ids": self._to_device(np.stack(padded, 1))}  # [3, rows, tokens]
+        if "position_ids" in extra and len(extra["position_ids"]) == 1:
+            extra["position_ids"] = extra["position_ids"][0]  # [1, tokens]
+        with self._overlay.use(*self._image_features(images, starts)):
+            out = run(input_ids=self._to_device(ids), use_cache=False, **extra)  # [rows, tokens, width or vocab]
         rows = [start + positions for start, positions in zip(starts, inputs.positions, strict=True)]
         return out.flatten(0, 1).index_select(0, self._to_device(np.concatenate(rows)))
+
+    def _encode_images(self, inputs: ModelInputs) -> list[tuple[npt.NDArray[Any], list[EncodedImage]]]:
+        """Per sequence: the positions of image tokens, and the images; without those after the last sampled token."""
+        if not inputs.segments:
+            return [(np.empty(0, np.int64), []) for _ in inputs.input_ids]
+        if self._vision is None:
+            self._vision = load_vision(self.model.config.name_or_path)
+        out = []
+        for ids, segment in zip(inputs.input_ids, inputs.segments, strict=True):
+            positions = segment.image_positions[segment.image_positions < len(ids)].astype(np.int64)
+            images: list[EncodedImage] = []
+            count = 0
+            for image in segment.images:
+                if count < len(positions):
+                    images.append(self._vision.encode(image))
+                    count += images[-1].num_tokens
+            if count != len(positions):
+                raise RecordError(f"a segment has {len(positions)} image tokens, its images need {count}")
+            out.append((positions, images))
+        return out
+
+    def _rotary_positions(
+        self, inputs: ModelInputs, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]]
+    ) -> list[npt.NDArray[Any]]:
+        found = []
+        for ids, (positions, own) in zip(inputs.input_ids, images, strict=True):
+            rotary = rotary_positions(self.model, ids, positions, own)
+            found.append(np.arange(len(ids))[None] if rotary is None else rotary)
+        axes = max(map(len, found))
+        return [np.broadcast_to(each, (axes, each.shape[1])) for each in found]
+
+    def _image_features(
+        self, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]], starts: npt.NDArray[Any]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The features of all images, and their indices in the flattened batch."""
+        shown = [image for _, own in images for image in own]
+        if not shown:
+            return None, None
+        if self._tower_is_trained:
+            found = compute_features(self.model, shown)
+        else:  # the tower never changes, so its features are computed once
+            with torch.no_grad():
+                found = self._features.load(self.model, shown)
+        indices = np.concatenate([start + positions for start, (positions, _) in zip(starts, images, strict=True)])
+        return torch.cat([found[image.digest] for image in shown]), self._to_device(indices)
 
     def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)

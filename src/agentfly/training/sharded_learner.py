@@ -23,6 +23,8 @@ from torch import Tensor
 from agentfly.agent import wait_for
 from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine.vision import takes_images
+from agentfly.errors import ConfigError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.training.batch import ModelInputs
 from agentfly.training.local_learner import LocalLearner
@@ -52,6 +54,8 @@ class ShardedLearner(LocalLearner):
 
     def __init__(self, model: Any, *, ranks: Ranks, **settings: Any) -> None:
         """`model`: with all weights, in host memory: they are moved to the device shard by shard, and it is emptied."""
+        if takes_images(model):
+            raise ConfigError("vision models are trained in one process: write gpus=1")
         self.ranks = ranks
         self._engine: TransformersBackend | None = None
         super().__init__(model, **settings)

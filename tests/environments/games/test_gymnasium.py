@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import Any
 
 import pytest
 
-from agentfly.environments.games import GymnasiumEnvironment
+from agentfly.environments.games import GymnasiumEnvironment, VisualGymnasium
 from agentfly.environments.games.gymnasium_env import ACTIONS, write_out_colors
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import game_score
@@ -137,3 +139,51 @@ async def test_unknown_names_are_rejected() -> None:
 
 def test_colors_are_written_out() -> None:
     assert write_out_colors("a\x1b[43m \x1b[0m\x1b[34;1mR\x1b[0mb") == "a[ ]R(blue)b"
+
+
+async def test_images_are_shown_instead_of_text() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pytest.importorskip("pygame", reason="Gymnasium draws its own games with pygame: pip install 'gymnasium[toy-text]'")
+    made = await reset_env(VisualGymnasium, DRY)
+    before = (await made.look())["image"]
+    result = await made.act("down")
+    assert result["observation"] == ""
+    assert result["image"] != before
+    assert (await made.look())["image"] == result["image"]
+    with pillow.open(io.BytesIO(base64.b64decode(result["image"].url.partition(",")[2]))) as image:
+        bare = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array")
+        bare.reset(seed=1)
+        bare.step(1)
+        assert image.tobytes() == bare.render().tobytes()
+        bare.close()
+    assert "there is no action 'fly'" in (await made.act("fly"))["observation"]
+    await made.close()
+
+
+async def test_images_of_drawn_tasks_are_small_and_seeded() -> None:
+    pytest.importorskip("pygame", reason="Gymnasium draws its own games with pygame: pip install 'gymnasium[toy-text]'")
+
+    class Pole(VisualGymnasium):
+        env_id = "CartPole-v1"
+        max_edge = 96
+
+    rows = Pole.draw_tasks("train", 3)
+    assert rows == Pole.draw_tasks("train", 3)
+    assert {row["question"] for row in rows} == {"Actions: 0, 1."}
+    assert all(row["image"].startswith("data:image/png") for row in rows)
+
+
+async def test_environment_without_images_is_rejected() -> None:
+    class Silent(gymnasium.Env):  # type: ignore[misc, name-defined]
+        action_space = gymnasium.spaces.Discrete(2)
+        observation_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+            return 0, {}
+
+    gymnasium.register("Silent-v0", Silent)
+    try:
+        with pytest.raises(ConfigError, match="renders no images"):
+            await reset_env(VisualGymnasium, {"question": "?", "env_id": "Silent-v0", "seed": 1})
+    finally:
+        del gymnasium.registry["Silent-v0"]

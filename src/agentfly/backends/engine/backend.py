@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
@@ -17,7 +18,8 @@ from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner,
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
 from agentfly.backends.engine.scheduler import CPU_ROWS, CPU_TOKENS, GPU_ROWS, GPU_TOKENS
-from agentfly.errors import ConfigError, describe
+from agentfly.backends.engine.vision import RequestImages, mark_images, takes_images
+from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec
 from agentfly.templates.template import Template
@@ -25,6 +27,7 @@ from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import release_helpers
 from agentfly.types import Completion
 from agentfly.validation import PositiveInt, validate
+from agentfly.vision import Vision
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class TransformersBackend(Backend):
         self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
+        self._vision: Vision | None = None
         self._token_texts: dict[int, str] = {}
         most = tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         if not gpu:
@@ -95,6 +99,9 @@ class TransformersBackend(Backend):
 
     def attach(self, template: Template) -> None:
         self._codec = template.codec
+        if takes_images(self.model) and not isinstance(self._runner, SequentialRunner):
+            self._vision = template.vision
+        self.sees_images = self._vision is not None
 
     async def generate(self, request: Request) -> Completion:
         """Sample one turn, batched with all others.
@@ -103,15 +110,24 @@ class TransformersBackend(Backend):
         is raised here and ends this turn only.
         """
         assert self.context_length is not None
-        if request.images:
-            raise ConfigError("this backend shows a model text only")
         reject_extremes(request.sampling)
         prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
+        images = None
+        if request.images:
+            if self._vision is None:
+                raise ConfigError("this model takes no images: it has no vision tower, or its folder has no processor")
+            positions = np.asarray(request.image_positions, np.int64)
+            images = RequestImages([self._vision.encode(image) for image in request.images], positions)
+            if sum(image.num_tokens for image in images.images) != len(positions):
+                raise BackendFault(f"the prompt has {len(positions)} image tokens, its images need another number")
+            prompt = mark_images(prompt, positions, images.images)
         room = self.context_length - len(prompt)
         if request.sampling.stop:
             self._decode([])
         limit = min(int(request.sampling.max_tokens or room), room)
-        return await self._engine.sample(EngineRequest(request, prompt, limit, self._decode, self._token_texts))
+        return await self._engine.sample(
+            EngineRequest(request, prompt, limit, self._decode, texts=self._token_texts, images=images)
+        )
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._codec is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,13 +52,13 @@ class StepGraph(AttentionLayout):
         self._keys = 128 if size <= SMALL else 64
         self.tile_tokens = kernels.tile_tokens(heads, key_heads, self._queries)
         tiles = min(size, runner.max_rows + size // self.tile_tokens + 2)
-        lengths = [size] * 3 + [tiles] * 2 + [self.samples] * 4
+        lengths = [size] * 4 + [tiles] * 2 + [self.samples] * 4
         self._device = torch.zeros(sum(lengths), dtype=torch.int32, device=runner.device)
         self._host = [torch.zeros(sum(lengths), dtype=torch.int32, pin_memory=True) for _ in range(RING)]
         splits = np.cumsum(lengths)[:-1]
         self._arrays = [np.split(each.numpy(), splits) for each in self._host]
         (
-            self._ids, self.positions, self.rows, self.tile_first, self.tile_count,
+            self._ids, self.positions, self.rows, self._shifts, self.tile_first, self.tile_count,
             self._sample_at, self._sample_row, temperatures, uniforms,
         ) = self._device.split(lengths)  # fmt: skip
         self._temperatures = temperatures.view(torch.float32)
@@ -90,7 +92,10 @@ class StepGraph(AttentionLayout):
         runner = self._runner
         # An id below 0 stands for the token that the row sampled last, which only the GPU knows.
         ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
-        logits = runner.forward(ids[None], self.positions.long()[None], self, self._sample_at.long())
+        rotary = runner.rotary
+        if rotary is None:  # after the images of a prompt, rotary positions under M-RoPE are shifted
+            rotary = (self.positions + self._shifts if runner.sees_images else self.positions).long()[None]
+        logits = runner.forward(ids[None], rotary, self, self._sample_at.long())
         kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
         runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
         runner.logits_buffer[: self.samples].copy_(logits)  # one buffer for all graphs, read where there are filters
@@ -112,7 +117,11 @@ class StepGraph(AttentionLayout):
         self._turn = (self._turn + 1) % RING
         self._fill(self._arrays[self._turn], batch)
         self._device.copy_(self._host[self._turn], non_blocking=True)
-        if self._graph is not None:
+        prompts = batch.requests[batch.decodes :]
+        if self._runner.sees_images and any(request.images is not None for request in prompts):
+            with self._runner.use_images(batch, self.size):  # kernel by kernel: features are not inputs of the graph
+                self._step()
+        elif self._graph is not None:
             self._graph.replay()
         else:
             self._step()
@@ -136,7 +145,7 @@ class StepGraph(AttentionLayout):
 
     def _fill(self, arrays: list[np.ndarray], batch: Batch | None) -> None:
         """Write the inputs of a step; tokens beyond the batch belong to a row that no request has."""
-        ids, positions, rows, tile_first, tile_count, sample_at, sample_row, temperatures, uniforms = arrays
+        ids, positions, rows, shifts, tile_first, tile_count, sample_at, sample_row, temperatures, uniforms = arrays
         tokens = 0
         samples = 0
         firsts: list[np.ndarray] = []
@@ -148,13 +157,17 @@ class StepGraph(AttentionLayout):
             ids[:decodes] = -1
             positions[:decodes] = batch.starts[:decodes]
             rows[:decodes] = batch.rows[:decodes]
+            if self._runner.sees_images:
+                for index, request in enumerate(batch.requests[:decodes]):
+                    shifts[index] = 0 if request.images is None else request.images.shift
             firsts.append(np.arange(decodes))
             counts.append(np.ones(decodes, np.int64))
             chunks = zip(batch.rows[decodes:], batch.starts[decodes:], batch.counts[decodes:], strict=True)
             for row, start, count in chunks:
                 part = slice(tokens, tokens + count)
-                ids[part] = tables.tokens[row, start : start + count]
+                ids[part] = np.maximum(tables.tokens[row, start : start + count], 0)  # negative: of an image
                 positions[part] = np.arange(start, start + count)
+                shifts[part] = 0  # with images, `GraphRunner.rotary` has the positions
                 rows[part] = row
                 spans.append((tokens, int(count)))
                 tokens += int(count)
@@ -168,6 +181,7 @@ class StepGraph(AttentionLayout):
             uniforms.view(np.float32)[:samples] = np.minimum(numbers, np.float32(1 - 2**-24))
         ids[tokens:] = 0
         positions[tokens:] = 0
+        shifts[tokens:] = 0
         rows[tokens:] = self._runner.max_rows
         if tokens < self.size:
             spans.append((tokens, self.size - tokens))
@@ -216,6 +230,8 @@ class GraphRunner(ModelRunner):
         self._graphs: dict[int, StepGraph] = {}
         self._turn = 0
         self.captures = True
+        self.rotary: torch.Tensor | None = None
+        """[1 or 3, tokens] rotary positions of a step with images; None: those of the step's own buffers."""
         if compiled:
             compile_layers(self.model)
 
@@ -246,6 +262,16 @@ class GraphRunner(ModelRunner):
             self._refresh_weights()
             self._update_table()
             return self._graph(batch.tokens).replay(batch)
+
+    @contextmanager
+    def use_images(self, batch: Batch, size: int) -> Iterator[None]:
+        """During one step, put the features of the batch's images into their places."""
+        features, indices, self.rotary = self.image_inputs(batch, size)
+        try:
+            with self._overlay.use(features, indices):
+                yield
+        finally:
+            self.rotary = None
 
     def _graph(self, tokens: int) -> StepGraph:
         """The graph for a step of so many tokens."""

@@ -18,11 +18,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load a causal language model for sampling."""
-    from transformers import AutoModelForCausalLM
-
+    """Load a causal language model for sampling, with its vision tower if it has one."""
+    auto = auto_class(load_config(name))
     with hide_progress_bars(), _explain_missing(name):
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        model: Any = auto.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     return apply_softcap(model.to(device).eval())
 
 
@@ -35,6 +34,14 @@ def apply_softcap(model: Any) -> Any:
     if getattr(config, "attn_logit_softcapping", None) is not None and config._attn_implementation == "sdpa":
         model.set_attn_implementation("eager")
     return model
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that loads a model of this configuration. Most vision models are known as such only."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_vision = hasattr(config, "vision_config") and type(config) not in AutoModelForCausalLM._model_mapping
+    return AutoModelForImageTextToText if is_vision else AutoModelForCausalLM
 
 
 def load_config(name: str) -> Any:

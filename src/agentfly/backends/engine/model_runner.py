@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from agentfly.backends.base import Request
+from agentfly.backends.base import Request, Tokens
 from agentfly.backends.engine import attention, packed_linear
 from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
 from agentfly.backends.engine.batch import Batch, Output
@@ -21,8 +21,10 @@ from agentfly.backends.engine.memory import zeros
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
+from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay, takes_images
 from agentfly.errors import describe
 from agentfly.types import Sampling
+from agentfly.vision import EncodedImage
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +63,9 @@ class ModelRunner:
         self.device = parameter.device
         self.model = self._build_model(model)
         packed_linear.pack(self.model)
+        self.sees_images = takes_images(model)
+        self._overlay = FeatureOverlay(self.model)
+        self.features = FeatureCache()
         self._weights_changed = False
         self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
 
@@ -90,6 +95,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Drop what was derived from the weights: they are about to change."""
         packed_linear.unpack_weights(self.model)
+        self.features.clear()
         self._weights_changed = True
 
     def _refresh_weights(self) -> None:
@@ -114,7 +120,7 @@ class ModelRunner:
         self.reset()  # a packed layer cannot be copied
         plain = share_weights(self.model, "eager")
         hooks = [module.register_forward_hook(look(name)) for name, module in plain.named_modules() if name]
-        plain(torch.tensor([list(tokens)], device=self.device))
+        plain(torch.tensor([[max(token, 0) for token in tokens]], device=self.device))  # negative: of an image
         for hook in hooks:
             hook.remove()
         return found[0] if found else ""
@@ -126,6 +132,8 @@ class ModelRunner:
         begins = np.cumsum(batch.counts) - batch.counts
         positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
         packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
+        if self.sees_images:
+            packed[0].clip(0, out=packed[0])  # negative: of an image, whose features replace it
         tensor = torch.from_numpy(packed).to(self.device)
         spans = []
         for row, start, count in zip(batch.rows.tolist(), batch.starts.tolist(), batch.counts.tolist(), strict=True):
@@ -135,7 +143,46 @@ class ModelRunner:
             spans.append(QuerySpan(count, start, int(tables.slots[row, 0]), slots))
         ends = np.cumsum(batch.counts)[batch.samples] - 1
         layout = DenseAttention(self.kv_cache, tensor[2], spans)
-        return self.forward(tensor[:1], tensor[1:2], layout, torch.from_numpy(ends).to(self.device))
+        kept = torch.from_numpy(ends).to(self.device)
+        if not (self.sees_images and any(request.images for request in batch.requests)):
+            return self.forward(tensor[:1], tensor[1:2], layout, kept)
+        features, indices, rotary = self.image_inputs(batch)
+        with self._overlay.use(features, indices):
+            return self.forward(tensor[:1], rotary, layout, kept)
+
+    def image_inputs(
+        self, batch: Batch, size: int | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        """Features, their indices in the batch, and rotary positions ([1, tokens] or [3, 1, tokens]) of a batch.
+
+        `size`: number of tokens that the positions are padded to.
+        """
+        needed = []
+        parts: list[tuple[EncodedImage, slice]] = []
+        indices = []
+        rotary = []
+        begin = 0
+        for request, start, count in zip(batch.requests, batch.starts.tolist(), batch.counts.tolist(), strict=True):
+            if request.images is None:
+                rotary.append(np.arange(start, start + count)[None])
+            else:
+                request.images.prepare(self.model, request.prompt)
+                rotary.append(request.images.rotary(start, count))
+                inside = request.images.within(start, count)
+                needed += [image for image, _ in inside]
+                parts += inside
+                indices.append(request.images.indices(start, count) + begin)
+            begin += count
+        axes = max(map(len, rotary))
+        positions = np.concatenate([np.broadcast_to(each, (axes, each.shape[1])) for each in rotary], 1)
+        positions = np.pad(positions, ((0, 0), (0, (size or begin) - begin)))
+        moved = torch.from_numpy(positions).to(self.device)
+        at = moved if axes == 1 else moved[:, None]
+        if not parts:
+            return None, None, at
+        found = self.features.load(self.model, needed)
+        rows = torch.cat([found[image.digest][part] for image, part in parts])
+        return rows, torch.from_numpy(np.concatenate(indices)).to(self.device), at
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, layout: AttentionLayout, kept: torch.Tensor
@@ -192,9 +239,14 @@ def sampling_rows(batch: Batch) -> list[SamplingRow]:
     requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
     sampling = [request.request.sampling for request in requests]
     return [
-        SamplingRow(each, number, tables.tokens[row, :end] if each.repetition_penalty != 1.0 else None)
+        SamplingRow(each, number, _text_tokens(tables.tokens[row, :end]) if each.repetition_penalty != 1.0 else None)
         for each, number, row, end in zip(sampling, uniforms, rows, ends, strict=True)
     ]
+
+
+def _text_tokens(tokens: Tokens) -> Tokens:
+    """Tokens without those of images."""
+    return tokens[tokens >= 0]
 
 
 def bytes_per_token(model: Any) -> int:
@@ -208,7 +260,10 @@ def share_weights(model: Any, attention_by: str | None = None) -> Any:
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, memo)
     if attention_by is not None:
-        twin.set_attn_implementation(attention_by)
+        # Only the language model's attention is replaced; the tower of a vision model keeps its own.
+        text = model.config.get_text_config()
+        name = next((each for each in model.config.sub_configs if getattr(model.config, each, None) is text), None)
+        twin.set_attn_implementation(attention_by if name is None else {name: attention_by})
     return twin.eval()
 
 

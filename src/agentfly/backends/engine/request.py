@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agentfly.backends.base import Request, Tokens
 from agentfly.backends.engine.prefix_cache import RadixNode
+from agentfly.backends.engine.vision import RequestImages
 from agentfly.errors import describe
 from agentfly.types import Completion
 
@@ -35,10 +36,18 @@ class EngineRequest:
     """One turn while it is sampled."""
 
     def __init__(
-        self, request: Request, prompt: Tokens, limit: int, decode: Decode = str, texts: dict[int, str] | None = None
+        self,
+        request: Request,
+        prompt: Tokens,
+        limit: int,
+        decode: Decode = str,
+        texts: dict[int, str] | None = None,
+        images: RequestImages | None = None,
     ) -> None:
         """`limit`: most tokens to sample. `decode`: token ids to text, for stop strings. `texts`: a cache of single
-        tokens' texts, shared by requests."""
+        tokens' texts, shared by requests. `prompt`: image tokens are replaced by negative numbers, see `mark_images`.
+        """
+        self.images = images
         self.request = request
         self.prompt = prompt
         self.limit = limit

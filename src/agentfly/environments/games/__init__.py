@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentfly.environments.games.chess_puzzle import ChessPuzzle, lichess_tasks
     from agentfly.environments.games.frozen_lake import FrozenLake
     from agentfly.environments.games.game import GameEnvironment, TextGame
-    from agentfly.environments.games.gymnasium_env import GymnasiumEnvironment
+    from agentfly.environments.games.gymnasium_env import GymnasiumEnvironment, VisualGymnasium
     from agentfly.environments.games.openenv_env import OpenEnvEnvironment
     from agentfly.environments.games.reasoning_gym import ReasoningGym
     from agentfly.environments.games.sokoban import Sokoban
@@ -30,6 +30,7 @@ __all__ = [
     "TextArenaGame",
     "TextGame",
     "TextWorldGame",
+    "VisualGymnasium",
     "lichess_tasks",
 ]
 
@@ -44,6 +45,7 @@ _MODULES = {
     "TextArenaGame": "textarena_game",
     "TextGame": "game",
     "TextWorldGame": "textworld_game",
+    "VisualGymnasium": "gymnasium_env",
     "lichess_tasks": "chess_puzzle",
 }
 

@@ -1,12 +1,13 @@
-"""Adapter for Gymnasium environments with discrete, integer-vector or text actions.
+"""Adapters for Gymnasium environments with discrete, integer-vector or text actions.
 
-The model sees the environment's text rendering (`ansi`) if it has one, else the observation as JSON. Terminal colors
-are written out: `[x]` is highlighted, `x(blue)` is colored.
+`GymnasiumEnvironment` shows the environment's text rendering (`ansi`) if it has one, else the observation as JSON.
+Terminal colors are written out: `[x]` is highlighted, `x(blue)` is colored. `VisualGymnasium` shows images.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -16,7 +17,8 @@ from agentfly.environments.games.game import TextGame
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
-from agentfly.types import Task
+from agentfly.tooling import tool
+from agentfly.types import Image, Task
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "FrozenLake": ("left", "down", "right", "up"),
@@ -41,6 +43,8 @@ class GymnasiumEnvironment(TextGame):
     """Keyword arguments of `gymnasium.make`; default for the task's column `settings`."""
     actions: ClassVar[Sequence[str]] = ()
     """Action names in order; empty for the known names of the environment, or numbers."""
+    _render_mode: ClassVar[str] = "ansi"
+    """Rendering that is used if the environment has it."""
     _env: Any = None
     _made_with: tuple[Any, dict[str, Any]] | None = None
 
@@ -54,18 +58,18 @@ class GymnasiumEnvironment(TextGame):
 
         def make_row(number: int) -> dict[str, Any]:
             row = {"env_id": cls.env_id, "settings": dict(cls.settings), "seed": number}
-            env.begin_task(row)
-            return {"question": f"{env.describe_actions()}\n{env.view}", **row}
+            return {**env.describe_task(row), **row}
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             row = make_row(random.randrange(2**31))
-            return (row["question"] if varied else str(row["seed"])), row
+            return (str([row["question"], row.get("image")]) if varied else str(row["seed"])), row
 
         try:
-            varied = len({make_row(number)["question"] for number in range(_PROBES)}) > 1
+            first = [make_row(number) for number in range(_PROBES)]
+            varied = len({(row["question"], row.get("image")) for row in first}) > 1
             return sample_tasks(cls.env_id, split, count, seed, draw, allow_repeats=True)
         finally:
-            env._close_env()
+            env.close_env()
 
     async def reset(self, task: Task) -> None:
         """Start with the columns `env_id`, `settings`, `seed` and `options`."""
@@ -76,15 +80,15 @@ class GymnasiumEnvironment(TextGame):
         self.begin()
         wanted = columns.get("env_id", self.env_id), dict(columns.get("settings", self.settings))
         if self._env is None or self._made_with != wanted:
-            self._close_env()
+            self.close_env()
             with require_extra("GymnasiumEnvironment", "gymnasium"):
                 import gymnasium
             env_id, settings = wanted
             try:
                 made = gymnasium.make(env_id, disable_env_checker=True, **settings)
-                if "ansi" in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
+                if self._render_mode in made.metadata.get("render_modes", ()) and "render_mode" not in settings:
                     made.close()
-                    made = gymnasium.make(env_id, disable_env_checker=True, render_mode="ansi", **settings)
+                    made = gymnasium.make(env_id, disable_env_checker=True, render_mode=self._render_mode, **settings)
             except (gymnasium.error.Error, ModuleNotFoundError, TypeError, AttributeError) as error:
                 raise ConfigError(f"Gymnasium cannot make {env_id!r:.80}: {describe(error)}") from error
             self._env, self._made_with = made, wanted
@@ -106,6 +110,11 @@ class GymnasiumEnvironment(TextGame):
         self.won = bool(terminated) and float(reward) > 0
         self.view = self._render(observation)
         return self.view + ("\nThe game is over." if self.over else "")
+
+    @property
+    def unwrapped(self) -> Any:
+        """Gymnasium's environment without its wrappers."""
+        return self._env.unwrapped
 
     def describe_actions(self) -> str:
         """The available actions."""
@@ -131,6 +140,11 @@ class GymnasiumEnvironment(TextGame):
         except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
             return None
 
+    def describe_task(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a task with these columns, and return those that show the actions and the first observation."""
+        self.begin_task(columns)
+        return {"question": f"{self.describe_actions()}\n{self.view}"}
+
     def _render(self, observation: Any) -> str:
         if self._env.render_mode == "ansi":
             return write_out_colors(self._env.render()).strip("\n")
@@ -138,13 +152,57 @@ class GymnasiumEnvironment(TextGame):
             return observation
         return json.dumps(observation, default=lambda value: value.tolist())  # NumPy scalars and arrays
 
-    def _close_env(self) -> None:
+    def close_env(self) -> None:
+        """Close Gymnasium's environment, if there is one."""
         if self._env is not None:
             self._env.close()
             self._env = None
 
     async def close(self) -> None:
-        self._close_env()
+        self.close_env()
+
+
+class VisualGymnasium(GymnasiumEnvironment):
+    """A Gymnasium environment that renders images (`rgb_array`): the model sees these instead of text."""
+
+    max_edge: ClassVar[int] = 384
+    """Larger images are reduced so that their longer edge has this many pixels."""
+    _render_mode = "rgb_array"
+    _frame: Image | None = None
+
+    def describe_task(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a task with these columns, and return those that show the actions and the first image."""
+        self.begin_task(columns)
+        assert self._frame is not None
+        return {"question": self.describe_actions(), "image": self._frame.url}
+
+    def _render(self, observation: Any) -> str:
+        with require_extra("VisualGymnasium", "vision"):
+            from PIL import Image as Pillow
+        if self._env.render_mode != "rgb_array":
+            raise ConfigError(f"{self._env.spec.id} renders no images (rgb_array); GymnasiumEnvironment shows its text")
+        shown = os.environ.get("SDL_VIDEODRIVER")
+        os.environ["SDL_VIDEODRIVER"] = "dummy"  # for pygame, which would look for a display
+        try:
+            image = Pillow.fromarray(self._env.render())
+        except Exception as error:
+            raise ConfigError(f"{self._env.spec.id} cannot be drawn: {describe(error)}") from error
+        finally:
+            del os.environ["SDL_VIDEODRIVER"]
+            os.environ |= {"SDL_VIDEODRIVER": shown} if shown is not None else {}
+        image.thumbnail((self.max_edge, self.max_edge))
+        self._frame = Image.of(image)
+        return ""
+
+    async def play(self, action: Any) -> dict[str, Any]:
+        """Carry out an action unless the game is over; returns the tool result with the image after it."""
+        result = await super().play(action)
+        return {**result, "observation": result["observation"].strip("\n"), "image": self._frame}
+
+    @tool
+    async def look(self) -> dict[str, Any]:
+        """Show again what there is to see now."""
+        return {"observation": "", "image": self._frame}
 
 
 def write_out_colors(rendering: str) -> str:

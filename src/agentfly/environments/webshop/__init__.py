@@ -2,5 +2,6 @@
 
 from agentfly.environments.webshop.environment import WebShop
 from agentfly.environments.webshop.official import official_tasks
+from agentfly.environments.webshop.visual import VisualWebShop
 
-__all__ = ["WebShop", "official_tasks"]
+__all__ = ["VisualWebShop", "WebShop", "official_tasks"]

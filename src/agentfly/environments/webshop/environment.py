@@ -74,7 +74,7 @@ class WebShop(Environment):
         Args:
             keywords: What to look for.
         """
-        return self._respond("" if self.session.search(keywords) else "Give some words to search for.")
+        return await self._respond("" if self.session.search(keywords) else "Give some words to search for.")
 
     @tool(max_length=20_000)
     async def click(self, label: str) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class WebShop(Environment):
             label: What to click, in the words that stand on the page.
         """
         if self.session.click(label):
-            return self._respond()
+            return await self._respond()
         there = ", ".join(part.text for part in self.session.clickable.values()) or "nothing; search instead"
-        return self._respond(f"There is no {label!r:.80} to click here. There is: {there}.")
+        return await self._respond(f"There is no {label!r:.80} to click here. There is: {there}.")
 
-    def _respond(self, error: str = "") -> dict[str, Any]:
+    async def _respond(self, error: str = "") -> dict[str, Any]:
         page = f"{error}\n\n{self.page()}" if error else self.page()
         return {"observation": page, "valid": not error, "ends_chain": self.score is not None}
 

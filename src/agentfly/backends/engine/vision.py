@@ -1,0 +1,215 @@
+"""Images in a forward pass: features of the vision tower take the place of embeddings, at positions known in advance.
+
+No pixels go through `model.forward`, so that packed batches, prompts in chunks and cached prefixes work as for text,
+and a placeholder that the model sampled stays a token. Features and rotary positions are computed by the model itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentfly.backends.base import Tokens
+from agentfly.vision import EncodedImage
+
+FEATURE_BYTES = 1 << 29
+"""Size of the cache of features."""
+Ints = npt.NDArray[np.int64]
+
+
+def takes_images(model: Any) -> bool:
+    """Whether a model has a vision tower."""
+    return hasattr(model, "get_image_features")
+
+
+def tower_parameters(model: Any) -> list[Tensor]:
+    """All weights outside of the language model and its head: the vision tower and what connects it."""
+    if not takes_images(model):
+        return []
+    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    language = {id(each) for part in parts for each in part.parameters()}
+    return [each for each in model.parameters() if id(each) not in language]
+
+
+class FeatureOverlay:
+    """Hooks of one model object that write features over the output of its embedding layer.
+
+    Features that a model adds to the hidden states after its first layers (DeepStack of Qwen3-VL) follow in the same
+    row: [token, width * (1 + layers)].
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._features: Tensor | None = None
+        self._indices: Tensor | None = None
+        if takes_images(model):
+            model.get_input_embeddings().register_forward_hook(self._overwrite)
+            model.get_decoder().register_forward_pre_hook(self._add_deepstack, with_kwargs=True)
+
+    @contextmanager
+    def use(self, features: Tensor | None, indices: Tensor | None) -> Iterator[None]:
+        """During one forward pass, put features at these ascending indices of the flattened batch."""
+        self._features = features
+        self._indices = indices
+        try:
+            yield
+        finally:
+            self._features = self._indices = None
+
+    def _overwrite(self, _: Any, __: Any, embeddings: Tensor) -> Tensor | None:
+        if self._features is None or self._indices is None:
+            return None
+        width = embeddings.shape[-1]
+        rows = self._features[:, :width].to(embeddings.dtype)
+        return embeddings.flatten(0, 1).index_copy(0, self._indices, rows).view(embeddings.shape)
+
+    def _add_deepstack(self, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if self._features is None or self._indices is None:
+            return None
+        embeddings: Tensor = named["inputs_embeds"]
+        width = embeddings.shape[-1]
+        if self._features.shape[-1] == width:
+            return None
+        mask = torch.zeros(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
+        mask.view(-1)[self._indices] = True
+        layers = [each.to(embeddings.dtype) for each in self._features.split(width, -1)[1:]]
+        return args, {**named, "visual_pos_masks": mask, "deepstack_visual_embeds": layers}
+
+
+class FeatureCache:
+    """Features by image, until the weights change."""
+
+    def __init__(self) -> None:
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._bytes = 0
+        self.computed = 0
+        """Images that went through the tower so far."""
+
+    def clear(self) -> None:
+        self._features.clear()
+        self._bytes = 0
+
+    def load(self, model: Any, images: Sequence[EncodedImage]) -> dict[bytes, Tensor]:
+        """The features of the images by digest; those that are missing are computed together."""
+        missing = {image.digest: image for image in images if image.digest not in self._features}
+        found = compute_features(model, list(missing.values()))
+        self.computed += len(missing)
+        for digest, features in found.items():
+            self._features[digest] = features
+            self._bytes += features.nbytes
+        for image in images:
+            self._features.move_to_end(image.digest)
+            found[image.digest] = self._features[image.digest]
+        while self._bytes > FEATURE_BYTES:
+            self._bytes -= self._features.popitem(last=False)[1].nbytes
+        return found
+
+
+def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, Tensor]:
+    """[token, width] features of each image by digest, from the model's own tower. Images of equal shape run together.
+
+    DeepStack features are concatenated behind the others, see `FeatureOverlay`.
+    """
+    batches: dict[Any, list[EncodedImage]] = {}
+    for image in {image.digest: image for image in images}.values():
+        shape = tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(image.inputs.items()))
+        batches.setdefault(shape, []).append(image)
+    features: dict[bytes, Tensor] = {}
+    for batch in batches.values():
+        names = batch[0].inputs
+        inputs = {name: torch.cat([image.inputs[name] for image in batch]).to(model.device) for name in names}
+        out = model.get_image_features(**inputs, return_dict=True)
+        layers = []
+        for each in (out.pooler_output, *(getattr(out, "deepstack_features", None) or ())):
+            # One tensor of all images, or one tensor per image, depending on the family.
+            parts = each if isinstance(each, list | tuple) else [each]
+            layers.append(torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]))
+        rows = torch.cat(layers, -1)
+        for image, own in zip(batch, rows.split([image.num_tokens for image in batch]), strict=True):
+            features[image.digest] = own
+    return features
+
+
+def rotary_positions(model: Any, tokens: Tokens, positions: Ints, images: Sequence[EncodedImage]) -> Ints | None:
+    """[3, tokens] positions of a sequence with images under M-RoPE; None for a model whose positions simply count.
+
+    The token after the sequence has the position `1 + maximum`.
+    """
+    if not images:
+        return None
+    owner = next((part for part in model.modules() if hasattr(part, "get_rope_index")), None)
+    if owner is None:
+        return None
+    kinds = torch.zeros(1, len(tokens), dtype=torch.int)
+    kinds[0, torch.from_numpy(np.asarray(positions, np.int64))] = 1
+    grids = torch.cat([image.inputs["image_grid_thw"] for image in images])
+    ids = torch.from_numpy(np.asarray(tokens, np.int64))[None]
+    found, _ = owner.get_rope_index(ids, kinds, image_grid_thw=grids)
+    out: Ints = found[:, 0].numpy()
+    return out
+
+
+def mark_images(prompt: Tokens, positions: Ints, images: Sequence[EncodedImage]) -> Tokens:
+    """The prompt with negative numbers made of each image's digest in place of its tokens.
+
+    The prefix cache compares these: two images of one size have the same tokens, but not the same keys and values.
+    """
+    marked = prompt.copy()
+    start = 0
+    for image in images:
+        own = positions[start : start + image.num_tokens]
+        words = np.frombuffer(image.digest[:8], np.uint32).astype(np.int64) % (2**31 - 2)
+        marked[own] = -1 - words[np.arange(len(own)) % 2]
+        start += len(own)
+    return marked
+
+
+class RequestImages:
+    """The images of one request: where their features go, and the rotary positions of the prompt."""
+
+    def __init__(self, images: Sequence[EncodedImage], positions: Ints) -> None:
+        self.images = images
+        self.positions = positions
+        self._starts = np.cumsum([0, *(image.num_tokens for image in images)])
+        self._rotary: Ints | None = None
+        self._prompt_length = 0
+
+    def within(self, start: int, count: int) -> list[tuple[EncodedImage, slice]]:
+        """The images with tokens among `count` tokens from `start` on, with the part of their features."""
+        low, high = np.searchsorted(self.positions, [start, start + count])
+        out = []
+        for image, first in zip(self.images, self._starts, strict=False):
+            part = slice(max(int(low - first), 0), min(int(high - first), image.num_tokens))
+            if part.start < part.stop:
+                out.append((image, part))
+        return out
+
+    def indices(self, start: int, count: int) -> Ints:
+        """Indices of image tokens among `count` tokens from `start` on, relative to `start`."""
+        low, high = np.searchsorted(self.positions, [start, start + count])
+        return self.positions[low:high] - start
+
+    def prepare(self, model: Any, prompt: Tokens) -> None:
+        """Compute the rotary positions of the prompt."""
+        if not self._prompt_length:
+            self._prompt_length = len(prompt)
+            self._rotary = rotary_positions(model, np.maximum(prompt, 0), self.positions, self.images)
+
+    @property
+    def shift(self) -> int:
+        """Rotary position minus position of the tokens after the prompt."""
+        return 0 if self._rotary is None else int(self._rotary.max()) + 1 - self._prompt_length
+
+    def rotary(self, start: int, count: int) -> Ints:
+        """[3 or 1, count] rotary positions of tokens, also of those after the prompt."""
+        after = np.arange(start, start + count) + self.shift
+        if self._rotary is None:
+            return after[None]
+        known = self._rotary[:, start : start + count]
+        return np.concatenate([known, np.broadcast_to(after[known.shape[1] :], (3, count - known.shape[1]))], 1)

@@ -1,0 +1,162 @@
+"""Questions about images, with a tool that zooms into a part; and the reward for the exact answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agentfly import threads
+from agentfly.environment import Environment
+from agentfly.environments.task_sampling import belongs_to, sample_tasks
+from agentfly.errors import ConfigError, DataError, describe
+from agentfly.extras import require_extra
+from agentfly.rewards.answers import extract_answer
+from agentfly.scoring import reward
+from agentfly.tooling import tool
+from agentfly.types import Image, Task, ToolCall
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+    from agentfly.environments.image_qa.scenes import Scene
+
+KINDS = ("chart", "table", "map", "document")
+UNITS = 1000
+"""Coordinates go from 0 to this, whatever the size of the image in pixels."""
+MIN_PIXELS = 8
+"""Smallest width and height of a part to zoom into, in pixels of the image."""
+
+
+class ImageQA(Environment):
+    """An image with a question about it; parts of the image can be enlarged."""
+
+    scored_by = "image_qa_match"
+    max_edge: ClassVar[int] = 384
+    """Pixels of the longer edge of what the model sees: the overview in drawn tasks, and every zoomed part."""
+
+    @classmethod
+    def draw_tasks(
+        cls, split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] = KINDS
+    ) -> list[dict[str, Any]]:
+        """Charts, tables, maps and documents (`kinds`), each with a question that has one exact answer."""
+        from agentfly.environments.image_qa.scenes import draw_scene
+
+        if not kinds or not set(kinds) <= set(KINDS):
+            raise ConfigError(f"kinds are some of {', '.join(KINDS)}, not {list(kinds)!r:.80}")
+
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]] | None:
+            kind, number = random.choice(list(kinds)), random.randrange(2**53)
+            content = f"{kind} {number}"
+            if not belongs_to(content, split):  # before the drawing, which is what takes time
+                return None
+            scene = draw_scene(kind, number)
+            overview = Image.of(resize(scene.image, cls.max_edge)).url
+            columns = {"question": scene.question, "image": overview, "answer": scene.answer}
+            return content, {**columns, "kind": kind, "seed": number}
+
+        return sample_tasks("image_qa", split, count, seed, draw)
+
+    async def reset(self, task: Task) -> None:
+        """Load the image: drawn in full size from the columns `kind` and `seed`, else the column `image`."""
+        self.scene: Scene | None = None
+        self._zooms = 0
+        columns = task.columns
+        if "kind" in columns:
+            from agentfly.environments.image_qa.scenes import draw_scene
+
+            self.scene = await threads.call(draw_scene, columns["kind"], columns.get("seed"))
+            self.image = self.scene.image
+        elif columns.get("image") is not None:
+            self.image = await threads.call(decode_image, Image.of(columns["image"]))
+        else:
+            raise DataError(f"task {task.id!r} has no column 'image'; ImageQA.draw_tasks draws tasks that have")
+
+    @tool
+    async def zoom(self, left: int, top: int, right: int, bottom: int) -> dict[str, Any]:
+        """Enlarge a part of the image. The coordinates go from 0 (left, top) to 1000 (right, bottom).
+
+        Args:
+            left: Left edge of the part.
+            top: Upper edge of the part.
+            right: Right edge of the part, greater than left.
+            bottom: Lower edge of the part, greater than top.
+        """
+        if not (0 <= left < right <= UNITS and 0 <= top < bottom <= UNITS):
+            wrong = f"Error: left < right and top < bottom must be from 0 to {UNITS}."
+            return {"observation": f"{wrong} You gave {left}, {top}, {right}, {bottom}."[:300]}
+        width, height = self.image.size
+        # At least MIN_PIXELS in each direction, or the whole image if it is smaller.
+        box = (*_widen(left, right, width), *_widen(top, bottom, height))
+        self._zooms += 1
+        part = self.image.crop((box[0], box[2], box[1], box[3]))
+        return {"observation": "", "image": Image.of(resize(part, self.max_edge)), "pixels": list(part.size)}
+
+    def expert(self) -> ToolCall | str:
+        """Zoom into the part that shows the answer, then answer. Only drawn tasks have one."""
+        if self.scene is None:
+            raise ConfigError("ImageQA has an expert for the tasks that it draws, not for other images")
+        if self._zooms:
+            return self.scene.answer
+        left, top, right, bottom = self.scene.evidence
+        width, height = self.scene.image.size
+        return ToolCall(
+            "zoom",
+            {
+                "left": max(0, int(left / width * UNITS)),
+                "top": max(0, int(top / height * UNITS)),
+                "right": min(UNITS, int(right / width * UNITS) + 1),
+                "bottom": min(UNITS, int(bottom / height * UNITS) + 1),
+            },
+        )
+
+
+def _widen(start: int, end: int, pixels: int) -> tuple[int, int]:
+    """First and last pixel of a range of coordinates, widened to MIN_PIXELS where the image has as many."""
+    first, last = start * pixels // UNITS, -(-end * pixels // UNITS)
+    first = max(0, min(first, last - MIN_PIXELS))
+    return first, min(pixels, max(last, first + MIN_PIXELS))
+
+
+def resize(image: PIL.Image.Image, edge: int) -> PIL.Image.Image:
+    """Scale an image, keeping its proportions, so that its longer edge has `edge` pixels."""
+    from PIL import Image as Pillow
+
+    scale = edge / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Pillow.Resampling.BICUBIC)
+
+
+def decode_image(image: Image) -> PIL.Image.Image:
+    """Decode a `data:` URI. Raises DataError if it is an address, broken, or too large to decode safely."""
+    with require_extra("ImageQA", "vision"):
+        from PIL import Image as Pillow
+    header, _, data = image.url.partition(",")
+    if not header.startswith("data:") or not header.endswith(";base64"):
+        raise DataError(f"ImageQA opens files, bytes and data: URIs, and fetches nothing: {image.url!r:.80}")
+    try:
+        with Pillow.open(io.BytesIO(base64.b64decode(data, validate=True))) as opened:
+            return opened.convert("RGB")
+    except (binascii.Error, OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
+        raise DataError(f"the image of the task cannot be decoded: {describe(error):.200}") from error
+
+
+@reward
+def image_qa_match(prediction: str, answer: str) -> float:
+    """1 if the answer is right, else 0: equal numbers, or the same text without case, outer spaces and a final period.
+
+    The answer is the last `<answer>…</answer>` of the final reply, or the whole reply without one.
+    """
+    given, right = (_normalize(text) for text in (extract_answer(prediction), str(answer)))
+    return float(given == right)
+
+
+def _normalize(text: str) -> str | float:
+    plain = " ".join(text.lower().split()).removesuffix(".")
+    try:
+        return float(plain.replace(",", "")) if plain[:1].isdigit() or plain[:1] in "+-" else plain
+    except ValueError:
+        return plain

@@ -1,0 +1,238 @@
+"""MiniWoB++ (Liu et al., 2018) in a real Chromium: screenshots, and clicks, keys and text by pixel.
+
+The tasks' own pages run unchanged. A page is seeded before its first script runs, and the episode has no time limit, so
+an episode follows from the task and the actions alone; the reward is the page's own, without its discount for time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from agentfly.environment import Pool
+from agentfly.environments.browser import BrowserEnvironment, Key
+from agentfly.environments.task_sampling import sample_tasks
+from agentfly.errors import ConfigError, DataError
+from agentfly.extras import install_command
+from agentfly.scoring import reward
+from agentfly.tooling import tool
+from agentfly.types import Image, Task, ToolCall
+
+WIDTH, HEIGHT = 160, 210
+"""Pixels of a page."""
+WINDOW = (500, 240)
+"""Pixels of the browser's window, as in MiniWoB++: next to the page is a panel that the model does not see."""
+MAX_TEXT = 200
+"""Characters that can be typed in one action."""
+QUESTION = (
+    f"A web page of {WIDTH} × {HEIGHT} pixels is open. Its first lines, on yellow, say what to do. "
+    "Look at a screenshot, then act on the page until it is done."
+)
+TASKS = (
+    "click-button", "click-button-sequence", "click-checkboxes", "click-checkboxes-transfer", "click-color",
+    "click-dialog", "click-dialog-2", "click-link", "click-option", "click-tab", "click-test", "click-test-2",
+    "click-test-transfer", "click-widget", "enter-password", "enter-text", "enter-text-dynamic", "find-word",
+    "focus-text", "focus-text-2", "login-user", "odd-or-even", "simple-arithmetic", "unicode-test",
+)  # fmt: skip
+"""Tasks that have an expert, and are drawn by default."""
+_START = """
+new Promise((done) => {{
+  core.EPISODE_MAX_TIME = 86400000;
+  if (window.jQuery) jQuery.fx.off = true;
+  Math.seedrandom({seed});
+  core.startEpisodeReal();
+  window.expertClicked = false;
+  const wait = () => (WOB_TASK_READY ? done(core.getUtterance()) : setTimeout(wait, 10));
+  wait();
+}})
+"""
+
+
+class MiniWoB(BrowserEnvironment):
+    """A small web page with a goal, seen in screenshots and used with mouse and keyboard."""
+
+    # A browser has a process of its own, with a worker that ends with it.
+    pool = Pool(runtime="process", memory=400 << 20, start_timeout=300.0, reset_timeout=120.0)
+    scored_by = "miniwob_reward"
+    scale: ClassVar[int] = 1
+    """Screenshots are enlarged by this factor; coordinates stay those of the page."""
+    window_size = WINDOW
+
+    @classmethod
+    def draw_tasks(
+        cls, split: str = "train", count: int = 100, *, seed: int = 0, tasks: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Episodes of `tasks`, each with a seed of its own. None: all tasks that have an expert."""
+        names = list(TASKS if tasks is None else tasks)
+        for name in names:
+            find_page(name)
+
+        def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
+            row = {"task": random.choice(names), "seed": random.randrange(2**31)}
+            return f"{row['task']} {row['seed']}", {"question": QUESTION, **row}
+
+        return sample_tasks("miniwob", split, count, seed, draw)
+
+    async def start(self) -> None:
+        """Start the browser."""
+        find_html()
+        await super().start()
+
+    async def reset(self, task: Task) -> None:
+        """Load the page of the column `task` and start an episode with the column `seed`."""
+        name, seed = task.columns.get("task"), task.columns.get("seed")
+        if not isinstance(seed, int):
+            raise DataError(f"task {task.id!r} needs a whole number in the column 'seed', not {seed!r:.40}")
+        self.task = find_page(name)
+        self.score = 0.0
+        """The page's reward, from -1 to 1; 0 until the episode is over."""
+        self.over = False
+        self.actions = 0
+        """Number of actions on the page so far."""
+        await self.browser.open(f"/miniwob/{self.task}.html", functools.partial(serve_file, seed=seed))
+        self.instruction = str(await self.browser.evaluate(_START.format(seed=json.dumps(str(seed)))))
+
+    @tool
+    async def screenshot(self) -> dict[str, Any]:
+        """Look at the page."""
+        return await self._observe()
+
+    @tool
+    async def click(self, x: int, y: int) -> dict[str, Any]:
+        """Click on a point of the page. Shows the page after it.
+
+        Args:
+            x: Pixels from the left edge, 0 to 159.
+            y: Pixels from the upper edge, 0 to 209.
+        """
+        if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
+            return {"observation": f"Error: the page has {WIDTH} × {HEIGHT} pixels; there is no such point."}
+        return await self._act(lambda: self.browser.click(x, y))
+
+    @tool
+    async def type_text(self, text: str) -> dict[str, Any]:
+        """Type text into the element that was clicked on. Shows the page after it.
+
+        Args:
+            text: What to type.
+        """
+        if len(text) > MAX_TEXT:
+            return {"observation": f"Error: at most {MAX_TEXT} characters can be typed at once, not {len(text)}."}
+        typed = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no character
+        return await self._act(lambda: self.browser.type_text(typed))
+
+    @tool
+    async def press_key(self, key: Key) -> dict[str, Any]:
+        """Press a key. Shows the page after it.
+
+        Args:
+            key: Name of the key.
+        """
+        return await self._act(lambda: self.browser.press_key(key))
+
+    @tool
+    async def scroll(self, x: int, y: int, down: int) -> dict[str, Any]:
+        """Turn the mouse wheel over a point of the page. Shows the page after it.
+
+        Args:
+            x: Pixels from the left edge, 0 to 159.
+            y: Pixels from the upper edge, 0 to 209.
+            down: Pixels to scroll down; negative to scroll up.
+        """
+        if not (0 <= x < WIDTH and 0 <= y < HEIGHT and abs(down) <= 10_000):
+            return {"observation": f"Error: the page has {WIDTH} × {HEIGHT} pixels, and `down` is at most 10000."}
+        return await self._act(lambda: self.browser.scroll(x, y, down))
+
+    async def _act(self, action: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+        if self.over:
+            return {"observation": "The task is over.", "ends_chain": True}
+        self.actions += 1
+        await action()
+        self.over, self.score = await self.browser.evaluate(
+            "window.expertClicked = true, [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+        )
+        if self.over:
+            return {"observation": "The task is over.", "ends_chain": True}
+        return await self._observe()
+
+    async def _observe(self) -> dict[str, Any]:
+        data = await self.browser.screenshot(WIDTH, HEIGHT)
+        if self.scale != 1:
+            data = enlarge(data, self.scale)
+        return {"observation": "", "image": Image.of(data)}
+
+    async def expert(self) -> ToolCall | str:
+        """The next action of a program that reads the page's elements; tasks outside of TASKS have none."""
+        if self.over:
+            return "Done."
+        script = resources.files(__package__).joinpath("expert.js").read_text()
+        action = await self.browser.evaluate(f"({script})({json.dumps(self.task)})") if self.task in TASKS else None
+        if action is None:
+            raise ConfigError(f"MiniWoB has no expert for {self.task}; there is one for {', '.join(TASKS)}")
+        if "type" in action:
+            return ToolCall("type_text", {"text": action["type"]})
+        x, y = action["click"]
+        return ToolCall("click", {"x": x, "y": y})
+
+
+@functools.cache
+def find_html() -> Path:
+    """The folder with MiniWoB++'s pages. Raises ConfigError if the package is missing."""
+    found = importlib.util.find_spec("miniwob")  # found without importing it, which would register its environments
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(f"MiniWoB needs miniwob, which is not installed: {install_command('gui')}")
+    return Path(found.submodule_search_locations[0]) / "html"
+
+
+def find_page(name: object) -> str:
+    """The name of a task, if there is a page for it. Raises DataError."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9-]+", name) or not _page_path(name).is_file():
+        examples = ", ".join(TASKS[:4])
+        raise DataError(f"there is no MiniWoB++ task {name!r:.80}; there are {examples} and the others of the package")
+    return name
+
+
+def _page_path(name: str) -> Path:
+    return find_html() / "miniwob" / f"{name}.html"
+
+
+def serve_file(path: str, *, seed: int) -> bytes | None:
+    """A file of MiniWoB++ for the browser; None if there is none.
+
+    seed: of the random numbers, which some pages draw before the episode starts.
+    """
+    root = find_html()
+    file = (root / path.lstrip("/")).resolve()
+    if not file.is_relative_to(root.resolve()) or not file.is_file():
+        return None
+    content = file.read_bytes()
+    return content + f"\nMath.seedrandom({json.dumps(str(seed))});\n".encode() if path == "/core/core.js" else content
+
+
+def enlarge(png: bytes, scale: int) -> bytes:
+    """Enlarge an image by a whole factor."""
+    import io
+
+    from PIL import Image as Pillow
+
+    with Pillow.open(io.BytesIO(png)) as image:
+        larger = image.resize((image.width * scale, image.height * scale), Pillow.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    larger.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@reward
+def miniwob_reward(env: MiniWoB) -> dict[str, Any]:
+    """The page's own reward, -1 to 1, without its discount for time; 0 if the episode is not over.
+
+    Metrics: `success` (the reward is positive), and `actions`, the number of actions.
+    """
+    return {"reward": env.score, "success": float(env.score > 0), "actions": env.actions}

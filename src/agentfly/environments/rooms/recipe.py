@@ -1,0 +1,39 @@
+"""Rooms: read a number in an image, open that room, read the digit there.
+
+    pip install 'agentfly-rl[train,vision]'
+    agentfly train rooms
+    agentfly train rooms model=HuggingFaceTB/SmolVLM2-500M-Video-Instruct
+    agentfly train rooms model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
+
+No text says the number or the digit, and every image is drawn with other colors, places and noise: a model that does
+not look at both images is right in one of ten tasks. The tiny model has been taught to read digits and to use the tool
+in many ways, most of them wrong; rewards alone teach it to open the room that it reads.
+"""
+
+from typing import Any
+
+from agentfly.agents import HFAgent
+from agentfly.environments.rooms import Rooms
+from agentfly.rewards import digit_match
+from agentfly.training import TrainConfig
+
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[Rooms], reward=digit_match)
+
+
+tasks = Rooms.draw_tasks("train", 1000)
+eval_tasks = Rooms.draw_tasks("validation", 100)
+config = TrainConfig(
+    model="tiny-vision",
+    algorithm="grpo",
+    tasks_per_step=16,
+    num_chains=8,
+    max_turns=3,
+    sampling={"max_tokens": 32},
+    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
+    micro_batch_tokens=4096,
+    steps=50,
+    evaluation={"every": 10},
+    checkpoint={"every": 25},
+)

@@ -1,0 +1,136 @@
+"""Decodes, checks and normalizes images, so that every part of a run sees the same pixels.
+
+A normalized image is a PNG of one frame in RGB with at most `MAX_PIXELS` pixels, as a `data:` URI. Images are
+normalized once, when they enter the record; equal pixels then have equal URLs, and normalizing again changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from agentfly.errors import ConfigError, DataError, describe
+from agentfly.extras import require_extra
+from agentfly.types import Content, Image
+from agentfly.validation import validate_fields
+
+MAX_PIXELS = 4_194_304
+"""Larger images are scaled down to this many pixels (2048 x 2048)."""
+MAX_DECODED_PIXELS = 64_000_000
+"""Larger images are rejected before they are decoded: a file of some kilobytes can claim gigabytes of pixels."""
+MAX_ASPECT_RATIO = 200
+"""Narrower images are rejected, as the processors of Qwen models do."""
+FETCH_SECONDS = 20.0
+MAX_FETCHED_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """How an agent treats images."""
+
+    fetch: bool = False
+    """Whether images given by an http(s) address are downloaded for a model in this process."""
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> ImageConfig:
+        """Raises ConfigError for an unknown setting."""
+        if unknown := set(settings) - {each.name for each in fields(cls)}:
+            known = ", ".join(each.name for each in fields(cls))
+            raise ConfigError(f"image_config has no setting {sorted(unknown)[0]!r}; it has {known}")
+        config = cls(**settings)
+        validate_fields(config, "image_config: ")
+        return config
+
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Files of a model folder that describe its image processor."""
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+
+
+def open_image(image: Image) -> Any:
+    """Decode an image to a Pillow image in RGB. Raises DataError if it is broken, too large, too narrow or animated."""
+    with require_extra("decoding an image", "vision"):
+        import PIL.Image
+    _, comma, data = image.url.partition(";base64,")
+    if not comma or not image.url.startswith("data:"):
+        raise DataError(
+            f"the image {image.url!r:.120} is not a data: URI; image_config={{'fetch': True}} allows fetching addresses"
+        )
+    try:
+        opened: PIL.Image.Image = PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=_FORMATS)
+        width, height = opened.size
+        frames = getattr(opened, "n_frames", 1)
+        problem = ""
+        if width * height > MAX_DECODED_PIXELS:
+            problem = f"at most {MAX_DECODED_PIXELS:,} pixels are decoded"
+        elif max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+            problem = f"one side may be at most {MAX_ASPECT_RATIO} times the other"
+        elif frames > 1:
+            problem = f"it has {frames} frames; give one of them"
+        if problem:
+            raise DataError(f"an image of {width} x {height} pixels is rejected: {problem}")
+        if opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info:
+            layer = opened.convert("RGBA")
+            opened = PIL.Image.new("RGBA", layer.size, "white")
+            opened.alpha_composite(layer)
+        return opened.convert("RGB")
+    except DataError:
+        raise
+    except (binascii.Error, OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise DataError(f"an image cannot be decoded: {describe(error):.200}") from error
+
+
+def encode_image(pixels: Any) -> Image:
+    """Encode a Pillow image as a PNG without metadata."""
+    buffer = io.BytesIO()
+    pixels.info = {}
+    pixels.save(buffer, format="PNG")
+    return Image(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+
+
+@lru_cache(maxsize=256)
+def normalize_image(image: Image) -> Image:
+    """Decode, check and scale down an image; an address that is not a `data:` URI stays as it is.
+
+    Without Pillow, which only vision models need, images stay as they are.
+    """
+    if not image.url.startswith("data:") or find_spec("PIL") is None:
+        return image
+    pixels = open_image(image)
+    excess = pixels.width * pixels.height / MAX_PIXELS
+    if excess > 1:
+        size = max(int(pixels.width / excess**0.5), 1), max(int(pixels.height / excess**0.5), 1)
+        pixels = pixels.resize(size)  # bicubic
+    return encode_image(pixels)
+
+
+def normalize_content(content: Content) -> Content:
+    """Normalize the images of a message."""
+    if isinstance(content, str):
+        return content
+    return tuple(normalize_image(part) if isinstance(part, Image) else part for part in content)
+
+
+def fetch_image(image: Image) -> Image:
+    """Download an image from an http(s) address. Raises DataError if that fails, takes too long or is too large."""
+    import httpx
+
+    if not image.url.startswith(("http://", "https://")):
+        raise DataError(f"the image {image.url!r:.120} cannot be fetched: its address is not http or https")
+    data = bytearray()
+    try:
+        with httpx.stream("GET", image.url, timeout=FETCH_SECONDS, follow_redirects=True) as response:
+            response.raise_for_status()
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > MAX_FETCHED_BYTES:
+                    raise DataError(f"the image {image.url!r:.120} is larger than {MAX_FETCHED_BYTES >> 20} MiB")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DataError(f"the image {image.url!r:.120} cannot be fetched: {describe(error):.200}") from error
+    return Image.of(bytes(data))

@@ -1,0 +1,145 @@
+"""Vision models in the engine, against a plain forward pass of transformers."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentfly.backends.base import Request
+from agentfly.backends.engine import TransformersBackend
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.rollout.transcript import Transcript
+from agentfly.segment import Author, Segment
+from agentfly.templates import load_template
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.types import Message, Sampling
+from agentfly.vision import load_vision
+from tests.vision_models import FAMILIES, build_vision_model, picture
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family: str = request.param
+    return build_vision_model(family, tmp_path_factory.mktemp(family))
+
+
+def open_parts(folder: Path, **settings: Any) -> tuple[TransformersBackend, Template]:
+    template = load_template(None, load_tokenizer(str(folder)), vision=load_vision(str(folder)))
+    backend = TransformersBackend(str(folder), dtype="float32", kv_memory=32 << 20, **settings)
+    backend.attach(template)
+    return backend, template
+
+
+async def sample_turn(backend: TransformersBackend, template: Template, transcript: Transcript, name: str) -> None:
+    segment = transcript.segment
+    turn = sum(message.role == "assistant" for message in transcript.messages)
+    completion = await backend.generate(
+        Request(
+            segment.prompt,
+            Sampling(max_tokens=8, seed=turn + 10 * int(name)),
+            stop_ids=template.stop_ids,
+            images=segment.images,
+            image_positions=segment.image_positions,
+            chain=name,
+            turn=turn,
+        )
+    )
+    transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
+
+
+async def sample_chains(backend: TransformersBackend, template: Template, chains: int = 5) -> list[Segment]:
+    """Chains of three turns with an image in the question and in each tool result."""
+
+    async def run(number: int) -> Segment:
+        transcript = Transcript(template)
+        first = picture(112, 84, seed=number % 4)  # two chains share an image
+        transcript.begin([Message("user", ("What? ", first, " Look."))], Author.TASK, turn=0)
+        for turn in range(3):
+            await sample_turn(backend, template, transcript, str(number))
+            if turn < 2:
+                shown = picture(56 + 28 * (number % 2), 56, seed=100 + number % 3)
+                transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
+        return transcript.close()[0]
+
+    return list(await asyncio.gather(*map(run, range(chains))))
+
+
+@torch.inference_mode()
+def score_plainly(model: Any, template: Template, segment: Segment) -> np.ndarray:
+    """Log-probabilities of the sampled tokens by the model's own forward pass with pixels."""
+    assert template.vision is not None
+    images = [template.vision.encode(image) for image in segment.images]
+    ids = torch.from_numpy(segment.tokens.astype(np.int64))[None]
+    inputs: dict[str, Any] = {}
+    for name in images[0].inputs:
+        tensors = [image.inputs[name] for image in images]
+        tiled = name != "image_grid_thw" and model.config.model_type == "smolvlm"
+        inputs[name] = torch.cat(tensors, 1 if tiled else 0)  # SmolVLM: [batch, tiles of all images, …]
+    if "image_grid_thw" in inputs:
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        kinds[0, segment.image_positions.astype(np.int64)] = 1
+        inputs["mm_token_type_ids"] = kinds
+    logprobs = model(input_ids=ids, use_cache=False, **inputs).logits[0].log_softmax(-1)
+    sampled = np.flatnonzero(segment.mask)
+    found: np.ndarray = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)].numpy()
+    return found
+
+
+def without_sampled_images(segment: Segment) -> bool:
+    return not (segment.tokens[segment.mask] == segment.image_token_id).any()
+
+
+async def test_logprobs_equal_a_plain_forward_pass(folder: Path) -> None:
+    backend, template = open_parts(folder, max_batch_tokens=40, max_rows=8)  # chunks end inside images
+    assert backend.sees_images
+    segments = await sample_chains(backend, template)
+    compared = [segment for segment in segments if without_sampled_images(segment)]
+    assert len(compared) >= 3
+    for segment in compared:
+        difference = np.abs(score_plainly(backend.model, template, segment) - segment.logprobs[segment.mask]).max()
+        assert difference < 1e-5
+    assert backend._runner.features.computed == 4 + 5  # each distinct image once
+    await backend.close()
+
+
+async def test_images_of_one_size_are_not_confused_and_features_follow_the_weights(folder: Path) -> None:
+    backend, template = open_parts(folder)
+
+    async def ask(seed: int) -> list[float]:
+        transcript = Transcript(template)
+        transcript.begin([Message("user", ("What is it? ", picture(56, 56, seed), "Look."))], Author.TASK, turn=0)
+        await sample_turn(backend, template, transcript, "0")
+        return transcript.close()[0].logprobs.tolist()
+
+    first, second = await ask(1), await ask(2)
+    assert first != second
+    assert backend._runner.features.computed == 2
+    assert np.allclose(await ask(1), first, atol=1e-5)
+    assert backend._runner.features.computed == 2
+    tower = next(name for name in backend.weights if "vision" in name or "visual" in name)
+    weight = backend.weights[tower].detach().clone()
+    await backend.update_weights([(tower, torch.randn_like(weight))], 1)
+    changed = await ask(1)
+    assert backend._runner.features.computed == 3
+    assert not np.allclose(changed, first, atol=1e-4)
+    await backend.close()
+
+
+async def test_wrong_image_requests_are_rejected(tmp_path: Path) -> None:
+    folder = build_vision_model("qwen2_5_vl", tmp_path)
+    backend, template = open_parts(folder)
+    prompt = template.start([Message("user", (picture(56, 56), "?"))])
+    with pytest.raises(BackendFault, match="image tokens"):
+        await backend.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),), image_positions=[3]))
+    await backend.close()
+    blind = TransformersBackend(str(folder), dtype="float32", kv_memory=1 << 22)
+    assert not blind.sees_images
+    with pytest.raises(ConfigError, match="takes no images"):
+        await blind.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),)))
+    await blind.close()

@@ -1,0 +1,146 @@
+"""Images on their way into the record."""
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly import tool
+from agentfly.agents import HFAgent
+from agentfly.errors import ConfigError, DataError
+from agentfly.images import MAX_PIXELS, ImageConfig, fetch_image, normalize_image, open_image
+from agentfly.runs.directory import RunDirectory, RunWriter
+from agentfly.trajectory import CallStatus, StopReason
+from agentfly.types import Image
+from tests.fakes import Recording, byte_agent, call
+
+PIL_Image = pytest.importorskip("PIL.Image")
+
+
+def encode(pixels: Any, format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pixels.save(buffer, format=format, **options)
+    return buffer.getvalue()
+
+
+def picture(width: int, height: int, color: Any = "red", mode: str = "RGB") -> Any:
+    return PIL_Image.new(mode, (width, height), color)
+
+
+def bomb() -> bytes:
+    """A PNG whose header claims 60,000 x 60,000 pixels."""
+    data = bytearray(encode(picture(1, 1)))
+    data[16:24] = (60_000).to_bytes(4, "big") * 2
+    return bytes(data)
+
+
+BROKEN = {
+    "cut off": (encode(picture(64, 64, "blue"))[:-30], "cannot be decoded"),
+    "not an image": (b"\x89PNG" + b"x" * 80, "cannot be decoded"),
+    "bomb": (bomb(), "cannot be decoded|rejected"),
+    "narrow": (encode(picture(20_000, 20)), "20000 x 20 pixels is rejected: one side"),
+    "animated": (
+        encode(picture(8, 8), "GIF", save_all=True, append_images=[picture(8, 8, "blue")]),
+        "2 frames; give one of them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_bad_image_is_rejected_with_the_reason(name: str) -> None:
+    data, reason = BROKEN[name]
+    with pytest.raises(DataError, match=reason):
+        normalize_image(Image.of(data))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (13, 7), (640, 480)])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP"])
+def test_normalized_image_is_an_rgb_png_and_stays_the_same(size: tuple[int, int], format: str) -> None:
+    out = normalize_image(Image.of(encode(picture(*size), format)))
+    assert out.url.startswith("data:image/png;base64,")
+    assert open_image(out).size == size
+    assert normalize_image(out) == out
+
+
+def test_transparent_pixels_become_white() -> None:
+    out = open_image(normalize_image(Image.of(encode(picture(2, 2, (255, 0, 0, 0), "RGBA")))))
+    assert out.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_large_image_is_scaled_down_with_its_proportions() -> None:
+    out = open_image(normalize_image(Image.of(encode(picture(6000, 1500)))))
+    assert out.width * out.height <= MAX_PIXELS
+    assert abs(out.width / out.height - 4) < 0.01
+
+
+def test_pixels_do_not_depend_on_metadata() -> None:
+    plain = normalize_image(Image.of(encode(picture(5, 5))))
+    assert normalize_image(Image.of(encode(picture(5, 5), dpi=(300, 300)))) == plain
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_bad_image_of_a_tool_is_a_tool_error(name: str) -> None:
+    @tool
+    async def shoot() -> dict[str, Any]:
+        """Take a screenshot."""
+        return {"observation": "here", "image": BROKEN[name][0]}
+
+    agent = byte_agent([call("shoot"), "done"], tools=[shoot])
+    (trajectory,) = await agent.run("Go.")
+    assert [each.status for each in trajectory.calls] == [CallStatus.ERROR]
+    assert trajectory.stop is StopReason.ANSWER
+
+
+def seeing_agent(script: list[str], **settings: Any) -> HFAgent:
+    agent = byte_agent(Recording(script), **settings)
+    assert agent.template is not None
+    agent.template.shows_images = True  # the byte tokenizer has no placeholder
+    agent.template._renderer.image = "[image]"
+    return agent
+
+
+async def test_bad_image_of_a_task_ends_its_chain_only() -> None:
+    rows = [{"question": "?"}, {"question": "?", "image": Image.of(BROKEN["cut off"][0]).url}]
+    good, bad = await seeing_agent(["done"]).run(rows)
+    assert bad.stop is StopReason.AGENT_FAULT
+    assert "cannot be decoded" in bad.failures[0].message
+    assert good.stop is StopReason.ANSWER
+
+
+async def test_address_is_not_fetched_unless_allowed() -> None:
+    row = {"question": "?", "image": "http://127.0.0.1:9/a.png"}
+    with pytest.raises(DataError, match="allows fetching"):
+        await seeing_agent(["done"]).run(row)
+    with pytest.raises(DataError, match="cannot be fetched"):
+        await seeing_agent(["done"], image_config={"fetch": True}).run(row)
+    assert "cannot be shown: " in seeing_agent(["done"]).visible(("see ", Image("http://127.0.0.1:9/a.png")))
+
+
+def test_address_of_a_file_is_never_fetched() -> None:
+    with pytest.raises(DataError, match="not http or https"):
+        fetch_image(Image("file:///etc/hostname"))
+
+
+def test_unknown_image_setting_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="no setting 'fetching'; it has fetch"):
+        ImageConfig.parse({"fetching": True})
+
+
+async def test_run_directory_stores_each_image_once(tmp_path: Path) -> None:
+    @tool
+    async def shoot() -> dict[str, Any]:
+        """Take a screenshot."""
+        return {"observation": "here", "image": encode(picture(20, 10, "green"))}
+
+    agent = byte_agent([call("shoot"), call("shoot"), "done"], tools=[shoot])
+    asked = Image.of(encode(picture(30, 10)))
+    result = await agent.run({"question": "?", "image": asked.url}, num_chains=2)
+    with RunWriter.create(tmp_path / "run", {}) as writer:
+        assert writer.write_trajectories(1, result.trajectories) == []
+    stored = RunDirectory(tmp_path / "run")
+    assert [each.trajectory for each in stored.trajectories(1)] == list(result.trajectories)
+    files = list(stored.images.iterdir())
+    assert [base64.b64encode(file.read_bytes()).decode() in asked.url for file in files].count(True) == 1
+    assert b"base64" not in stored.trajectory_file(1).read_bytes()

@@ -1,0 +1,155 @@
+"""Vision models in the learner: log-probabilities and gradients against the model's own forward pass with pixels."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.backends.engine.loading import load_model
+from agentfly.backends.engine.vision import tower_parameters
+from agentfly.errors import ConfigError
+from agentfly.rollout.transcript import Transcript
+from agentfly.segment import Author, Segment
+from agentfly.templates import load_template
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.training.batch import ModelInputs, Sample, num_input_tokens
+from agentfly.training.local_learner import LocalLearner
+from agentfly.training.lora import add_lora
+from agentfly.training.model import Policy
+from agentfly.types import Completion, FinishReason, Message
+from agentfly.vision import load_vision
+from tests.vision_models import FAMILIES, build_vision_model, picture
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family: str = request.param
+    return build_vision_model(family, tmp_path_factory.mktemp(family))
+
+
+def load(folder: Path) -> tuple[Any, Template]:
+    model = load_model(str(folder), torch.device("cpu"), torch.float32)
+    return model, load_template(None, load_tokenizer(str(folder)), vision=load_vision(str(folder)))
+
+
+def make_segments(template: Template) -> list[Segment]:
+    """Two chains of two turns with images, one without, and one whose last image comes after the last sampled token."""
+    random = np.random.default_rng(0)
+
+    def run(images: int, turns: int, trailing: bool = False) -> Segment:
+        transcript = Transcript(template)
+        shown = [picture(112, 84, seed) for seed in range(images)]
+        transcript.begin([Message("user", ("What? ", *shown, " Look."))], Author.TASK, turn=0)
+        for turn in range(turns):
+            sampled = [*random.integers(10, 250, 5).tolist(), template.close_id]
+            completion = Completion(sampled, [-1.0] * 6, [0] * 6, FinishReason.STOP)
+            transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
+            if turn < turns - 1 or trailing:
+                zoomed = picture(56 + 28 * images, 56, 100 + turn)
+                transcript.add([Message("user", ("zoomed: ", zoomed, "and?"))], Author.TOOL, turn)
+        return transcript.close()[0]
+
+    return [run(1, 2), run(2, 2), run(0, 1), run(1, 1, trailing=True)]
+
+
+def score_naively(model: Any, template: Template, segment: Segment) -> torch.Tensor:
+    """Log-probabilities of the sampled tokens by the model's own forward pass with pixels."""
+    assert template.vision is not None
+    length = int(np.flatnonzero(segment.mask)[-1]) + 1
+    positions = segment.image_positions[segment.image_positions < length].astype(np.int64)
+    images: list[Any] = []
+    while sum(image.num_tokens for image in images) < len(positions):
+        images.append(template.vision.encode(segment.images[len(images)]))
+    ids = torch.from_numpy(segment.tokens[:length].astype(np.int64))[None]
+    inputs: dict[str, Any] = {}
+    for name in images[0].inputs if images else ():
+        tiled = name != "image_grid_thw" and model.config.model_type == "smolvlm"
+        inputs[name] = torch.cat([image.inputs[name] for image in images], 1 if tiled else 0)
+    if "image_grid_thw" in inputs:
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        kinds[0, positions] = 1
+        inputs["mm_token_type_ids"] = kinds
+    logprobs = model(input_ids=ids, use_cache=False, **inputs).logits[0].log_softmax(-1)
+    sampled = np.flatnonzero(segment.mask)
+    found: torch.Tensor = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)]
+    return found
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, template = load(folder)
+    segments = make_segments(template)
+    naive = [score_naively(model, template, segment) for segment in segments]
+    torch.cat(naive).sum().backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    if not packed:
+        monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)
+    policy = Policy(model)
+    assert policy.backbone.packed == packed
+    inputs = ModelInputs.from_segments([SegmentArrays.from_segment(segment) for segment in segments])
+    scores = policy(inputs, [1.0] * len(segments)).logprobs
+    assert torch.allclose(scores, torch.cat(naive), atol=1e-5)
+    scores.sum().backward()
+    tower = {id(each) for each in tower_parameters(model)}
+    compared = 0
+    for name, parameter in model.named_parameters():
+        if name in wanted:
+            scale = float(wanted[name].abs().max()) + 1e-3
+            assert parameter.grad is not None, name
+            assert float((parameter.grad - wanted[name]).abs().max()) < 1e-3 * scale, name
+            compared += id(parameter) in tower
+    assert compared  # the tower's gradients, too
+
+
+def test_tower_is_frozen_by_default_and_trained_on_request(folder: Path) -> None:
+    for train_tower in (False, True):
+        model, template = load(folder)
+        learner = LocalLearner(model, learning_rate=1e-3, train_tower=train_tower, micro_batch_tokens=150)
+        before = [each.detach().clone() for each in tower_parameters(model)]
+        samples = []
+        for segment in make_segments(template):
+            arrays = SegmentArrays.from_segment(segment)
+            samples.append(Sample(arrays, np.where(arrays.mask, 1.0, 0.0).astype(np.float32)))
+        learner.update(samples)
+        changed = [not torch.equal(a, b) for a, b in zip(before, tower_parameters(model), strict=True)]
+        assert any(changed) is train_tower
+        arrays = samples[1].segment
+        extra = 4 * len(arrays.image_positions) if train_tower else 0
+        assert learner._runner._length(arrays) == num_input_tokens(arrays) + extra
+
+
+def test_adapters_are_added_to_the_language_model_only(folder: Path) -> None:
+    model, template = load(folder)
+    adapted = add_lora(model, 2)
+    names = [name for name, each in adapted.named_parameters() if each.requires_grad]
+    assert names
+    assert not any("visual" in name or "vision" in name for name in names)
+    segments = [SegmentArrays.from_segment(segment) for segment in make_segments(template)]
+    scores = LocalLearner(adapted).score(segments, 1.0)
+    assert np.allclose(scores[1], LocalLearner(load(folder)[0]).score(segments, 1.0)[1], atol=1e-5)
+
+
+def test_saved_model_loads_in_transformers(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model, template = load(folder)
+    LocalLearner(model).save(tmp_path)
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    segment = make_segments(template)[1]
+    with torch.no_grad():
+        same = torch.allclose(score_naively(loaded, template, segment), score_naively(model, template, segment))
+    assert same
+
+
+def test_training_the_tower_of_a_text_model_is_refused() -> None:
+    from tests.backends.engine.tiny import model_of
+
+    with pytest.raises(ConfigError, match="has no vision tower"):
+        LocalLearner(model_of(), train_tower=True)
