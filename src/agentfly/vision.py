@@ -22,6 +22,7 @@ from huggingface_hub import snapshot_download
 from agentfly.errors import ConfigError, DataError, TemplateError, describe
 from agentfly.extras import require_extra
 from agentfly.images import PROCESSOR_FILES, encode_image, open_image
+from agentfly.segment import Ids
 from agentfly.types import Image
 
 SUPPORTED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "idefics3", "smolvlm", "internvl")
@@ -46,8 +47,10 @@ class EncodedImage:
     """Identifies the pixels."""
     text: str
     """What the placeholder of the template becomes: control tokens, with whitespace between them in some families."""
+    ids: tuple[int, ...]
+    """The tokens of this text."""
     num_tokens: int
-    """How many tokens get a feature of the vision tower."""
+    """How many of them get a feature of the vision tower."""
     inputs: dict[str, Any]
     """Inputs of the vision tower by name: tensors that are concatenated along their first dimension."""
 
@@ -110,6 +113,29 @@ class Vision:
             )
         return first + "".join(self.encode(image).text + after for image, after in zip(images, rest, strict=True))
 
+    def collapse(self, prompt: Sequence[int], positions: Sequence[int] | Ids, images: Sequence[Image]) -> list[int]:
+        """The prompt with one placeholder token per image, as vLLM takes it: the inverse of `expand`, for tokens.
+
+        `positions`: those of the tokens with a feature. Raises DataError if the tokens there are not those of the
+        images, or if the model sampled a placeholder, which vLLM would take for another image.
+        """
+        out: list[int] = []
+        copied = first = 0
+        for image in map(self.encode, images):
+            if first >= len(positions):
+                raise DataError(f"the prompt has {len(positions)} image tokens, too few for its {len(images)} images")
+            start = int(positions[first]) - image.ids.index(self.token_id)
+            end = start + len(image.ids)
+            if tuple(prompt[start:end]) != image.ids:
+                raise DataError(f"the tokens {start} to {end} of the prompt are not those of its image")
+            out += [*prompt[copied:start], self.token_id]
+            copied = end
+            first += image.num_tokens
+        out += prompt[copied:]
+        if out.count(self.token_id) != len(images):
+            raise DataError("the model sampled an image placeholder, which vLLM would take for an image")
+        return out
+
     def _process(self, pixels: Any, digest: bytes) -> EncodedImage:
         try:
             out = self._processor(
@@ -121,6 +147,7 @@ class Vision:
         return EncodedImage(
             digest,
             text=self._processor.tokenizer.decode(ids, skip_special_tokens=False),
+            ids=tuple(ids),
             num_tokens=ids.count(self.token_id),
             inputs={name: value for name, value in out.items() if name not in _TEXT_INPUTS},
         )

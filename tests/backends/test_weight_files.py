@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from agentfly.backends import weight_files as module  # noqa: E402
 from agentfly.backends.weight_files import WeightFolder, load_lora_config  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
+from tests.vision_models import build_vision_model  # noqa: E402
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": {"q"}}
 
@@ -93,3 +94,18 @@ def test_missing_parent_folder_is_rejected(tmp_path: Path, weight_folder: Weight
     elsewhere = WeightFolder(weight_folder.model, None, None, tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="is not a folder; name one that vLLM's workers can read too"):
         elsewhere.write([("b.weight", torch.zeros(3))])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_weights_of_a_vision_model_get_their_names_in_the_checkpoint(family: str, tmp_path: Path) -> None:
+    from agentfly.backends.engine.loading import load_model
+
+    model = load_model(str(build_vision_model(family, tmp_path)), torch.device("cpu"), torch.float32)
+    given = {name: each.detach() for name, each in model.named_parameters()}
+    folder = WeightFolder(str(tmp_path), lora=None, adapter=None, parent=None)
+    names = [name for name, _ in folder.iterate(given.items())]
+    on_disk = load_file(tmp_path / "model.safetensors")
+    assert sorted(names) == sorted(on_disk)
+    assert any(name not in given for name in names) == (family == "qwen2_5_vl")
+    for (name, value), key in zip(folder.iterate(given.items()), names, strict=True):
+        assert torch.equal(value, on_disk[key]), name

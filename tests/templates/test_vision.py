@@ -100,6 +100,31 @@ def test_sampled_placeholder_is_not_an_image_position(folder: Path) -> None:
     assert restored.image_positions.tolist() == segment.image_positions.tolist()
 
 
+def test_collapsed_prompt_has_one_placeholder_per_image(folder: Path) -> None:
+    template = load(folder)
+    assert template.vision is not None
+    images = [picture(56, 56, 1), picture(57, 200, 2), picture(64, 48, 3)]
+    transcript = Transcript(template)
+    transcript.begin([Message("user", ("a ", images[0], images[1], " b?"))], Author.TASK, turn=0)
+    completion = Completion([5, 6, template.close_id], [-1.0] * 3, [0] * 3, FinishReason.STOP)
+    transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), 0)
+    transcript.add([Message("user", (images[2], "more"))], Author.TOOL, 1)
+    segment = transcript.segment
+    collapsed = template.vision.collapse(segment.prompt, segment.image_positions, segment.images)
+    assert collapsed.count(template.vision.token_id) == 3
+    shown = iter(images)
+    again: list[int] = []
+    for token in collapsed:
+        is_image = token == template.vision.token_id
+        again += template.vision.encode(next(shown)).ids if is_image else [token]
+    assert again == segment.prompt.tolist()
+    forged = [*segment.prompt, template.vision.token_id]
+    with pytest.raises(DataError, match="sampled an image placeholder"):
+        template.vision.collapse(forged, segment.image_positions, segment.images)
+    with pytest.raises(DataError, match=r"not those of its image|too few"):
+        template.vision.collapse(segment.prompt, segment.image_positions[1:], segment.images)
+
+
 def test_fitted_image_is_not_resized_again(folder: Path) -> None:
     vision = load_vision(str(folder))
     for size in SIZES:

@@ -16,9 +16,11 @@ from agentfly.segment import Author, Segment
 from agentfly.templates import load_template
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.training import TrainConfig
 from agentfly.training.batch import ModelInputs, Sample, num_input_tokens
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
+from agentfly.training.memory import ModelSize, plan_memory
 from agentfly.training.model import Policy
 from agentfly.types import Completion, FinishReason, Message
 from agentfly.vision import load_vision
@@ -91,7 +93,7 @@ def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monk
     model.zero_grad()
     if not packed:
         monkeypatch.setattr("agentfly.training.model.supports_packing", lambda _: False)
-    policy = Policy(model)
+    policy = Policy(model, gradient_checkpointing=not packed)
     assert policy.backbone.packed == packed
     inputs = ModelInputs.from_segments([SegmentArrays.from_segment(segment) for segment in segments])
     scores = policy(inputs, [1.0] * len(segments)).logprobs
@@ -153,3 +155,18 @@ def test_training_the_tower_of_a_text_model_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="has no vision tower"):
         LocalLearner(model_of(), train_tower=True)
+
+
+def test_memory_plan_counts_the_tower(folder: Path) -> None:
+    model, _ = load(folder)
+    size = ModelSize.from_config(model.config)
+    tower = sum(each.numel() for each in tower_parameters(model))
+    assert size.tower == tower > 0
+    assert size.parameters + size.tower == sum(each.numel() for each in model.parameters())
+    adapters = sum(each.numel() for each in add_lora(load(folder)[0], 2).parameters() if each.requires_grad)
+    assert 2 * size.linear_width == adapters
+    frozen = plan_memory(size, TrainConfig(), 1 << 40, on_gpu=False)
+    trained = plan_memory(size, TrainConfig(vision={"train_tower": True}), 1 << 40, on_gpu=False)
+    assert trained.parts["optimizer"] - frozen.parts["optimizer"] == 8 * tower
+    assert trained.parts["weights"] == frozen.parts["weights"]
+    assert frozen.parts["image_features"] == 2 * trained.parts["image_features"] > 0

@@ -21,9 +21,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from agentfly.backends.engine.loading import auto_class, load_config
 from agentfly.errors import ConfigError, describe
 from agentfly.models import resolve
 from agentfly.resources.supervisor import get_supervisor
+from agentfly.vision import has_processor
 
 SHARD_BYTES = 1 << 30
 """Bytes of weights that are collected before they are written to a file."""
@@ -66,6 +68,8 @@ class WeightFolder:
         self.parent = parent
         self._folder: Path | None = None
         self._shapes: dict[str, list[int]] | None = None
+        self._skeleton: Any = None
+        """A model without weights, which knows the names in the checkpoint; made where they differ."""
         self._updates = 0
 
     def write(self, weights: Iterable[tuple[str, Any]]) -> WeightFiles:
@@ -109,7 +113,7 @@ class WeightFolder:
             if ".lora_" in name:
                 yield name, value
                 continue
-            name = name.replace(".base_layer.", ".")  # peft's wrapper of an adapted layer
+            name = self._checkpoint_name(name.replace(".base_layer.", "."))  # peft's wrapper of an adapted layer
             if self._validate(name, value):
                 yield name, value
 
@@ -141,14 +145,27 @@ class WeightFolder:
         get_supervisor().register("folder", str(self._folder))
         return self._folder
 
-    def _validate(self, name: str, value: torch.Tensor) -> bool:
-        """Check name and shape; return False for the output head of a model that shares it with the embeddings."""
+    def _checkpoint_name(self, name: str) -> str:
+        """The name of a weight in the checkpoint: for some vision models, such as Qwen2.5-VL, not that in memory."""
         if self._shapes is None:
             shapes: dict[str, list[int]] = {}
             for file in _checkpoint_files(self._initial_model):
                 with safe_open(file, "pt") as tensors:
                     shapes |= {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118
             self._shapes = shapes
+        if name in self._shapes or not has_processor(folder := str(_model_folder(self._initial_model))):
+            return name
+        from transformers.core_model_loading import revert_weight_conversion
+
+        if self._skeleton is None:
+            config = load_config(folder)
+            with torch.device("meta"):
+                self._skeleton = auto_class(config).from_config(config)
+        (found,) = revert_weight_conversion(self._skeleton, {name: torch.empty(0, device="meta")})
+        return str(found)
+
+    def _validate(self, name: str, value: torch.Tensor) -> bool:
+        """Check name and shape; return False for the output head of a model that shares it with the embeddings."""
         if not self._shapes:
             return True
         if name not in self._shapes:

@@ -20,6 +20,7 @@ from agentfly.backends.engine.loading import auto_class, config_shape, load_conf
 from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.packed_linear import count_fused_weights
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
+from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
 from agentfly.training.logprobs import LOGITS
@@ -43,8 +44,10 @@ class ModelSize:
     """The numbers of a model that its memory depends on."""
 
     parameters: int
+    """Weights of the language model."""
     linear_width: int
-    """Sum of the input and output widths of all linear layers but the head: adapters have as many weights per rank."""
+    """Sum of the input and output widths of the language model's linear layers but the head: adapters have as many
+    weights per rank."""
     fused: int
     """Weights that the engine holds twice on a GPU."""
     layers: int
@@ -56,6 +59,8 @@ class ModelSize:
     """Width of the keys of a token, as wide as its values."""
     vocab: int
     positions: int
+    tower: int = 0
+    """Weights of the vision tower and its connector."""
 
     @property
     def layer_parameters(self) -> int:
@@ -68,14 +73,16 @@ class ModelSize:
         with torch.device("meta"):
             model: Any = auto_class(config).from_config(config)
         head = model.get_output_embeddings()
-        linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not head]
+        language = model.get_decoder() if takes_images(model) else model
+        linear = [each for each in language.modules() if isinstance(each, torch.nn.Linear) and each is not head]
+        tower = sum(each.numel() for each in tower_parameters(model))
         text = config.get_text_config()
         layers, heads, head_width = config_shape(text)
         inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
         if experts := getattr(text, "num_experts_per_tok", None):
             inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
         return cls(
-            parameters=sum(each.numel() for each in model.parameters()),
+            parameters=sum(each.numel() for each in model.parameters()) - tower,
             linear_width=sum(each.in_features + each.out_features for each in linear),
             fused=count_fused_weights(model),
             layers=layers,
@@ -84,6 +91,7 @@ class ModelSize:
             kv_width=heads * head_width,
             vocab=model.get_input_embeddings().weight.shape[0],
             positions=min(max_positions(text), 1 << 20),
+            tower=tower,
         )
 
 
@@ -202,8 +210,9 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
     device = torch.device("cuda" if on_gpu else "cpu")
     # Bytes of one of the engine's weights; 0 where it runs in another process.
     item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
-    trained = size.parameters if config.lora_rank is None else config.lora_rank * size.linear_width
-    frozen = 0 if config.lora_rank is None else size.parameters
+    tower = size.tower if config.vision.train_tower else 0
+    trained = size.parameters + tower if config.lora_rank is None else config.lora_rank * size.linear_width
+    frozen = size.tower - tower + (0 if config.lora_rank is None else size.parameters)
     frozen_item = frozen_weight_dtype(config, on_gpu=on_gpu).itemsize
     longest = config.run_options.get("context_length") or 0
     tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
@@ -215,13 +224,15 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
         "weights": (4 * trained + frozen_item * frozen) // ranks,
         "gradients": 4 * trained // ranks,
         "optimizer": 8 * trained // ranks,
-        "reference": 4 * size.parameters // ranks if config.kl.coef and config.lora_rank is None else 0,
+        "reference": 4 * (size.parameters + size.tower) // ranks if config.kl.coef and config.lora_rank is None else 0,
         "critic": 16 * trained // ranks if config.algorithm.needs_values else 0,
         # Gathered at a time: embeddings and head with their gradient, this layer and the next.
         "gathered_weights": 4 * (2 * size.vocab * size.width + 2 * size.layer_parameters) if ranks > 1 else 0,
         # In float32 the engine samples from the learner's weights, unless those change while it samples.
-        "engine_weights": item * size.parameters if separate else 0,
+        "engine_weights": item * (size.parameters + size.tower) if separate else 0,
         "engine_fused_weights": item * size.fused if on_gpu else 0,
+        # Features of images: at most this much in the engine, and as much in the learner while the tower is frozen.
+        "image_features": FEATURE_BYTES * (2 - config.vision.train_tower) if size.tower else 0,
         "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,
         "activations": activation_bytes(
             size,

@@ -21,9 +21,12 @@ from agentfly.backends.engine.memory import cache_bytes
 from agentfly.backends.engine.sampler import is_plain
 from agentfly.backends.vllm.engine import VLLMEngine
 from agentfly.backends.weight_files import WeightFolder, load_lora_config
-from agentfly.errors import BackendFault, ConfigError, NonFiniteError
+from agentfly.errors import BackendFault, ConfigError, DataError, NonFiniteError
+from agentfly.images import open_image
 from agentfly.models import resolve
+from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason
+from agentfly.vision import Vision
 
 MIN_TEMPERATURE = 0.01
 """vLLM replaces lower temperatures, except 0, by this one."""
@@ -114,20 +117,29 @@ class VLLMBackend(Backend):
         self.can_sleep = enable_sleep_mode
         self.context_length = int(self._engine.config.model_config.max_model_len)
         self._vocab_size = int(self._engine.config.model_config.get_vocab_size())
+        self._vision: Vision | None = None
         weakref.finalize(self, self._engine.stop)  # a backend that was not closed must not leave processes behind
 
     @property
     def weight_version(self) -> int:
         return self._engine.version
 
+    def attach(self, template: Template) -> None:
+        self._vision = template.vision if self._engine.config.model_config.is_multimodal_model else None
+        self.sees_images = self._vision is not None
+
     async def generate(self, request: Request) -> Completion:
         """Sample one turn. An exception of `on_tokens` ends the turn and is raised."""
         assert self.context_length is not None
-        if request.images:
-            raise ConfigError("this backend takes text only, not images")
         prompt = validate_prompt(request.prompt, self._vocab_size, self.context_length)
         params = _sampling_params(request, self.context_length - len(prompt))
-        turn = await self._engine.sample(prompt.tolist(), params, request.on_tokens)
+        ids = prompt.tolist()
+        turn = await self._engine.sample(self._prompt(request, ids), params, request.on_tokens)
+        if request.images and turn.prompt_ids != ids:
+            raise BackendFault(
+                f"vLLM made {len(turn.prompt_ids)} prompt tokens of the images, not the {len(ids)} of this model's "
+                "processor: their versions of the processor differ"
+            )
         if not all(map(math.isfinite, turn.logprobs)):
             raise NonFiniteError(f"the model's logits are not finite (weights of version {turn.versions[-1]})")
         if turn.finish not in _FINISH_REASONS:
@@ -136,6 +148,22 @@ class VLLMBackend(Backend):
         unfiltered = is_plain(request.sampling) and request.sampling.temperature in (0, 1)
         raw = turn.logprobs if unfiltered else None
         return Completion(turn.ids, turn.logprobs, turn.versions, _FINISH_REASONS[turn.finish], raw_logprobs=raw)
+
+    def _prompt(self, request: Request, ids: list[int]) -> dict[str, Any]:
+        """The prompt as vLLM takes it: with one placeholder per image, which vLLM replaces by the image's tokens."""
+        if not request.images:
+            return {"prompt_token_ids": ids}
+        if self._vision is None:
+            raise ConfigError("this model takes no images: it has no vision tower, or its folder has no processor")
+        try:
+            collapsed = self._vision.collapse(ids, request.image_positions, request.images)
+        except DataError as error:
+            raise BackendFault(str(error)) from error
+        return {
+            "prompt_token_ids": collapsed,
+            "multi_modal_data": {"image": [open_image(image) for image in request.images]},
+            "multi_modal_uuids": {"image": [self._vision.encode(image).digest.hex() for image in request.images]},
+        }
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Load weights between two steps, given by their names in the checkpoint; the others stay unchanged.

@@ -48,6 +48,8 @@ class VLLMTurn:
     versions: list[int] = field(default_factory=list)
     finish: str = ""
     """vLLM's finish reason."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """The prompt as the model got it, images expanded to their tokens."""
 
     def add(self, output: Any, version: int) -> Sequence[int]:
         """Append the tokens of an output, and return their ids."""
@@ -102,9 +104,9 @@ class VLLMEngine:
             raise
 
     async def sample(
-        self, prompt: list[int], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
+        self, prompt: dict[str, Any], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
     ) -> VLLMTurn:
-        """Sample one turn; `on_tokens` is called in the caller's event loop."""
+        """Sample one turn; `on_tokens` is called in the caller's event loop. prompt: a `TokensPrompt` of vLLM."""
         loop = asyncio.get_running_loop()
         outputs = asyncio.Queue[Sequence[int] | None]()
 
@@ -239,7 +241,7 @@ class VLLMEngine:
             task.cancel()
 
     async def _sample(
-        self, prompt: list[int], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
+        self, prompt: dict[str, Any], params: SamplingParams, on_tokens: Callable[[Sequence[int]], None] | None
     ) -> VLLMTurn:
         task = asyncio.current_task()
         assert task is not None
@@ -251,10 +253,11 @@ class VLLMEngine:
         turn = VLLMTurn()
         request_id = f"turn-{next(self._request_ids)}"
         try:
-            stream = llm.generate({"prompt_token_ids": prompt}, params, request_id, lora_request=self._lora_request())
+            stream = llm.generate(prompt, params, request_id, lora_request=self._lora_request())
             async with contextlib.aclosing(stream):
                 async for output in stream:
                     ids = turn.add(output.outputs[0], self.version)
+                    turn.prompt_ids = output.prompt_token_ids or turn.prompt_ids
                     if on_tokens is not None and ids:
                         on_tokens(ids)
         except EngineDeadError as error:
