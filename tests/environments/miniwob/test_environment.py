@@ -78,7 +78,7 @@ class TestRunning:
             images = []
             for name in SHOWN:
                 await reset(env, name, seed=5)
-                images += [await env.screenshot(), await env.click(80, 120)]
+                images += [await env.screenshot(), await env.click_at(500, 571)]
             shown.append(images)
             await env.close()
         assert shown[0] == shown[1]
@@ -88,10 +88,10 @@ class TestRunning:
         await env.start()
         try:
             await reset(env, "click-test-2", seed=3)
-            at = await env.browser.evaluate("(({x, y}) => [x + 20, y + 20])(subbtn2.getBoundingClientRect())")
-            assert (await env.click(*map(int, at)))["ends_chain"]
+            x, y = await env.browser.evaluate("(({x, y}) => [x + 20, y + 20])(subbtn2.getBoundingClientRect())")
+            assert (await env.click_at(round(x * 1000 / 160), round(y * 1000 / 210)))["ends_chain"]
             assert miniwob_reward(env=env) == {"reward": -1, "success": 0.0, "actions": 1}
-            assert await env.click(1, 1) == {"observation": "The task is over.", "ends_chain": True}
+            assert await env.click_at(5, 5) == {"observation": "The task is over.", "ends_chain": True}
             assert env.score == -1
             await reset(env, "use-slider")
             assert env.score == 0
