@@ -403,7 +403,7 @@ def test_without_a_decoder_the_print_shows_the_messages_and_their_calls() -> Non
     segment.append_completion(Completion([2], [-1.0], [0], FinishReason.STOP), said, turn=0)
     trajectory = Trajectory(Task.of("Q"), (segment.seal(),) * 2, (), StopReason.MAX_TURNS, "")
     plain = trajectory.render().plain
-    told = 'user: look [bold]\n(picture)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
+    told = 'user: look [bold]\n(image)\nassistant: let me think\nHm.\n→ add({"a": 1})\n→ ({}) (no name)\n'
     assert plain == f"── segment 0 ──\n{told}\n── segment 1 ──\n{told}\n── max_turns"
     console = Console(file=io.StringIO(), width=200)
     console.print(trajectory)

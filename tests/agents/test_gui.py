@@ -11,6 +11,7 @@ from agentfly import tool
 from agentfly.agents import GUIAgent, VisionAgent
 from agentfly.agents.gui_formats import GUI_FORMATS
 from agentfly.errors import ConfigError
+from agentfly.images import open_image
 from agentfly.tooling import Tool
 from agentfly.trajectory import CallStatus, StopReason
 from agentfly.types import Image, Message, ToolCall
@@ -141,6 +142,7 @@ def test_ui_tars_writes_points_in_several_ways(action: str) -> None:
         ("ui-tars", "Action: fly(content='x')", "there is no action 'fly'; there are click, "),
         ("ui-tars", "Action: scroll(start_box='(1,2)', direction='left')", "not 'down' or 'up'"),
         ("ui-tars", "Action: ", "it holds no call"),
+        ("ui-tars", f"Action: click(start_box='({'9' * 400},2)')", "not a point with x and y"),
         ("qwen3-vl", "<tool_call>{}</tool_call>", 'has no "name"'),
         ("qwen3-vl", '<tool_call>{"name": "computer_use", "arguments": {}}</tool_call>', "has no 'action'"),
         (
@@ -182,8 +184,6 @@ async def test_points_are_converted_to_thousandths_of_the_image_shown(
     (chain,) = await agent.run("Go.")
     assert CALLS == [("click_at", 250, 250)]
     assert isinstance(agent.backend, Server)
-    from agentfly.images import open_image
-
     assert open_image(agent.backend.requests[-1].messages[-1].images[-1]).size == shown
     assert [message.text for message in chain.messages if message.role == "assistant"] == script
     assert [call.status for call in chain.calls] == [CallStatus.OK] * 2

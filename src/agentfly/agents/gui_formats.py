@@ -45,6 +45,7 @@ _KEYS = {
                 "Home", "End", "PageUp", "PageDown", "Space")
 }  # fmt: skip
 """Names that models give to keys, and the names of the DOM."""
+_MAX_MEASURE = 1e6
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -129,15 +130,15 @@ def _require_argument(call: ToolCall, *names: str) -> Any:
 def _parse_point(value: object, what: str) -> tuple[float, float]:
     """A point from `(x,y)`, `[x, y]`, `<point>x y</point>` or a list; the center of a box of four numbers."""
     numbers = [float(each) for each in _NUMBER.findall(value)] if isinstance(value, str) else value
-    if not isinstance(numbers, list) or len(numbers) not in (2, 4) or not all(_is_number(n) for n in numbers):
+    if not isinstance(numbers, list) or len(numbers) not in (2, 4) or not all(_is_measure(n) for n in numbers):
         raise _ActionError(f"{what} is {value!r:.60}, not a point with x and y")
     if len(numbers) == 4:
         numbers = [(numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2]
     return numbers[0], numbers[1]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_measure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_MEASURE
 
 
 def _normalize_key(key: object) -> str:
@@ -329,7 +330,7 @@ class QwenFormat(GUIFormat):
             return ToolCall(tool)
         if tool == "scroll":
             amount = _require_argument(call, "pixels")
-            if not _is_number(amount):
+            if not _is_measure(amount):
                 raise _ActionError(f"'pixels' is {amount!r:.40}, not a number")
             at = arguments.get("coordinate")
             point = {} if at is None else dict(zip("xy", _parse_point(at, "'coordinate'"), strict=True))

@@ -77,7 +77,8 @@ class GUIAgent(PromptedAgent, VisionAgent):
             return reply
         size = (UNITS, UNITS)
         if self.format.coordinates == "pixels":
-            images = request.images or tuple(image for message in request.messages for image in message.images)
+            shown = request.images or [image for message in request.messages for image in message.images]
+            images = [image for image in shown if image.url.startswith("data:")]
             if not images and any(set(self.format.measures) & set(call.arguments) for call in reply.calls):
                 problem = "no screenshot has been shown yet, so a point has no meaning; look at the screen first"
                 return Reply(replace(reply.message, tool_calls=()), None, (*reply.problems, problem))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentfly.errors import ConfigError, describe
 from agentfly.extras import install_command
-from agentfly.runs.console import ConsoleLogger
+from agentfly.runs.console import MAX_IMAGES, ConsoleLogger
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.record import Progress, StepRecord
+from agentfly.runs.thumbnails import try_open_image
 
 if TYPE_CHECKING:
     import wandb
@@ -153,7 +154,25 @@ class WandbLogger(RunLogger):
     def step(self, record: StepRecord) -> None:
         if self._run is not None:
             alarms = {f"alarm/{alarm.kind}": 1 for alarm in record.alarms}
-            self._run.log({"step": record.step, **record.flat(), **alarms})
+            images = self._eval_images(record.step) if record.eval is not None else {}
+            self._run.log({"step": record.step, **record.flat(), **alarms, **images})
+
+    def _eval_images(self, step: int) -> dict[str, Any]:
+        """The last image of one evaluation chain per task, with question, answer and reward; empty without images."""
+        if not self._directory.images.is_dir():
+            return {}
+        import wandb
+
+        shown: dict[int, Any] = {}
+        for stored in self._directory.trajectories(step, held_out=True):
+            chain = stored.trajectory
+            images = [image for message in chain.messages for image in message.images]
+            pixels = try_open_image(images[-1]) if images and chain.group not in shown else None
+            if pixels is not None and len(shown) < MAX_IMAGES:
+                reward = "" if chain.reward is None else f", reward {chain.reward:g}"
+                caption = f"{chain.task.question[:200]} → {chain.prediction[:200]}{reward}"
+                shown[chain.group] = wandb.Image(pixels, caption=caption)
+        return {"eval/images": list(shown.values())} if shown else {}
 
     def close(self) -> None:
         if self._run is not None:
