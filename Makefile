@@ -29,7 +29,7 @@ VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training
 	tests/training/test_logprobs.py tests/models/test_tiny.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke docs demo format bench bench-check vllm verl verl-full clean
+.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check vllm verl verl-full clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -59,7 +59,11 @@ matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or 
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow_smoke $$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full" \
+		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
+
+browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, recipes, the contract
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m browser_full $$(grep -rl --include='test_*.py' 'browser_full' tests)
 
 docs: $(DEV)  ## build the docs site into build/site; a broken link or a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict

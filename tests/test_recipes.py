@@ -13,9 +13,9 @@ from agentfly.demonstrations import demonstrate
 from agentfly.errors import ConfigError
 from agentfly.templates.tokenizer import BYTES
 from agentfly.training import TrainConfig
-from tests.environments.browsers import needs_browser
+from tests.environments.browsers import browser_full
 
-MARKS = {"miniwob": needs_browser, "visual_webshop": needs_browser}
+MARKS = {"miniwob": browser_full, "visual_webshop": browser_full}
 TO_TRAIN = [
     pytest.param(each.name, marks=MARKS.get(each.name, ()))
     for each in plugins.list_plugins(plugins.RECIPES)

@@ -148,6 +148,10 @@ class BaseAgent:
         """The assistant message to render if the history is rendered again."""
         return message
 
+    def write_reply(self, message: Message) -> Message:
+        """A reply of an expert in the form in which the model would write it; the inverse of `parse`."""
+        return message
+
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
         """Convert tool results to messages for the model."""
         return [

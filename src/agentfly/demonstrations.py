@@ -208,7 +208,7 @@ def completion_from_reply(agent: BaseAgent, reply: Message) -> Completion:
             names = ", ".join(agent.toolbox.names) or "none"
             raise DataError(f"it calls {call.name!r}, which is not a tool of the agent; there are {names}")
     template = demonstration_template(agent)
-    ids = template.write(reply)
+    ids = template.write(agent.write_reply(reply))
     parsed = agent.parse(template.text(ids, template.start([Message("user", "u")])))
     wanted, got = ([(call.name, dict(call.arguments)) for call in each.tool_calls] for each in (reply, parsed.message))
     same = wanted == got or _validate_calls(agent, wanted) == _validate_calls(agent, got)

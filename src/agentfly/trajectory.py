@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentfly.errors import RecordError
 from agentfly.segment import AUTHOR_COLORS, Segment, message_from_json, message_to_json, require_json
-from agentfly.types import FinishReason, Message, Task
+from agentfly.types import FinishReason, Image, Message, Task
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -292,23 +292,29 @@ class Trajectory:
             attempts=value["attempts"],
         )
 
+    def parts(
+        self, decode: Callable[[Sequence[int]], str] | None = None
+    ) -> Iterator[tuple[str, str, tuple[Image, ...]]]:
+        """Style, text and images of each part of a rendered chain: decoded tokens with `decode`, else the messages."""
+        for number, segment in enumerate(self.segments):
+            if len(self.segments) > 1:
+                yield "dim", f"── segment {number} ──\n", ()
+            for span in segment.spans:
+                if decode is not None and len(span):
+                    text = decode(span.ids.tolist())
+                else:
+                    text = "".join(map(_render_message, span.messages))
+                yield AUTHOR_COLORS[span.author], text, tuple(i for message in span.messages for i in message.images)
+            yield "", "\n", ()
+        yield "dim", f"── {self.stop.value}", ()
+        if self.score is not None:
+            yield "bold", f", reward {self.score.total:g}", ()
+
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> Text:
         """Text colored by author: decoded tokens with `decode`, else the messages."""
         from rich.text import Text
 
-        out = Text()
-        for number, segment in enumerate(self.segments):
-            if len(self.segments) > 1:
-                out.append(f"── segment {number} ──\n", "dim")
-            for span in segment.spans:
-                if decode is not None and len(span):
-                    out.append(decode(span.ids.tolist()), AUTHOR_COLORS[span.author])
-                else:
-                    out.append("".join(map(_render_message, span.messages)), AUTHOR_COLORS[span.author])
-            out.append("\n")
-        out.append(f"── {self.stop.value}", "dim")
-        out.append("" if self.score is None else f", reward {self.score.total:g}", "bold")
-        return out
+        return Text.assemble(*((text, style) for style, text, _ in self.parts(decode)))
 
     def __rich__(self) -> Text:
         return self.render()

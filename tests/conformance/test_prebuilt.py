@@ -13,6 +13,7 @@ from agentfly.environments import ModelServer, OpenEnvEnvironment, ScienceWorld
 from agentfly.environments.scienceworld import jvm
 from agentfly.errors import ConfigError
 from tests.backends.openai_server import OpenAIServer, says
+from tests.environments.browsers import browser_full
 
 TASKS: dict[str, list[dict[str, Any]]] = {
     "CodeInterpreter": [
@@ -34,7 +35,7 @@ class Findable(ScienceWorld):
         return super().draw_tasks(split, count, seed=seed, tasks=found)
 
 
-SLOW = dict.fromkeys(("MiniWoB", "VisualWebShop"), pytest.mark.slow_smoke)  # they start browsers
+SLOW = dict.fromkeys(("MiniWoB", "VisualWebShop"), browser_full)
 
 
 @pytest.mark.timeout(600)

@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 
 from agentfly import Task, reward
+from agentfly.agent import HIDDEN_IMAGE
 from agentfly.agents import CodeAgent, HFAgent
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.demonstrations import completion_from_reply
 from agentfly.environments import CodeInterpreter
 from agentfly.rollout import RunResult
 from agentfly.sandbox import Limits, SandboxUnavailable, open_sandbox
 from agentfly.tooling import Context
 from agentfly.trajectory import StopReason
-from agentfly.types import Message
-from tests.fakes import PNG, call
+from agentfly.types import Message, ToolCall
+from tests.conftest import TOKENIZERS, require_fetched
+from tests.fakes import PNG, Computed, call
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +133,31 @@ async def test_figures_are_returned_as_images() -> None:
     assert [base64.b64decode(image.url.partition(",")[2])[:4] for image in images] == [b"\x89PNG"] * 2
     note = "(an image, which cannot be shown here)"
     assert answers(await played(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
+
+
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [("qwen2_5", None), ("llama3_2", None), ("smollm2", "smollm2")],
+)
+async def test_model_that_cannot_see_goes_on_after_a_figure(family: str, template: str | None) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly-rl[train]'")
+    require_fetched(family)
+    code = (
+        "import matplotlib\nmatplotlib.use('Agg')\nfrom matplotlib import pyplot\npyplot.plot([1, 2])\nprint('drawn')"
+    )
+    replies = [
+        Message("assistant", "", (ToolCall(CodeInterpreter.run_python.name, {"code": code}, "call00001"),)),
+        Message("assistant", "Up."),
+    ]
+    backend = Computed(lambda request: completion_from_reply(agent, replies[request.turn]))  # takes no images
+    agent = HFAgent(str(TOKENIZERS / family), template=template, tools=[CodeInterpreter.run_python], backend=backend)
+    (chain,) = await agent.run("Draw a line.", num_chains=1)
+    await agent.close()
+    assert (chain.stop, chain.prediction, chain.failures) == (StopReason.ANSWER, "Up.", ())
+    assert agent.template is not None
+    prompt = agent.template.codec.decode(list(backend.requests[1].prompt))
+    assert prompt.count(HIDDEN_IMAGE) == 1
+    assert backend.requests[1].images == ()
 
 
 async def test_reward_gets_the_session_of_the_chain() -> None:

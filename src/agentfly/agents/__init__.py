@@ -2,5 +2,6 @@
 
 from agentfly.agent import BaseAgent
 from agentfly.agents.prebuilt import ActionAgent, CodeAgent, HFAgent, ReactAgent
+from agentfly.agents.vision import GUIAgent, VisionAgent
 
-__all__ = ["ActionAgent", "BaseAgent", "CodeAgent", "HFAgent", "ReactAgent"]
+__all__ = ["ActionAgent", "BaseAgent", "CodeAgent", "GUIAgent", "HFAgent", "ReactAgent", "VisionAgent"]

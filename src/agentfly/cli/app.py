@@ -135,7 +135,7 @@ def run(
     data: Annotated[Path | None, typer.Option(help="File of tasks: JSON, JSON lines, CSV or parquet.")] = None,
     row: Row = None,
     model: Annotated[str | None, typer.Option(help="Local folder, hub name, or model name of a server.")] = None,
-    agent: Annotated[str | None, typer.Option(help="hf (the default), react, code or action.")] = None,
+    agent: Annotated[str | None, typer.Option(help="hf (the default), react, code, action or vision.")] = None,
     tool: Annotated[list[str] | None, typer.Option(help="Tool by name, or as module:name. May be repeated.")] = None,
     template: TemplateName = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm, client or scripted.")] = None,
@@ -241,7 +241,9 @@ def evaluate(
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
     base_url: BaseUrl = None,
     template: TemplateName = None,
-    agent: Annotated[str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Without a recipe: hf (the default), react, code, action, vision.")
+    ] = None,
     tool: Annotated[list[str] | None, typer.Option(help="Without a recipe: tool by name, or as module:name.")] = None,
     reward: Annotated[str | None, typer.Option(help="Without a recipe: reward by name, or as module:name.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="Without a recipe: system prompt.")] = None,

@@ -27,6 +27,7 @@ from agentfly.cli.signals import Terminated
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
 from agentfly.resources import ResourceManager
+from agentfly.runs.thumbnails import print_image
 from agentfly.templates.parsers.pythonic import parse_python_calls
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
 from agentfly.trajectory import CallStatus
@@ -134,8 +135,7 @@ def play(env_class: type[Environment], task: Task | None) -> None:
         try:
             background.run(session.start())
             _print(console, f"{env_class.__name__}: {_describe_reset(env_class, session.task)}", "bold")
-            if images := tuple(image for message in session.task.messages for image in message.images):
-                _print(console, _format_content(images))
+            _print_content(console, tuple(image for message in session.task.messages for image in message.images))
             console.print(tool_lines(session.toolbox), end="")
             _print(console, GREETING, "dim")
             for line, block in _entries(console):
@@ -252,28 +252,26 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
         background.run(session.restart())
 
 
-def _format_content(content: Content) -> str:
-    """Text as the model would see it; images are written to files."""
-    lines = []
+def _print_content(console: Console, content: Content, mark: str = "", style: str = "") -> None:
+    """Print text as the model would see it; images are shown as the terminal can, and written to files."""
     for part in (content,) if isinstance(content, str) else content:
         if isinstance(part, str):
-            lines.append(part)
+            _print(console, mark + part, style)
+            mark = ""
             continue
+        print_image(console, part)
         header, comma, data = part.url.partition(";base64,")
-        if not comma:
-            lines.append(f"[an image: {part.url}]")
-            continue
-        suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
-        with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
-            file.write(base64.b64decode(data))
-        lines.append(f"[an image, saved to {file.name}]")
-    return "\n".join(lines)
+        if comma:
+            suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
+            with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
+                file.write(base64.b64decode(data))
+            _print(console, f"saved to {file.name}", "dim")
 
 
 def _show(console: Console, result: ToolResult) -> None:
     """Print an observation."""
     ok = result.status is CallStatus.OK
-    _print(console, ("← " if ok else "✗ ") + _format_content(result.observation), "" if ok else "red")
+    _print_content(console, result.observation, "← " if ok else "✗ ", "" if ok else "red")
     if result.ends_chain:
         _print(console, "the chain would end here; :reset starts a new one", "dim")
 

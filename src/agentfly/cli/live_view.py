@@ -25,9 +25,10 @@ from agentfly.rollout.events import (
     ToolCalled,
     ToolReturned,
 )
+from agentfly.runs.thumbnails import describe_image, draw_blocks, has_colors
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import CallStatus, FailureKind, Trajectory
-from agentfly.types import Message, ToolCall
+from agentfly.types import Content, Image, ToolCall
 
 PANELS = 6
 """Maximum number of chains shown; further ones are only counted."""
@@ -51,6 +52,8 @@ class ChainView:
         self.lines = Text()
         self._partial = ""
         self.reward: float | None = None
+        self.image: Image | None = None
+        """The image that the model was shown last."""
 
     def handle(self, event: Event) -> Text | None:
         """Update from an event; return the line to print if panels cannot be drawn."""
@@ -60,7 +63,7 @@ class ChainView:
                 return None
             case ChainStarted(task=task):
                 self.lines, self.ended = Text(), False
-                return self._append(task.question, Author.TASK)
+                return self._append(self._show_images(task.messages[-1].content), Author.TASK)
             case ReplyReceived(turn=turn, message=message):
                 self.turn, self._partial = turn, ""
                 return self._append(message.text, Author.MODEL) if message.text else None
@@ -68,7 +71,7 @@ class ChainView:
                 return self._append(f"→ {format_call_line(call)}", Author.MODEL)
             case ToolReturned(result=result):
                 mark = "←" if result.status is CallStatus.OK else "✗"
-                return self._append(f"{mark} {Message('tool', result.observation).text}", Author.TOOL)
+                return self._append(f"{mark} {self._show_images(result.observation)}", Author.TOOL)
             case ChainRetried(failure=failure):
                 return self._append(f"retried: {failure.message}", Author.TEMPLATE)
             case ChainScored(score=score):
@@ -79,12 +82,26 @@ class ChainView:
                 return self._append(format_end_line(trajectory), Author.TEMPLATE)
         return None
 
+    def _show_images(self, content: Content) -> str:
+        """The content as text, with a label for each image; the last image is shown in the panel."""
+        if isinstance(content, str):
+            return content
+        images = [part for part in content if isinstance(part, Image)]
+        self.image = images[-1] if images else self.image
+        return "\n".join(part if isinstance(part, str) else describe_image(part) for part in content if part)
+
     def _append(self, text: str, author: Author) -> Text:
         line = sanitize_text(Text(text.strip() + "\n", AUTHOR_COLORS[author]))
         self.lines.append_text(line)
         return line
 
-    def panel(self, width: int, height: int) -> Panel:
+    def panel(self, width: int, height: int, *, thumbnails: bool = False) -> Panel:
+        """The end of the chain; with `thumbnails`, next to its last image."""
+        image = None
+        outer = width
+        if thumbnails and self.image is not None:
+            image = draw_blocks(self.image, width // 3, height)
+            width -= image.cell_len // max(len(image.plain.splitlines()), 1) + 1
         text = self.lines.copy()
         text.append_text(sanitize_text(Text(self._partial, AUTHOR_COLORS[Author.MODEL])))
         room = 2 * width * height  # wrap only the end: wrapping is slow; the cut moves in steps, not per token
@@ -93,7 +110,13 @@ class ChainView:
         shown = Text("\n").join(wrapped[-height:])
         border = "dim" if self.ended and not self.reward else "green" if self.ended else "bright_blue"
         title = f"chain {self.name} · turn {self.turn + 1}"
-        return Panel(shown, title=title, width=width, height=height + 2, border_style=border)
+        body: RenderableType = shown
+        if image is not None:
+            grid = Table.grid(padding=(0, 1, 0, 0))
+            grid.add_column(width=width - 4)
+            grid.add_row(shown, image)
+            body = grid
+        return Panel(body, title=title, width=outer, height=height + 2, border_style=border)
 
 
 class LiveView:
@@ -126,7 +149,8 @@ class LiveView:
         across = min(len(chains), max(self._console.width // 44, 1)) or 1
         width = self._console.width // across - 1
         height = max(min(HEIGHT, (self._console.height - 2) // math.ceil(len(chains) / across or 1) - 2), 1)
-        drawn: list[RenderableType] = [Columns([chain.panel(width, height) for chain in chains], padding=(0, 0))]
+        panels = [chain.panel(width, height, thumbnails=has_colors(self._console)) for chain in chains]
+        drawn: list[RenderableType] = [Columns(panels, padding=(0, 0))]
         if len(self._chains) > PANELS:
             running = sum(not chain.ended for chain in self._chains.values())
             drawn.append(Text(f"{running} of {len(self._chains)} chains running", "dim"))

@@ -35,6 +35,7 @@ AGENTS: dict[str, type[BaseAgent]] = {
     "react": agents.ReactAgent,
     "code": agents.CodeAgent,
     "action": agents.ActionAgent,
+    "vision": agents.VisionAgent,
 }
 
 

@@ -25,7 +25,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from agentfly import threads
 from agentfly.environment import Environment
@@ -43,6 +45,9 @@ Key = Literal[
     "Enter", "Tab", "Escape", "Backspace", "Delete", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End",
     "PageUp", "PageDown", "Space",
 ]  # fmt: skip
+UNITS = 1000
+Coordinate = Annotated[int, Field(ge=0, le=UNITS)]
+"""A position in a screenshot: 0 is its left or upper edge, 1000 its right or lower edge, whatever its size."""
 _KEY_CODES: dict[str, int] = {
     "Enter": 13, "Tab": 9, "Escape": 27, "Backspace": 8, "Delete": 46, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37,
     "ArrowRight": 39, "Home": 36, "End": 35, "PageUp": 33, "PageDown": 34, "Space": 32,
@@ -217,8 +222,11 @@ class Browser:
         await self._send("Input.dispatchMouseEvent", event)
 
     async def type_text(self, text: str) -> None:
-        """Type text into the focused element, character by character."""
+        """Type text into the focused element, character by character; a line break presses Enter."""
         for character in text:
+            if character == "\n":
+                await self.press_key("Enter")
+                continue
             key = {"key": character, "text": character, "unmodifiedText": character}
             await self._send("Input.dispatchKeyEvent", {"type": "keyDown", **key})
             await self._send("Input.dispatchKeyEvent", {"type": "keyUp", "key": character})
@@ -336,6 +344,8 @@ class BrowserEnvironment(Environment):
 
     window_size: ClassVar[tuple[int, int]] = (768, 768)
     """Width and height of the page, in pixels."""
+    screenshot_size: ClassVar[tuple[int, int] | None] = None
+    """Width and height of the upper left part that screenshots show, in pixels of the page; None: all of it."""
     _browser: Browser | None = None
 
     async def start(self) -> None:
@@ -343,6 +353,12 @@ class BrowserEnvironment(Environment):
         await super().start()
         self._browser = Browser(*self.window_size)
         await self._browser.start()
+
+    @classmethod
+    def to_pixels(cls, x: int, y: int) -> tuple[float, float]:
+        """The point of the page at coordinates of the screenshot."""
+        width, height = cls.screenshot_size or cls.window_size
+        return min(x * width / UNITS, width - 1), min(y * height / UNITS, height - 1)
 
     @property
     def browser(self) -> Browser:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
@@ -22,6 +25,8 @@ from agentfly.errors import sanitize
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.formatting import figures, format_duration, format_eval_details
 from agentfly.runs.record import PHASES, EvalFigures, Progress, StepRecord
+from agentfly.runs.thumbnails import draw_blocks, has_colors
+from agentfly.types import Image
 
 ETA_STEPS = 20
 """Number of recent steps whose mean duration gives the remaining time."""
@@ -41,6 +46,10 @@ CELL_WIDTH = 19
 """Width of a metric in columns."""
 MAX_ALARMS = 3
 """Number of latest alarms shown."""
+MAX_IMAGES = 4
+"""Number of latest images shown."""
+IMAGE_ROWS = 8
+"""Height of an image in lines."""
 
 
 class ConsoleLogger:
@@ -52,6 +61,7 @@ class ConsoleLogger:
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._records: list[StepRecord] = []
         self._progress: Progress | None = None
+        self._images: Sequence[Text] = ()
         self._title = ""
         self._steps = 0
         self._previous_seconds = 0.0
@@ -90,6 +100,10 @@ class ConsoleLogger:
         if not self._is_live:
             for line in self._lines(record):
                 self._print(Text(sanitize(line)))
+        elif has_colors(self._console) and self._directory.images.is_dir():
+            newest = heapq.nlargest(MAX_IMAGES, os.scandir(self._directory.images), lambda file: file.stat().st_mtime)
+            width = (self._console.width - 4) // MAX_IMAGES - 2
+            self._images = [draw_blocks(Image.of(file.path), max(width, 1), IMAGE_ROWS) for file in newest]
 
     def close(self) -> None:
         if self._live.is_started:
@@ -105,7 +119,7 @@ class ConsoleLogger:
         elapsed = self._previous_seconds + time.monotonic() - self._started
         done = bool(self._records) and self._records[-1].step >= self._steps
         left = None if done else self._remaining_seconds()
-        return RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress)
+        return RunPanel(self._title, self._records, self._steps, elapsed, left, self._progress, self._images)
 
     def _lines(self, record: StepRecord) -> list[str]:
         lines = []
@@ -144,6 +158,8 @@ class RunPanel:
     """Remaining seconds; None if unknown."""
     progress: Progress | None = None
     """Progress of the current step; None between steps."""
+    images: Sequence[Text] = ()
+    """The newest images of the run."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -167,6 +183,8 @@ class RunPanel:
             parts += [_metric_rows(trained[-1], self.progress, width - 4), _time_rows(trained[-1].seconds, width - 4)]
         elif self.records and self.records[0].eval is not None:
             parts += [Text.assemble(("held out ", "dim"), _interval(self.records[0].eval), (" before training", "dim"))]
+        if self.images:
+            parts += [Text(), Columns(self.images, padding=(0, 2))]
         for alarm in [alarm for record in self.records for alarm in record.alarms][-MAX_ALARMS:]:
             kind = (f"▲ step {alarm.step} {alarm.kind.replace('_', ' ')}: ", "bold yellow")
             chains = (f" [{', '.join(alarm.chains)}]" * bool(alarm.chains), "dim")

@@ -22,6 +22,7 @@ from agentfly.runs.console import ConsoleLogger
 from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.record import Progress, StepRecord
+from agentfly.runs.thumbnails import try_open_image
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import Trajectory
 
@@ -105,6 +106,12 @@ def sample_chains(directory: RunDirectory, step: int) -> list[Trajectory]:
     ranked = sorted(one_per_task, key=lambda each: (each.reward or 0.0, each.group))
     count = min(LOGGED_CHAINS, len(ranked))
     return [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def _last_image(chain: Trajectory) -> Any:
+    """The last image of a chain as a Pillow image; None if there is none that can be decoded."""
+    images = [image for message in chain.messages for image in message.images]
+    return try_open_image(images[-1]) if images else None
 
 
 def split_by_author(chain: Trajectory) -> list[tuple[str, str]]:
@@ -224,6 +231,12 @@ class WandbLogger(RunLogger):
                     for each in chains
                 ]
                 values["chains"] = wandb.Table(["chain", "task", "reward", "stop", "text"], rows)
+                shown = [(each, image) for each in chains if (image := _last_image(each)) is not None]
+                if shown:
+                    values["eval/images"] = [
+                        wandb.Image(image, caption=f"{each.task.question[:200]} → {each.prediction[:200]}")
+                        for each, image in shown
+                    ]
             self._run.log(values)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.formatting import ALL_FIGURES, format_duration, format_number
 from agentfly.runs.record import PHASES, StepRecord
+from agentfly.runs.thumbnails import describe_image, make_thumbnail
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import Trajectory
+from agentfly.types import Image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +45,10 @@ MAX_CHAINS = 12
 """Maximum number of chains shown for alarms."""
 MAX_STEPS = 5
 """Number of first and last steps that metrics are averaged over."""
+MAX_IMAGE_BYTES = 4 << 20
+"""Maximum size of all thumbnails of a report together; further images are shown as labels."""
+_PLACEHOLDERS = re.compile(r"(<[^<>\s]{1,60}>)\1{3,}")
+"""The placeholder tokens of an image."""
 _AUTHORS = {color: author.value for author, color in AUTHOR_COLORS.items()}
 
 
@@ -51,8 +58,8 @@ class ReportChain:
 
     name: str
     anchor: str
-    spans: list[tuple[str, str, str]]
-    """Style, author and text of each span."""
+    spans: list[tuple[str, str, str, list[str]]]
+    """Style, author, text, and the images as `data:` URIs, or as labels, of each span."""
 
 
 def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
@@ -90,7 +97,9 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         for step in {step for step, _ in wanted}
         for each in directory.trajectories(step)
     }
-    chains = [_show_chain(stored[key], key[0], decode) for key in wanted if key in stored]
+    budget = _ImageBudget()
+    pairs = list(_pairs(directory, [r.step for r in records if r.eval is not None], decode, budget))
+    chains = [_show_chain(stored[key], key[0], decode, budget) for key in wanted if key in stored]
 
     text = page.render(
         name=directory.name,
@@ -107,7 +116,7 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
         alarmed=chains,
         anchor=anchor,
         anchors={chain.anchor for chain in chains},
-        pairs=list(_pairs(directory, [r.step for r in records if r.eval is not None], decode)),
+        pairs=pairs,
         authors={author.value: color for author, color in AUTHOR_COLORS.items()},
         isnan=math.isnan,
     )
@@ -115,7 +124,7 @@ def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:
 
 
 def _pairs(
-    directory: RunDirectory, steps: Sequence[int], decode: Decode | None
+    directory: RunDirectory, steps: Sequence[int], decode: Decode | None, budget: _ImageBudget
 ) -> Iterator[tuple[str, ReportChain, ReportChain]]:
     """The same held-out tasks before and after training: the most improved, and last the least improved."""
     if len(steps) < 2:
@@ -132,25 +141,37 @@ def _pairs(
     ranked = sorted(one_per_task, key=gains.__getitem__, reverse=True)
     for name in ranked if len(ranked) <= MAX_TASKS else [*ranked[: MAX_TASKS - 1], ranked[-1]]:
         first, last = before[name].trajectory, after[name].trajectory
-        yield first.task.question, _show_chain(first, steps[0], decode), _show_chain(last, steps[-1], decode)
+        shown = [_show_chain(chain, step, decode, budget) for chain, step in ((first, steps[0]), (last, steps[-1]))]
+        yield first.task.question, shown[0], shown[1]
 
 
-def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None) -> ReportChain:
+class _ImageBudget:
+    """The images that a report can still hold."""
+
+    def __init__(self) -> None:
+        self._left = MAX_IMAGE_BYTES
+
+    def show(self, image: Image) -> str:
+        """The thumbnail as a `data:` URI; a label if it is not decodable, or if the report holds too many images."""
+        small = make_thumbnail(image)
+        if small is None or len(small.url) > self._left:
+            return describe_image(image)
+        self._left -= len(small.url)
+        return small.url
+
+
+def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None, budget: _ImageBudget) -> ReportChain:
     reward = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
     outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
-    text = trajectory.render(decode)
     spans = []
-    at = 0
-    for span in text.spans:
-        spans.append(("", "", text.plain[at : span.start]))
-        author = _AUTHORS.get(str(span.style), "")
-        own = text.plain[span.start : span.end]
+    for style, text, images in trajectory.parts(decode):
+        author = _AUTHORS.get(style, "")
+        own = _PLACEHOLDERS.sub(lambda run: f"{run[1]} × {len(run[0]) // len(run[1])}", text)
         if author == Author.TASK.value and len(own) > MAX_PROMPT:  # the question is at the end of a prompt
             own = f"({len(own) - MAX_PROMPT} characters) …{own[-MAX_PROMPT:]}"
         elif len(own) > MAX_TEXT:
             own = f"{own[:MAX_TEXT]}… ({len(own) - MAX_TEXT} characters)"
-        spans.append((str(span.style), author, own))
-        at = span.end
+        spans.append((style, author, own, [budget.show(image) for image in images]))
     name = f"step {step}, chain {trajectory.id}: {outcome}"
     return ReportChain(name, anchor(step, trajectory.id), spans)
 

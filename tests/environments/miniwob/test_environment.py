@@ -55,6 +55,7 @@ def test_only_files_of_the_package_are_served() -> None:
 class TestRunning:
     pytestmark = needs_browser
 
+    @pytest.mark.browser_full
     async def test_expert_of_every_task_earns_the_reward(self) -> None:
         env = MiniWoB()
         await env.start()
@@ -70,6 +71,7 @@ class TestRunning:
         finally:
             await env.close()
 
+    @pytest.mark.browser_full
     async def test_same_seed_shows_the_same_pixels_in_another_browser(self) -> None:
         shown = []
         for _ in range(2):
@@ -78,7 +80,7 @@ class TestRunning:
             images = []
             for name in SHOWN:
                 await reset(env, name, seed=5)
-                images += [await env.screenshot(), await env.click(80, 120)]
+                images += [await env.screenshot(), await env.click_at(500, 571)]
             shown.append(images)
             await env.close()
         assert shown[0] == shown[1]
@@ -88,10 +90,10 @@ class TestRunning:
         await env.start()
         try:
             await reset(env, "click-test-2", seed=3)
-            at = await env.browser.evaluate("(({x, y}) => [x + 20, y + 20])(subbtn2.getBoundingClientRect())")
-            assert (await env.click(*map(int, at)))["ends_chain"]
+            x, y = await env.browser.evaluate("(({x, y}) => [x + 20, y + 20])(subbtn2.getBoundingClientRect())")
+            assert (await env.click_at(round(x * 1000 / 160), round(y * 1000 / 210)))["ends_chain"]
             assert miniwob_reward(env=env) == {"reward": -1, "success": 0.0, "actions": 1}
-            assert await env.click(1, 1) == {"observation": "The task is over.", "ends_chain": True}
+            assert await env.click_at(5, 5) == {"observation": "The task is over.", "ends_chain": True}
             assert env.score == -1
             await reset(env, "use-slider")
             assert env.score == 0
@@ -100,6 +102,7 @@ class TestRunning:
         finally:
             await env.close()
 
+    @pytest.mark.browser_full
     async def test_many_browsers_under_the_resource_manager(self) -> None:
         agent = HFAgent(
             tools=[MiniWoB],
@@ -112,6 +115,7 @@ class TestRunning:
         await agent.close()
         assert len(shown.accepted) == 12, shown.reasons
 
+    @pytest.mark.browser_full
     def test_no_browser_is_left_when_the_host_is_killed(self) -> None:
         program = """
 import asyncio, psutil

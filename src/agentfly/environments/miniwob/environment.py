@@ -1,4 +1,4 @@
-"""MiniWoB++ (Liu et al., 2018) in a real Chromium: screenshots, and clicks, keys and text by pixel.
+"""MiniWoB++ (Liu et al., 2018) in a real Chromium: screenshots, and clicks, keys and text.
 
 The tasks' own pages run unchanged. A page is seeded before its first script runs, and the episode has no time limit, so
 an episode follows from the task and the actions alone; the reward is the page's own, without its discount for time.
@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.browser import BrowserEnvironment, Key
+from agentfly.environments.browser import UNITS, BrowserEnvironment, Coordinate, Key
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
@@ -31,8 +31,9 @@ WINDOW = (500, 240)
 """Pixels of the browser's window, as in MiniWoB++: next to the page is a panel that the model does not see."""
 MAX_TEXT = 200
 """Characters that can be typed in one action."""
+MAX_SCROLL = 50_000
 QUESTION = (
-    f"A web page of {WIDTH} × {HEIGHT} pixels is open. Its first lines, on yellow, say what to do. "
+    "A small web page is open. Its first lines, on yellow, say what to do. "
     "Look at a screenshot, then act on the page until it is done."
 )
 TASKS = (
@@ -62,8 +63,9 @@ class MiniWoB(BrowserEnvironment):
     pool = Pool(runtime="process", memory=400 << 20, start_timeout=300.0, reset_timeout=120.0)
     scored_by = "miniwob_reward"
     scale: ClassVar[int] = 1
-    """Screenshots are enlarged by this factor; coordinates stay those of the page."""
+    """Screenshots are enlarged by this factor."""
     window_size = WINDOW
+    screenshot_size = (WIDTH, HEIGHT)
 
     @classmethod
     def draw_tasks(
@@ -105,16 +107,14 @@ class MiniWoB(BrowserEnvironment):
         return await self._observe()
 
     @tool
-    async def click(self, x: int, y: int) -> dict[str, Any]:
-        """Click on a point of the page. Shows the page after it.
+    async def click_at(self, x: Coordinate, y: Coordinate) -> dict[str, Any]:
+        """Click on a point of the screenshot. Shows the page after it.
 
         Args:
-            x: Pixels from the left edge, 0 to 159.
-            y: Pixels from the upper edge, 0 to 209.
+            x: 0 (left edge) to 1000 (right edge).
+            y: 0 (upper edge) to 1000 (lower edge).
         """
-        if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
-            return {"observation": f"Error: the page has {WIDTH} × {HEIGHT} pixels; there is no such point."}
-        return await self._act(lambda: self.browser.click(x, y))
+        return await self._act(lambda: self.browser.click(*self.to_pixels(x, y)))
 
     @tool
     async def type_text(self, text: str) -> dict[str, Any]:
@@ -138,17 +138,17 @@ class MiniWoB(BrowserEnvironment):
         return await self._act(lambda: self.browser.press_key(key))
 
     @tool
-    async def scroll(self, x: int, y: int, down: int) -> dict[str, Any]:
-        """Turn the mouse wheel over a point of the page. Shows the page after it.
+    async def scroll(self, down: int, x: Coordinate = UNITS // 2, y: Coordinate = UNITS // 2) -> dict[str, Any]:
+        """Turn the mouse wheel over a point of the screenshot. Shows the page after it.
 
         Args:
-            x: Pixels from the left edge, 0 to 159.
-            y: Pixels from the upper edge, 0 to 209.
-            down: Pixels to scroll down; negative to scroll up.
+            down: How far to scroll down; 1000 is the height of the screenshot. Negative to scroll up.
+            x: 0 (left edge) to 1000 (right edge).
+            y: 0 (upper edge) to 1000 (lower edge).
         """
-        if not (0 <= x < WIDTH and 0 <= y < HEIGHT and abs(down) <= 10_000):
-            return {"observation": f"Error: the page has {WIDTH} × {HEIGHT} pixels, and `down` is at most 10000."}
-        return await self._act(lambda: self.browser.scroll(x, y, down))
+        if abs(down) > MAX_SCROLL:
+            return {"observation": f"Error: `down` is from {-MAX_SCROLL} to {MAX_SCROLL}."}
+        return await self._act(lambda: self.browser.scroll(*self.to_pixels(x, y), down * HEIGHT / UNITS))
 
     async def _act(self, action: Callable[[], Awaitable[None]]) -> dict[str, Any]:
         if self.over:
@@ -179,7 +179,7 @@ class MiniWoB(BrowserEnvironment):
         if "type" in action:
             return ToolCall("type_text", {"text": action["type"]})
         x, y = action["click"]
-        return ToolCall("click", {"x": x, "y": y})
+        return ToolCall("click_at", {"x": round(x * UNITS / WIDTH), "y": round(y * UNITS / HEIGHT)})
 
 
 @functools.cache

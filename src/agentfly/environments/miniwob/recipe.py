@@ -1,7 +1,7 @@
 """MiniWoB++: use small web pages in a real browser, by screenshots, mouse and keyboard.
 
     apt-get install chromium
-    pip install 'agentfly-rl[train,gui]'
+    pip install 'agentfly-rl[train,vision,gui]'
     agentfly train miniwob model=Qwen/Qwen2.5-VL-3B-Instruct backend=vllm
     agentfly eval miniwob --model Qwen/Qwen2.5-VL-3B-Instruct --by task
 
@@ -11,14 +11,14 @@ the network.
 
 from typing import Any
 
-from agentfly.agents import HFAgent
+from agentfly.agents import VisionAgent
 from agentfly.environments.miniwob import MiniWoB
 from agentfly.rewards import miniwob_reward
 from agentfly.training import TrainConfig
 
 
-def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[MiniWoB], reward=miniwob_reward)
+def agent(**model: Any) -> VisionAgent:
+    return VisionAgent(**model, tools=[MiniWoB], reward=miniwob_reward)
 
 
 tasks = MiniWoB.draw_tasks("train", 2000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.browser import BrowserEnvironment
+from agentfly.environments.browser import BrowserEnvironment, Coordinate
 from agentfly.environments.webshop.environment import WebShop
 from agentfly.tooling import tool
 from agentfly.types import Image
@@ -22,18 +22,16 @@ class VisualWebShop(BrowserEnvironment, WebShop):
     """Products per page of results, so that most pages fit a screenshot."""
 
     @tool
-    async def click_at(self, x: int, y: int) -> dict[str, Any]:
+    async def click_at(self, x: Coordinate, y: Coordinate) -> dict[str, Any]:
         """Click on a point of the screenshot. Buy Now ends the shopping.
 
         Args:
-            x: Pixels from the left edge.
-            y: Pixels from the upper edge.
+            x: 0 (left edge) to 1000 (right edge).
+            y: 0 (upper edge) to 1000 (lower edge).
         """
-        width, height = self.window_size
-        if not (0 <= x < width and 0 <= y < height):
-            return await self._respond(f"The page has {width} × {height} pixels; there is no such point.")
         await self._show()
-        label = str(await self.browser.evaluate(_CLICKABLE.format(x=x, y=y)))
+        left, top = self.to_pixels(x, y)
+        label = str(await self.browser.evaluate(_CLICKABLE.format(x=left, y=top)))
         clicked = bool(label) and self.session.click(label)
         return await self._respond("" if clicked else "There is nothing to click at this point.")
 

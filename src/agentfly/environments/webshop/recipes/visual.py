@@ -9,7 +9,7 @@ Every page is rendered by a browser and shown as a screenshot; elements are clic
 
 from typing import Any
 
-from agentfly.agents import HFAgent
+from agentfly.agents import VisionAgent
 from agentfly.environments.webshop import VisualWebShop
 from agentfly.rewards import webshop_reward
 from agentfly.training import TrainConfig
@@ -17,8 +17,8 @@ from agentfly.training import TrainConfig
 PROMPT = "Search, click on a product's number, click on each option that is wanted, then click on Buy Now."
 
 
-def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=[VisualWebShop], reward=webshop_reward, system_prompt=PROMPT)
+def agent(**model: Any) -> VisionAgent:
+    return VisionAgent(**model, tools=[VisualWebShop], reward=webshop_reward, system_prompt=PROMPT)
 
 
 tasks = VisualWebShop.draw_tasks("train", 2000)

@@ -1,0 +1,222 @@
+"""Images in terminals, reports and dashboards."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentfly.cli.live_view import ChainView, LiveView
+from agentfly.images import open_image
+from agentfly.rollout.events import ChainStarted, ToolReturned
+from agentfly.runs import EvalFigures, RunWriter, StepRecord
+from agentfly.runs.console import ConsoleLogger
+from agentfly.runs.loggers import WandbLogger
+from agentfly.runs.report import write_report
+from agentfly.runs.thumbnails import describe_image, draw_blocks, encode_graphics, find_protocol, print_image
+from agentfly.segment import Author, Segment
+from agentfly.tooling import ToolResult
+from agentfly.trajectory import Score, StopReason, Trajectory, TurnRecord
+from agentfly.types import Completion, FinishReason, Image, Message, Task, ToolCall
+from tests.runs.chains import step
+
+pillow = pytest.importorskip("PIL.Image", reason="the extra vision is not installed")
+
+
+def draw(width: int = 4, height: int = 4) -> Image:
+    """Red above, blue below."""
+    pixels = pillow.new("RGB", (width, height), (255, 0, 0))
+    pixels.paste((0, 0, 255), (0, height // 2, width, height))
+    return Image.of(pixels)
+
+
+BROKEN = Image("data:image/png;base64,iVBORw0KGgo=")
+
+
+def test_labels_have_size_and_content() -> None:
+    assert re.fullmatch(r"\[image 504x252 [0-9a-f]{8}\]", describe_image(draw(504, 252)))
+    assert describe_image(draw(8, 4)) != describe_image(draw(8, 6))
+    assert re.fullmatch(r"\[image [0-9a-f]{8}\]", describe_image(BROKEN))
+    assert describe_image(Image("https://example.org/a.png")) == "[image https://example.org/a.png]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "protocol"),
+    [
+        ({"TERM": "xterm-kitty"}, "kitty"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm2"),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm2"),
+        ({"TERM": "foot"}, "sixel"),
+        ({"TERM": "xterm-256color"}, ""),
+        ({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}, ""),
+        ({}, ""),
+    ],
+)
+def test_protocol_follows_the_terminal(variables: dict[str, str], protocol: str) -> None:
+    assert find_protocol(variables) == protocol
+
+
+def test_half_blocks_show_two_pixels_each() -> None:
+    text = draw_blocks(draw(4, 4), 4, 16)
+    assert text.plain == "▀▀▀▀\n▀▀▀▀"
+    styles = [(span.style.color.triplet.hex, span.style.bgcolor.triplet.hex) for span in text.spans]  # type: ignore
+    assert styles == [("#ff0000", "#ff0000")] * 4 + [("#0000ff", "#0000ff")] * 4
+    assert draw_blocks(draw(1000, 10), 40, 16).plain == "▀" * 40
+    assert draw_blocks(BROKEN, 40, 16).plain == describe_image(BROKEN)
+
+
+def decode_sixel(data: str) -> Any:
+    """The pixels that a terminal draws."""
+    match = re.fullmatch(r'\x1bPq"1;1;(\d+);(\d+)(.*)\x1b\\', data, re.DOTALL)
+    assert match
+    image = pillow.new("RGB", (int(match[1]), int(match[2])))
+    palette: dict[str, tuple[int, ...]] = {}
+    x = top = 0
+    color = ""
+    for name, rgb, other in re.findall(r"#(\d+)(;2;\d+;\d+;\d+)?|([$\-?-~])", match[3]):
+        if rgb:
+            palette[name] = tuple(round(int(part) * 2.55) for part in rgb.split(";")[2:])
+        elif name:
+            color = name
+        elif other in "$-":
+            x, top = 0, top + 6 * (other == "-")
+        else:
+            for row in range(6):
+                if ord(other) - 63 >> row & 1:
+                    image.putpixel((x, top + row), palette[color])
+            x += 1
+    return image
+
+
+def test_graphics_hold_the_image() -> None:
+    pixels = pillow.effect_noise((90, 70), 90).convert("RGB")
+    buffer = io.BytesIO()
+    pixels.save(buffer, format="PNG")
+    png = buffer.getvalue()
+    parts = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", encode_graphics(pixels, "kitty", 9, 4))
+    assert [keys for keys, _ in parts] == ["a=T,f=100,q=2,c=9,r=4,m=1", *["m=1"] * (len(parts) - 2), "m=0"]
+    assert max(len(data) for _, data in parts) == 4096
+    assert base64.b64decode("".join(data for _, data in parts)) == png
+    pattern = r"\x1b\]1337;File=inline=1;size=(\d+);[^:]*:(.*)\x07"
+    inline = re.fullmatch(pattern, encode_graphics(pixels, "iterm2", 9, 4))
+    assert inline
+    assert (int(inline[1]), base64.b64decode(inline[2])) == (len(png), png)
+    drawn = decode_sixel(encode_graphics(open_image(draw(40, 80)), "sixel", 4, 4))
+    assert drawn.size == (40, 80)
+    assert [drawn.getpixel((20, y)) for y in (0, 30, 50, 79)] == [(255, 0, 0)] * 2 + [(0, 0, 255)] * 2
+
+
+@pytest.mark.parametrize(("terminal", "colors"), [(True, "truecolor"), (True, None), (False, None)])
+def test_printing_uses_what_the_terminal_can(monkeypatch: pytest.MonkeyPatch, terminal: bool, colors: Any) -> None:
+    for name in ("KITTY_WINDOW_ID", "TERM_PROGRAM", "TMUX", "STY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=colors, width=80)
+    print_image(console, draw())
+    print_image(console, BROKEN)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert ("▀" in shown) == (colors is not None)
+    assert "[image 4x4 " in shown
+    monkeypatch.setenv("TERM", "xterm-kitty")
+    print_image(console, draw())
+    assert ("\x1b_Ga=T" in console.file.getvalue()) == (colors is not None)
+
+
+def test_live_view_shows_the_last_image() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, height=30)
+    view = ChainView("0/0")
+    view.handle(ChainStarted(0, 0, Task.of({"question": "What is it?", "image": draw(8, 8).url})))
+    line = view.handle(ToolReturned(0, 0, 0, ToolCall("look"), ToolResult(("now", draw(16, 16)))))
+    assert line is not None
+    assert re.match(r"← now\n\[image 16x16 ", line.plain)
+    console.print(view.panel(60, 10, thumbnails=True))
+    assert isinstance(console.file, io.StringIO)
+    rows = console.file.getvalue().splitlines()
+    assert len(rows) == 12
+    assert sum("▀" in row for row in rows) == 10
+    plain = Console(file=io.StringIO(), width=100)
+    with LiveView(plain) as live:
+        live(ChainStarted(0, 0, Task.of({"question": "What is it?", "image": draw(8, 8).url})))
+    assert isinstance(plain.file, io.StringIO)
+    assert re.search(r"\[image 8x8 [0-9a-f]{8}\]\n.*What is it\?", plain.file.getvalue())
+
+
+def seeing_chain(name: str, image: Image, reward: float | None = 1.0) -> Trajectory:
+    group, number = map(int, name.split("/"))
+    segment = Segment()
+    segment.append(Author.TASK, range(4), [Message("user", (image, "What is it?"))], turn=0)
+    sampled = Completion([1, 2], [-0.5] * 2, [0] * 2, FinishReason.STOP)
+    segment.append_completion(sampled, Message("assistant", "Red."), turn=0)
+    return Trajectory(
+        task=Task((Message("user", (image, "What is it?")),), id=str(group)),
+        segments=(segment.seal(),),
+        turns=(TurnRecord(FinishReason.STOP),),
+        stop=StopReason.ANSWER,
+        prediction="Red.",
+        group=group,
+        chain=number,
+        score=None if reward is None else Score(reward),
+    )
+
+
+def seeing_run(path: Path) -> RunWriter:
+    run = RunWriter.create(path, {})
+    for number in (0, 1):
+        run.append(StepRecord(number, 1, {"reward/mean": 1.0} if number else {}, eval=EvalFigures(0.5, 0.4, 0.6, 2)))
+        chains = [seeing_chain("0/0", draw(600, 300)), seeing_chain("1/0", BROKEN)]
+        run.write_trajectories(number, chains, held_out=True)
+    return run
+
+
+def test_report_has_thumbnails_and_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly-rl[train]'")
+    with seeing_run(tmp_path) as run:
+        write_report(run, decode=lambda ids: "<|image_pad|>" * 200)
+        page = run.report.read_text()
+        found = re.findall(r'<img src="([^"]+)"', page)
+        assert len(found) == 2
+        assert "&lt;|image_pad|&gt; × 200" in page
+        for url in found:
+            assert max(pillow.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size) == 240
+        assert describe_image(BROKEN) in page
+        monkeypatch.setattr("agentfly.runs.report.MAX_IMAGE_BYTES", len(found[0]))
+        write_report(run)
+        page = run.report.read_text()
+        assert page.count("<img") == 1
+        assert page.count(describe_image(draw(600, 300))) == 1
+
+
+def test_console_logger_shows_the_newest_images(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, height=40, force_terminal=True, color_system="truecolor")
+    with seeing_run(tmp_path) as run:
+        logger = ConsoleLogger(run, console)
+        logger.start({"steps": 2})
+        logger.step(step(2))
+        logger.close()
+    assert isinstance(console.file, io.StringIO)
+    assert "▀" in console.file.getvalue()
+
+
+@pytest.mark.integration
+def test_wandb_gets_images_of_the_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly-rl[wandb]'")
+    logged: list[dict[str, Any]] = []
+
+    class Run:
+        def log(self, values: dict[str, Any]) -> None:
+            logged.append(values)
+
+    with seeing_run(tmp_path) as run:
+        logger = WandbLogger(run)
+        logger._run = Run()  # type: ignore[assignment]
+        for record in (*run.records(), step(2)):
+            logger.step(record)
+    assert ["eval/images" in values for values in logged] == [True, True, False]
+    (image,) = logged[0]["eval/images"]
+    assert (*image.image.size, image._caption) == (600, 300, "What is it? → Red., reward 1")
