@@ -119,7 +119,7 @@ def write_run(folder: Path, chains: int) -> None:
                 value |= {"group": group, "chain": chain, "prediction": own, "score": [random.random(), None, {}]}
                 value["task"]["id"] = f"task-{(step * 125 + group) % 5000}"
                 count = sum(len(span["ids"]) for span in value["segments"][0]["spans"])
-                lines.append(encode_line({"trajectory": value, "advantages": [[0.5] * count]}))
+                lines.append(encode_line({"trajectory": value, "advantages": [[0.5] * count], "trained": True}))
             run.trajectory_file(step).write_bytes(gzip.compress(b"".join(lines), 1))
             run.append(StepRecord(step, chains // PER_STEP, {f"metric/{i}": random.random() for i in range(60)}))
 

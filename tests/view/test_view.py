@@ -199,7 +199,7 @@ def explain(index: ChainIndex, **filters: str) -> tuple[bool, list[str]]:
 def test_why_a_token_is_trained_or_not(index: ChainIndex) -> None:
     assert explain(index, step="1", group="0") == (
         True,
-        [Author.MODEL.loss_rule, "The chain is part of the update of its step: its advantages are stored."],
+        [Author.MODEL.loss_rule, "The chain is part of the update of its step."],
     )
     trained, why = explain(index, step="1", group="1")
     assert not trained

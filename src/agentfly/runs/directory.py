@@ -61,8 +61,10 @@ class StoredTrajectory:
 
     trajectory: Trajectory
     advantages: tuple[Floats, ...] = ()
-    """One array [tokens] per segment: zeros in a group without variance; empty for a chain that carries no loss, and
+    """One array [tokens] per segment: zeros in a group that was left out; empty for a chain that carries no loss, and
     in an evaluation."""
+    trained: bool = False
+    """Whether the chain was part of the update."""
 
 
 class RunDirectory:
@@ -143,7 +145,7 @@ class RunDirectory:
                 value = json.loads(line)
                 advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
                 trajectory = Trajectory.from_json(_map_text(value["trajectory"], self._load_image))
-                stored.append(StoredTrajectory(trajectory, advantages))
+                stored.append(StoredTrajectory(trajectory, advantages, value["trained"]))
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
@@ -297,10 +299,9 @@ class RunWriter(RunDirectory):
         for each in trajectories:
             # Six decimals halve the file size.
             segments = (advantages or {}).get(each.id, ())
-            if advantages is not None and not segments and each.treatment is TrainingTreatment.TRAIN:
-                segments = [
-                    np.zeros(len(segment), np.float32) for segment in each.segments
-                ]  # its group had no variance
+            trained = bool(segments)
+            if advantages is not None and not trained and each.treatment is TrainingTreatment.TRAIN:
+                segments = [np.zeros(len(segment), np.float32) for segment in each.segments]
             rounded = [np.round(np.asarray(segment, np.float64), 6).tolist() for segment in segments]
             if not all(np.isfinite(segment).all() for segment in segments):
                 rounded = replace_non_finite(rounded)
@@ -309,7 +310,7 @@ class RunWriter(RunDirectory):
                 shown = (message for segment in each.segments for message in segment.messages)
                 if any(message.images for message in (*each.task.messages, *shown)):
                     chain = _map_text(chain, self._store_image)
-                lines.append(encode_line({"trajectory": chain, "advantages": rounded}))
+                lines.append(encode_line({"trajectory": chain, "advantages": rounded, "trained": trained}))
             except (RecordError, ValueError) as error:
                 problems.append(f"chain {each.id} is not stored: {error}")
         write_atomic(self.trajectory_file(step, held_out=held_out), gzip.compress(b"".join(lines), 1, mtime=0))

@@ -109,7 +109,7 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
     verdict = explain_chain(stored, chain, index, group)
     advantages = stored.value.get("advantages") or []
     learner: dict[str, Floats] = {}
-    if advantages and source.run is not None:
+    if stored.value.get("trained") and source.run is not None:
         learner = source.run.learner_logprobs(stored.row["step"])
     remaining = iter(advantages)  # one array [tokens] for each segment with sampled tokens
     segments = []
@@ -171,8 +171,8 @@ def explain_chain(
         return False, ["Chains of an evaluation are not trained."]
     if chain.untrainable:
         return False, [chain.untrainable]
-    if stored.value.get("advantages"):
-        reasons = ["The chain is part of the update of its step: its advantages are stored."]
+    if stored.value.get("trained"):
+        reasons = ["The chain is part of the update of its step."]
         if chain.treatment is TrainingTreatment.ZERO:
             reasons.append("The failure policy gave it treatment zero: it is trained with reward 0.")
         return True, reasons
@@ -183,8 +183,8 @@ def explain_chain(
     if reason is not None:
         return False, [reason.rule]
     return False, [
-        "No advantages are stored for this chain, although the failure policy would train it: its group was left out "
-        "of the update, for example since the greedy chain that it is compared with failed."
+        "The failure policy would train this chain, but its group was left out of the update, for example since the "
+        "greedy chain that it is compared with failed."
     ]
 
 

@@ -66,7 +66,7 @@ class StoredLine:
 
     row: dict[str, Any]
     value: dict[str, Any]
-    """`trajectory`, and where a run stored them `advantages` and `learner_logprobs`."""
+    """`trajectory`, and where a run stored them `advantages`, `trained` and `learner_logprobs`."""
 
 
 class ChainIndex:
@@ -164,7 +164,7 @@ class ChainIndex:
                 break
             done = offset + len(line)
             value = json.loads(line)
-            trained = bool(value.get("advantages"))
+            trained = bool(value.get("trained"))
             chain = value if "segments" in value else value.get("trajectory")
             if chain is None:  # the settings of an evaluation, or a chain that JSON could not hold
                 continue
