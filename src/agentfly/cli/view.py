@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +65,8 @@ def view(
             with ViewServer(data, port) as server:
                 print(f"agentfly: open {server.url} (Ctrl-C ends the server)", flush=True)
                 if open_browser:
+                    import webbrowser
+
                     webbrowser.open(server.url)
                 ended.wait()
         finally:
