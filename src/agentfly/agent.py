@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Unpack
 
 import agentfly.rewards
 import agentfly.tools  # noqa: F401  (registers the general rewards and tools by name)
@@ -25,11 +23,11 @@ from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import BYTES, load_tokenizer
+from agentfly.threads import wait_for
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Message, Reply, Task, ToolCall
 
-T = TypeVar("T")
 RecoveryRuleLike = RecoveryRule | str | Mapping[str, Any]
 
 
@@ -261,26 +259,3 @@ class BaseAgent:
             for nudge in {None, *nudges}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
         return template
-
-
-def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion, also if an event loop is already running, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(coroutine))
-        except BaseException as raised:
-            errors.append(raised)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
