@@ -52,7 +52,7 @@ config = TrainConfig(
     tasks_per_step=4,
     num_chains=2,
     max_turns=2,
-    sampling={"max_tokens": 16},
+    sampling={"max_tokens": 32},
     optimizer={"learning_rate": 5e-4, "schedule": "linear"},
     steps=2,
 )
