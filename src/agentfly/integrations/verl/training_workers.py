@@ -19,7 +19,7 @@ from agentfly.integrations.verl.config import SCHEDULE_VARIABLE
 from agentfly.training.optimizer import LRSchedule
 
 
-@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="cpu")  # type: ignore[untyped-decorator]
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cuda", vendor="cpu")
 class CPUValueEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
     """A critic on the platform of `cpu`: verl's own loads the model with flash attention, which needs a GPU."""
 
