@@ -182,6 +182,7 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     from verl.workers.rollout.router import get_router_handle
 
     from agentfly.integrations.verl.backend import ResilientClient
+    from agentfly.integrations.verl.config import JobSpec
     from agentfly.integrations.verl.manager import RolloutManager
     from agentfly.integrations.verl.recorder import Recorder
     from benchmarks.cluster import make_plan  # not that of `__main__`, which other processes cannot import
@@ -211,8 +212,15 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     )
     plan = partial(make_plan, groups, max(map(len, chains)) + 1)
     recorder = ray.remote(Recorder).options(num_cpus=0).remote(folder, {"benchmark": "cluster"}, None, steps=1)
-    worker_settings = {"model": str(TOKENIZER), "context": CONTEXT, "run_name": f"simulated-{replicas}"}
-    manager = RolloutManager(plan, client, recorder, workers=options.workers, worker_settings=worker_settings)
+    spec = JobSpec(
+        make_plan=plan,
+        recorder=recorder,
+        run_name=f"simulated-{replicas}",
+        model=str(TOKENIZER),
+        context_length=CONTEXT,
+        workers=options.workers,
+    )
+    manager = RolloutManager(spec, client)
     uids = [f"g{position}" for position in range(groups)]
 
     def run_groups(positions: range) -> None:

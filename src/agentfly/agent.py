@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import difflib
 import inspect
 import logging
-import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import agentfly.rewards
 import agentfly.tools  # noqa: F401  (registers the general rewards and tools by name)
@@ -31,13 +29,13 @@ from agentfly.scoring import RewardSpec, Scorer
 from agentfly.templates import load_template
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import BYTES, download_files, load_tokenizer
+from agentfly.threads import wait_for
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
 from agentfly.vision import has_processor, load_vision
 
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 _NEAR_MISSES = {
     "model": "model_name_or_path", "model_name": "model_name_or_path", "model_path": "model_name_or_path",
     "path": "model_name_or_path", "rewards": "reward", "reward_function": "reward", "reward_name": "reward",
@@ -394,26 +392,3 @@ def _refuse_unknown_arguments(cls: type[BaseAgent], settings: Mapping[str, Any])
             taken = [each for each in known if each not in ("self", "args", "kwargs")]
             hint = f"it takes {', '.join(taken)}"
         raise ConfigError(f"{cls.__name__} takes no {name!r}; {hint}")
-
-
-def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion, also if an event loop is already running, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(coroutine))
-        except BaseException as raised:
-            errors.append(raised)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -52,6 +52,29 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
         raise RuntimeError(describe(error)) from error
 
 
+def wait_for(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to completion, also if an event loop is already running, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(asyncio.run(coroutine))
+        except BaseException as raised:
+            errors.append(raised)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 async def run_within(limit: asyncio.Timeout, coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Like `async with limit: return await coroutine`, but sets a timer only if the coroutine suspends.
 

@@ -7,8 +7,10 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 import traceback
+import types
 from typing import Any
 
 import pytest
@@ -609,6 +611,41 @@ async def test_properties_and_weight_version() -> None:
     assert backend.weight_version == 5
     await backend.update_weights([], 6)
     assert backend.weight_version == 6
+
+
+async def test_update_over_nccl_that_does_not_end_is_a_fault(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only vLLM's part is replaced, by one that connects and then waits for workers that are gone."""
+    connected: list[str] = []
+    released = threading.Event()
+
+    class StuckSender:
+        def __init__(self, base_url: str) -> None:
+            connected.append(base_url)
+
+        def send(self, weights: Any) -> None:
+            if len(connected) == 1:
+                released.wait()
+
+    module = types.ModuleType("agentfly.backends.vllm.nccl_transfer")
+    module.NCCLWeightSender = StuckSender  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "agentfly.backends.vllm", types.ModuleType("agentfly.backends.vllm"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("agentfly.backends.client.NCCL_SECONDS", 0.05)
+    for path in ("/vllm/pause", "/vllm/resume"):
+        server.answers(path, says({}))
+    backend = ClientBackend("tiny", f"{server.url}/vllm/v1", weight_transfer="nccl")
+    with pytest.raises(BackendFault, match="took no weights over NCCL"):
+        await backend.update_weights([], 1)
+    with pytest.raises(BackendFault, match="did not take the weights of version 1"):
+        await backend.generate(ask())
+    monkeypatch.setattr("agentfly.backends.client.NCCL_SECONDS", 600.0)
+    await backend.update_weights([], 2)  # connects again
+    assert len(connected) == 2
+    assert backend.weight_version == 2
+    released.set()
+    await backend.close()
 
 
 # Streamed text.

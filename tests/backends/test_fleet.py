@@ -9,6 +9,7 @@ import pytest
 from agentfly.backends import open_backend
 from agentfly.backends.base import Backend, Request
 from agentfly.backends.fleet import MAX_FAILURES, FleetBackend
+from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.types import Completion, FinishReason, Sampling
 
@@ -38,6 +39,9 @@ class Member(Backend):
         return Completion([self.number], [0.0], [self.version], FinishReason.STOP)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        await self.go.wait()
+        if self.broken:
+            raise BackendFault(f"member {self.number} is down")
         self.weights = dict(weights)
         self.version = version
 
@@ -83,13 +87,39 @@ async def test_member_that_fails_gets_no_chains_until_the_next_weights() -> None
             await fleet.generate(turn("b"))
     with pytest.raises(BackendFault, match="all 2 members of the fleet have failed"):
         await fleet.generate(turn("b"))
-    members[0].broken = False
+    members[0].broken = members[1].broken = False
     await fleet.update_weights([("w", 5)], 3)
     assert fleet.weight_version == 3
     assert [member.weights for member in members] == [{"w": 5}, {"w": 5}]
     assert (await fleet.generate(turn("c"))).weight_versions == [3]
     await fleet.close()
     assert all(member.closed for member in members)
+
+
+async def test_weights_reach_the_other_members_before_an_error_is_raised() -> None:
+    members = [Member(0), Member(1)]
+    members[0].broken = True
+    members[0].go.set()
+    update = asyncio.create_task(FleetBackend(members).update_weights([("w", 5)], 3))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not update.done()
+    members[1].go.set()
+    with pytest.raises(BackendFault, match="member 0 is down"):
+        await update
+    assert members[1].weights == {"w": 5}
+
+
+async def test_opened_members_are_closed_if_another_one_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Backend] = []
+
+    async def close(self: Backend) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ScriptedBackend, "close", close)
+    with pytest.raises(ConfigError, match="there is no backend 'missing'"):
+        FleetBackend([{"backend": "scripted", "script": "hello"}, {"backend": "missing"}])
+    assert len(closed) == 1
 
 
 async def test_fleet_is_opened_by_name() -> None:

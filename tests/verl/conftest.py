@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +40,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster of two nodes, each with one logical GPU."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a cluster of two nodes, each with one logical GPU, and a function that starts one more."""
     folder = tmp_path_factory.mktemp("ray")
     port = 6500 + os.getpid() % 3000
     address = f"127.0.0.1:{port}"
     sessions = f"/tmp/af{os.getpid()}"  # short: the path of a Unix socket has a limit of 107 characters
     head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sessions}"]
-    nodes = []
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def start(place: list[str]) -> None:
+        nodes.append(start_node(folder / f"node-{len(nodes)}.log", place))
+
     try:
-        for number, place in enumerate((head, [f"--address={address}"])):
-            nodes.append(start_node(folder / f"node-{number}.log", place))
-        yield address
+        start(head)
+        start([f"--address={address}"])
+        yield address, partial(start, [f"--address={address}"])
     finally:
         for node in reversed(nodes):
             node.send_signal(signal.SIGTERM)  # the node's own processes, not those of other clusters: no `ray stop`
         for node in nodes:
             node.wait(60)
         shutil.rmtree(sessions, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_address(cluster: tuple[str, Callable[[], None]]) -> str:
+    return cluster[0]
+
+
+@pytest.fixture
+def another_node(cluster: tuple[str, Callable[[], None]]) -> None:
+    """One more node, for a test that kills one."""
+    cluster[1]()
 
 
 def start_node(log: Path, place: list[str]) -> subprocess.Popen[bytes]:

@@ -1,9 +1,11 @@
 """The lookup task with turn rewards, and with processes that are killed for real.
 
-A folder `deaths` beside this file has one file per death, named by the process to kill: `worker`, `server` or `rank`;
-its text is the number of chains that a worker scores before. The file is renamed first, so each death happens once.
+A folder `deaths` beside this file has one file per death, named by the process to kill: `worker`, `server`, `rank`, or
+`node` for a node with a rank, other than the head; its text is the number of chains that a worker scores before. The
+file is renamed first, so each death happens once.
 """
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -21,8 +23,8 @@ scored = 0
 """Chains that this process has scored."""
 
 
-def find_process(title: str) -> int:
-    """The last process of this cluster, in order of creation, that Ray gave a title."""
+def find_processes(title: str) -> list[psutil.Process]:
+    """The processes of this cluster that Ray gave a title, in order of creation. The parent of each is its node."""
     raylet = psutil.Process().parent()
     assert raylet is not None
     address = next(each for each in raylet.cmdline() if each.startswith("--gcs-address="))
@@ -30,14 +32,21 @@ def find_process(title: str) -> int:
     for process in psutil.process_iter(["cmdline", "create_time"]):
         parent = process.parent()
         if title in " ".join(process.info["cmdline"] or ()) and parent is not None and address in parent.cmdline():
-            found.append((process.info["create_time"], process.pid))
-    return max(found)[1]
+            found.append(process)
+    return sorted(found, key=lambda each: each.info["create_time"])
+
+
+def find_node() -> int:
+    """A node with a rank; not the head, without which there is no cluster."""
+    nodes = [rank.parent() for rank in find_processes("WorkerDict")]
+    return next(node.pid for node in nodes if node is not None and "--head" not in node.cmdline())
 
 
 VICTIMS = {
     "worker": os.getpid,
-    "server": lambda: find_process("EngineServer"),
-    "rank": lambda: find_process("WorkerDict"),
+    "server": lambda: find_processes("EngineServer")[-1].pid,
+    "rank": lambda: find_processes("WorkerDict")[-1].pid,
+    "node": find_node,
 }
 
 
@@ -48,9 +57,10 @@ def turn_rewards(prediction: str, answer: str, trajectory: Any) -> list[float]:
     scored += 1
     for victim, find in VICTIMS.items():
         order = Path(__file__).with_name("deaths") / victim
-        if order.is_file() and scored >= int(order.read_text()):
-            order.rename(order.with_suffix(".done"))
-            os.kill(find(), signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError):  # not ordered, or another worker was first
+            if scored >= int(order.read_text()):
+                order.rename(order.with_suffix(".done"))
+                os.kill(find(), signal.SIGKILL)
     valid = [any(call.status is CallStatus.OK for call in turn.calls) for turn in trajectory.turns]
     return [0.1 * each for each in valid[:-1]] + [float(prediction.strip() == answer)]
 

@@ -20,7 +20,7 @@ def test_every_check_works_on_two_nodes(ray_address: str) -> None:
     done = diagnose(ray_address, "nodes=2", "gpus=1", "workers=1")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith(("works", "FAILS"))]
-    names = ["works versions", "works Ray", "works plugins", "works rollout", "works weight sync"]
+    names = ["works versions", "works resources", "works plugins", "works training", "works weight sync"]
     assert [line.partition(":")[0] for line in lines] == names
     assert "2 steps of 2 chains" in done.stdout
 

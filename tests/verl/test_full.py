@@ -1,4 +1,5 @@
-"""Training on verl, longer tests: resume after a kill, asynchronous rollout, a critic, and the death of a rank."""
+"""Training on verl, longer tests: resume after a kill, asynchronous rollout, a critic, environments that all workers
+share, and the death of a rank, of a node and of the recorder."""
 
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agentfly.integrations.verl.config import list_checkpoints
 from tests.verl.conftest import RECIPE, Train, cluster_environment, read_metrics
@@ -47,7 +49,7 @@ def test_resume_after_a_kill_gives_equal_figures(train: Train, ray_address: str,
 
 def test_asynchronous_rollout(train: Train, tmp_path: Path) -> None:
     stale = ["async_training.max_staleness=1", "async_training.on_stale=drop", "loss.correction=token-truncate"]
-    run = train(tmp_path / "run", "steps=4", *stale)
+    run = train(tmp_path / "run", "steps=4", "restarts=0", *stale)
     metrics = read_metrics(run)
     assert [each["step"] for each in metrics] == [1, 2, 3, 4]
     assert all(0 <= each["policy/staleness_max"] <= 1 for each in metrics)
@@ -56,7 +58,7 @@ def test_asynchronous_rollout(train: Train, tmp_path: Path) -> None:
 
 
 def test_critic_is_trained_on_our_returns(train: Train, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "algorithm=ppo", "steps=2", "mini_batches=2", "epochs=2")
+    run = train(tmp_path / "run", "algorithm=ppo", "steps=2", "mini_batches=2", "epochs=2", "restarts=0")
     metrics = read_metrics(run)
     assert [each["step"] for each in metrics] == [1, 2]
     assert all(np.isfinite(each["critic/loss"]) for each in metrics)
@@ -67,3 +69,59 @@ def test_killed_rank_restarts_the_job_from_its_checkpoint(train: Train, tmp_path
     assert (tmp_path / "deaths" / "rank.done").exists()
     assert [each["step"] for each in read_metrics(run)] == [1, 2, 3, 4]
     assert os.path.exists(run.report)
+
+
+def test_killed_node_restarts_the_job_on_another_one(train: Train, another_node: None, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "steps=4", recipe=prepare(tmp_path, node=16))
+    assert (tmp_path / "deaths" / "node.done").exists()
+    metrics = read_metrics(run)
+    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
+    assert all(each["chains"] == 16 for each in metrics)
+
+
+def test_workers_share_one_environment_and_steps_without_groups_count(train: Train, tmp_path: Path) -> None:
+    recipe = shutil.copy(RECIPE.with_name("recipe_ray.py"), tmp_path / "recipe.py")
+    run = train(tmp_path / "run", "restarts=0", recipe=str(recipe))
+    lines = [line.split(maxsplit=2) for line in (tmp_path / "seen").read_text().splitlines()]
+    resets = [(process, question) for what, process, question in lines if what == "reset"]
+    assert len({process for process, _ in resets}) == 1  # one instance serves both workers
+    assert len(resets) == 8  # once for each group
+    workers: dict[str, set[str]] = {}
+    for what, process, question in lines:
+        if what == "chain":
+            workers.setdefault(question, set()).add(process)
+    assert all(len(each) == 1 for each in workers.values())  # a group stays on one worker
+    assert len(set.union(*workers.values())) == 2
+    for each in read_metrics(run):
+        assert each["chains"] == 8
+        assert each["selection/groups"] == 0
+    state = torch.load(run.checkpoints / "global_step_2/actor/extra_state_world_size_2_rank_0.pt", weights_only=False)
+    assert state["lr_scheduler"]["last_epoch"] == 2
+
+
+def test_killed_recorder_ends_the_run_with_advice(ray_address: str, tmp_path: Path) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from agentfly.errors import RankError
+from agentfly.integrations.verl.launch import ask_recorder
+from agentfly.integrations.verl.recorder import Recorder
+from agentfly.resources.runtimes.ray.cluster import connect
+from agentfly.training import TrainConfig
+ray = connect()
+folder = Path({str(tmp_path / "run")!r})
+recorder = ray.remote(Recorder).options(num_cpus=0).remote(folder, TrainConfig().to_json(), None, steps=1)
+print(ask_recorder(recorder, folder, "poll")[1].phase)
+ray.kill(recorder)
+try:
+    ask_recorder(recorder, folder, "poll")
+except RankError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=cluster_environment(ray_address), capture_output=True, text=True
+    )
+    phase, message = done.stdout.splitlines()[-2:]
+    assert phase == "start"
+    assert "writes the run directory" in message
+    assert f"agentfly train --resume {tmp_path / 'run'}" in message

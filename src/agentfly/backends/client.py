@@ -11,6 +11,7 @@ Log-probabilities are the server's. vLLM reports them before temperature and top
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -39,7 +40,7 @@ from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
 from agentfly.retrying import RateLimiter, WaitAsAsked
 from agentfly.templates.template import Template
-from agentfly.threads import compute
+from agentfly.threads import call, compute
 from agentfly.types import Completion
 
 if TYPE_CHECKING:  # they import torch, which a client needs only for weight updates
@@ -53,6 +54,8 @@ _LOG = logging.getLogger(__name__)
 _RESERVED_FIELDS = frozenset({"messages", "model", "n", "prompt", "stream"})
 _MAX_WAIT = 120.0
 """Seconds. If a server asks for a longer wait (a used-up quota), the request fails at once."""
+NCCL_SECONDS = 600.0
+"""Limit for a weight update over NCCL, including the connection to the server's workers."""
 
 
 class ClientBackend(Backend):
@@ -182,7 +185,7 @@ class ClientBackend(Backend):
 
         async with self._update_lock.update():
             if self._over_nccl:
-                await self._reload(lambda: compute(self._send_over_nccl, weights), version)
+                await self._reload(lambda: self._send_over_nccl(weights), version)
             else:
                 if self._weight_folder is None:
                     self._weight_folder = WeightFolder(self.model, lora=None, adapter=None, parent=self._weights_parent)
@@ -198,17 +201,30 @@ class ClientBackend(Backend):
             self.weight_version = version
             self._inconsistent = ""
 
-    def _send_over_nccl(self, weights: Iterable[tuple[str, Any]]) -> None:
+    async def _send_over_nccl(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Broadcast weights to the server's workers. After an error, the next update connects again."""
         from agentfly.backends.vllm.nccl_transfer import NCCLWeightSender
 
-        if self._nccl_sender is None:
-            self._nccl_sender = NCCLWeightSender(self.base_url.removesuffix("/v1"))
-        self._nccl_sender.send(weights)
+        def send() -> NCCLWeightSender:
+            sender = self._nccl_sender or NCCLWeightSender(self.base_url.removesuffix("/v1"))
+            sender.send(weights)
+            return sender
+
+        try:
+            async with asyncio.timeout(NCCL_SECONDS):
+                sender = await call(send)  # in a thread that can be abandoned: NCCL has no timeout of its own
+        except BaseException as error:
+            self._nccl_sender = None
+            if isinstance(error, TimeoutError):
+                raise BackendFault(f"{self.base_url} took no weights over NCCL for {NCCL_SECONDS} s") from error
+            raise
+        self._nccl_sender = sender
 
     async def close(self) -> None:
         """Close all connections and delete the files of weight updates."""
         if self._weight_folder is not None:
             self._weight_folder.close()
+        self._nccl_sender = None  # vLLM frees a communicator with the last reference to it
         await self._clients.close()
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentfly.backends.base import Backend, Request
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.templates.template import Template
+from agentfly.threads import wait_for
 from agentfly.types import Completion
 
 MAX_FAILURES = 3
@@ -39,14 +40,19 @@ class FleetBackend(Backend):
         if not members:
             raise ConfigError("a fleet needs at least one member: members=[{'backend': 'client', 'base_url': …}, …]")
         shared = {} if model is None else {"model": model}
-        opened = []
-        for each in members:
-            if isinstance(each, Backend):
-                opened.append(each)
-            else:
-                settings = {**shared, **each}
-                opened.append(open_backend(settings.pop("backend", "client"), **settings))
-        self.members = tuple(opened)
+        ready: list[Backend] = []
+        opened: list[Backend] = []
+        try:
+            for each in members:
+                if not isinstance(each, Backend):
+                    settings = {**shared, **each}
+                    each = open_backend(settings.pop("backend", "client"), **settings)
+                    opened.append(each)
+                ready.append(each)
+        except BaseException:
+            wait_for(_await_all(each.close() for each in opened))
+            raise
+        self.members = tuple(ready)
         self.prompt_format = self.members[0].prompt_format
         self.sees_images = all(each.sees_images for each in self.members)
         self.can_sleep = all(each.can_sleep for each in self.members)
@@ -97,12 +103,19 @@ class FleetBackend(Backend):
         return index
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Send the weights to all members. Raises the error of the first that cannot take them."""
-        await asyncio.gather(*(each.update_weights(weights, version) for each in self.members))
+        """Send the weights to all members. When all have ended, raises the first error."""
+        await _await_all(each.update_weights(weights, version) for each in self.members)
         self._failures = [0] * len(self.members)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        await asyncio.gather(*(each.sleep(keep_weights=keep_weights) for each in self.members))
+        await _await_all(each.sleep(keep_weights=keep_weights) for each in self.members)
 
     async def close(self) -> None:
-        await asyncio.gather(*(each.close() for each in self.members))
+        await _await_all(each.close() for each in self.members)
+
+
+async def _await_all(calls: Iterable[Awaitable[None]]) -> None:
+    """Wait until all calls have ended, then raise the error of the first that failed."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if result is not None:
+            raise result

@@ -89,12 +89,12 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
         return
     if stored.get("on") == "verl":
         from agentfly.integrations.verl.config import ClusterConfig
-        from agentfly.integrations.verl.launch import require_verl, train_on_verl
+        from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
         require_verl()
         cluster, own = ClusterConfig.split(overrides)
         make_plan = partial(plan_recipe, recipe, own, original.parent)
-        with _report_run(make_plan().config, folder, f"on verl: nodes={cluster.nodes} gpus={cluster.gpus}"):
+        with _report_run(make_plan().config, folder, describe_cluster(cluster)):
             metadata = {"overrides": overrides}
             train_on_verl(make_plan, cluster, folder, metadata=metadata, resume=True, from_step=from_step)
         return
@@ -117,7 +117,7 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
         raise ConfigError(f"--on {on}: there is no such system to train on; write --on verl, or leave it out")
     cluster, own = ClusterConfig.split(overrides)
     validate_overrides(own)
-    from agentfly.integrations.verl.launch import require_verl, train_on_verl
+    from agentfly.integrations.verl.launch import describe_cluster, require_verl, train_on_verl
 
     require_verl()
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
@@ -125,7 +125,7 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
     try:
         make_plan = partial(plan_recipe, recipe, own)
-        with _report_run(make_plan().config, place, f"on verl: nodes={cluster.nodes} gpus={cluster.gpus}"):
+        with _report_run(make_plan().config, place, describe_cluster(cluster)):
             train_on_verl(make_plan, cluster, place, metadata=metadata)
     except BaseException:
         if folder is None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentfly.agent import BaseAgent, wait_for
+from agentfly.agent import BaseAgent
 from agentfly.rollout.config import parse_tasks
 from agentfly.runs import RunDirectory
+from agentfly.threads import wait_for
 from agentfly.training.config import TrainConfig
 from agentfly.training.launch import launch_or_join_ranks
 from agentfly.training.plan import TrainPlan

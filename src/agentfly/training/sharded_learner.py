@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentfly.agent import wait_for
 from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
 from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import ConfigError
 from agentfly.models.huggingface import hide_progress_bars
+from agentfly.threads import wait_for
 from agentfly.training.batch import ModelInputs
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, save_adapters

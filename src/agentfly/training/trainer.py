@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from agentfly.agent import BaseAgent, wait_for
+from agentfly.agent import BaseAgent
 from agentfly.algorithms.kl import KLController
 from agentfly.backends import open_backend
 from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
@@ -42,7 +42,7 @@ from agentfly.runs import (
 from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
-from agentfly.threads import compute, release_helpers, trim_heap
+from agentfly.threads import compute, release_helpers, trim_heap, wait_for
 from agentfly.training.advantages import compute_samples
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample

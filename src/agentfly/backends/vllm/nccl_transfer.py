@@ -4,7 +4,7 @@ Needs vLLM 0.26 or later here and in the server, which is started with
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}'
 
-Not tested: it needs two GPUs. The connection to the server's workers has no timeout.
+Not tested: it needs two GPUs. NCCL itself has no timeout: `ClientBackend` waits `NCCL_SECONDS` at most.
 """
 
 from __future__ import annotations

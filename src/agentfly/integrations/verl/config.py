@@ -83,9 +83,11 @@ class JobSpec:
     """Loads the recipe, in any process."""
     recorder: Any
     run_name: str
+    """Name of the environment manager that all workers share."""
     model: str
     """Folder of the model."""
     context_length: int
+    """Maximum tokens of prompt and reply together."""
     workers: int
     """Processes that run chains."""
 
@@ -108,72 +110,33 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
     settings = config.backend_settings
     backend = settings.pop("backend")
     unsupported: list[tuple[bool, str, str]] = [
-        (
-            backend not in ("transformers", "vllm", "async_vllm"),
-            f"backend={backend!r}",
-            "verl serves the model itself: write backend=vllm, or verl.actor_rollout_ref.rollout.name=sglang",
-        ),
-        (
-            device == "cpu" and backend != "transformers",
-            f"backend={backend!r}",
-            "on CPUs the embedded engine serves: leave it out",
-        ),
-        (
-            bool(set(settings) - {"device", "dtype"}),
-            f"backend.{min(set(settings) - {'device', 'dtype'}, default='')}",
-            "write the setting of verl's server instead: verl.actor_rollout_ref.rollout.…",
-        ),
-        (
-            config.gpus != 1,
-            f"gpus={config.gpus}",
-            "in a recipe it is the number of ranks on one machine; write nodes=… gpus=… on the command line",
-        ),
-        (
-            device == "cpu" and config.lora_rank is not None,
-            f"lora_rank={config.lora_rank}",
-            "the embedded engine takes whole weights from verl: train adapters on GPUs, or without --on verl",
-        ),
-        (
-            device == "cpu" and config.kl.coef > 0,
-            f"kl.coef={config.kl.coef}",
-            "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl",
-        ),
-        (
-            config.zero_variance == "resample",
-            "zero_variance='resample'",
-            "verl takes a fixed number of groups per step: write skip or keep",
-        ),
-        (
-            config.kl.target is not None and config.kl.placement == "loss",
-            f"kl.target={config.kl.target}",
-            "verl's coefficient in the loss is constant: write kl.placement=reward, or leave the target out",
-        ),
-        (
-            config.optimizer.weight_decay > 0,
-            f"optimizer.weight_decay={config.optimizer.weight_decay}",
-            "verl decays vectors too: if that is wanted, write verl.actor_rollout_ref.actor.optim.weight_decay=…",
-        ),
-        (
-            config.run_options.get("max_concurrent_chains") is not None,
-            "run_options.max_concurrent_chains",
-            "chains run in several processes: limit the instances of the environments instead",
-        ),
-        (
-            mode != "sync" and config.async_training.on_stale == "recompute",
-            "async_training.on_stale='recompute'",
-            "verl replaces a group that became too old by another task: write async_training.on_stale=drop",
-        ),
-        (
-            mode == "sync" and cluster.rollout_nodes > 0,
-            f"rollout_nodes={cluster.rollout_nodes}",
-            "without async_training.max_staleness, they would wait while the others train",
-        ),
-        (
-            mode == "separate_async" and device == "cpu",
-            f"rollout_nodes={cluster.rollout_nodes}",
-            "sending weights to other machines needs GPUs",
-        ),
-    ]
+        (backend not in ("transformers", "vllm", "async_vllm"), f"backend={backend!r}",
+         "verl serves the model itself: write backend=vllm, or verl.actor_rollout_ref.rollout.name=sglang"),
+        (device == "cpu" and backend != "transformers", f"backend={backend!r}",
+         "on CPUs the embedded engine serves: leave it out"),
+        (bool(set(settings) - {"device", "dtype"}), f"backend.{min(set(settings) - {'device', 'dtype'}, default='')}",
+         "write the setting of verl's server instead: verl.actor_rollout_ref.rollout.…"),
+        (config.gpus != 1, f"gpus={config.gpus}",
+         "in a recipe it is the number of ranks on one machine; write nodes=… gpus=… on the command line"),
+        (device == "cpu" and config.lora_rank is not None, f"lora_rank={config.lora_rank}",
+         "the embedded engine takes whole weights from verl: train adapters on GPUs, or without --on verl"),
+        (device == "cpu" and config.kl.coef > 0, f"kl.coef={config.kl.coef}",
+         "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
+        (config.zero_variance == "resample", "zero_variance='resample'",
+         "verl takes a fixed number of groups per step: write skip or keep"),
+        (config.kl.target is not None and config.kl.placement == "loss", f"kl.target={config.kl.target}",
+         "verl's coefficient in the loss is constant: write kl.placement=reward, or leave the target out"),
+        (config.optimizer.weight_decay > 0, f"optimizer.weight_decay={config.optimizer.weight_decay}",
+         "verl decays vectors too: if that is wanted, write verl.actor_rollout_ref.actor.optim.weight_decay=…"),
+        (config.run_options.get("max_concurrent_chains") is not None, "run_options.max_concurrent_chains",
+         "chains run in several processes: limit the instances of the environments instead"),
+        (mode != "sync" and config.async_training.on_stale == "recompute", "async_training.on_stale='recompute'",
+         "verl replaces a group that became too old by another task: write async_training.on_stale=drop"),
+        (mode == "sync" and cluster.rollout_nodes > 0, f"rollout_nodes={cluster.rollout_nodes}",
+         "without async_training.max_staleness, they would wait while the others train"),
+        (mode == "separate_async" and device == "cpu", f"rollout_nodes={cluster.rollout_nodes}",
+         "sending weights to other machines needs GPUs"),
+    ]  # fmt: skip
     for is_unsupported, name, advice in unsupported:
         if is_unsupported:
             raise ConfigError(f"{name} has no effect on verl: {advice}")
@@ -187,12 +150,10 @@ def build_settings(
     model: str,
     run: Path,
     context_length: int,
-    resume_from: Path | None = None,
 ) -> dict[str, Any]:
     """The keys of verl's configuration that a run sets, without the raw ones.
 
-    model: folder of the model. run: run directory. context_length: tokens of prompt and reply together. resume_from:
-    checkpoint to continue from.
+    model: folder of the model. run: run directory. context_length: tokens of prompt and reply together.
     """
     refuse_unsupported(config, cluster, device)
     mode = select_mode(config, cluster)
@@ -290,8 +251,6 @@ def build_settings(
         "trainer.test_freq": -1,
         "trainer.save_freq": -1,
         "trainer.default_local_dir": str(run / "checkpoints"),
-        "trainer.resume_mode": "disable" if resume_from is None else "resume_path",
-        "trainer.resume_from_path": None if resume_from is None else str(resume_from),
         "trainer.v1.trainer_mode": mode,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": min(size, 8),
     }

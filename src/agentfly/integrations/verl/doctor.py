@@ -33,11 +33,17 @@ def check_verl(overrides: Mapping[str, Any]) -> Iterator[Finding]:
         raise ConfigError(
             f"doctor --on verl does not take {', '.join(unknown)}: write nodes, gpus, rollout_nodes or workers"
         )
-    for check in (_check_versions, _check_resources, _check_plugins, _check_step):
+    checks = {
+        "versions": _check_versions,
+        "resources": _check_resources,
+        "plugins": _check_plugins,
+        "training": _check_training,
+    }
+    for name, check in checks.items():
         try:
             findings = list(check(cluster))
         except Exception as error:  # verl and Ray raise many types
-            findings = [(check.__name__.removeprefix("_check_"), False, describe(error))]
+            findings = [(name, False, describe(error))]
         yield from findings
         if not all(ok for _, ok, _ in findings):
             return
@@ -80,7 +86,7 @@ def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
     has = "; ".join(f"{node.get('GPU', 0):g} GPUs, {node.get('CPU', 0):g} CPUs" for node in nodes)
     kind = "GPUs" if device == "cuda" else "logical GPUs: training on CPUs"
     asked = f"{cluster.nodes} × {cluster.gpus} {kind}, {CPUS_PER_GPU} CPUs for each"
-    yield "Ray", True, f"{asked}; the nodes have {has}"
+    yield "resources", True, f"{asked}; the nodes have {has}"
 
 
 def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
@@ -119,7 +125,7 @@ def _list_plugins() -> str:
     return f"losses {', '.join(losses)}; engine {NAME}; trainers {', '.join(trainers)}"
 
 
-def _check_step(cluster: ClusterConfig) -> Iterator[Finding]:
+def _check_training(cluster: ClusterConfig) -> Iterator[Finding]:
     """Train two steps of one task and two chains: rollout, update, weight sync, and a rollout with the new weights."""
     from agentfly.integrations.verl.launch import train_on_verl
     from agentfly.runs import RunDirectory
@@ -131,7 +137,11 @@ def _check_step(cluster: ClusterConfig) -> Iterator[Finding]:
         records = [record.flat() for record in RunDirectory(run).records() if record.step]
     turns = sum(record["chain/turns"] * chains for record in records)
     rollout = sum(record["time/generate"] + record["time/tools"] + record["time/waiting"] for record in records)
-    yield "rollout", len(records) == 2, f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {rollout:.1f} s"
+    yield (
+        "training",
+        len(records) == 2,
+        f"{len(records)} steps of {chains} chains, {turns:.0f} turns in {rollout:.1f} s",
+    )
     last = records[-1]
     gap = last["policy/mismatch_max"]
     sync = f"{last['time/publish']:.1f} s; with the new weights, log-probabilities of server and learner differ by"

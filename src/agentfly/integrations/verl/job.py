@@ -28,10 +28,7 @@ class TrainingJob:
             base = get_trainer_cls(config.trainer.v1.trainer_mode)
             trainer: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})(config, spec)
             trainer.init()
-            settings = {"model": spec.model, "context": spec.context_length, "run_name": spec.run_name}
-            trainer.rollout = RolloutManager(
-                spec.make_plan, trainer.get_llm_client(), spec.recorder, workers=spec.workers, worker_settings=settings
-            )
+            trainer.rollout = RolloutManager(spec, trainer.get_llm_client())
             trainer.fit(trainer.rollout)
         finally:
             tq.close()

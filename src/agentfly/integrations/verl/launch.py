@@ -14,10 +14,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from agentfly.backends.engine.loading import load_config, max_positions
-from agentfly.errors import AgentFlyError, ConfigError, describe
+from agentfly.errors import AgentFlyError, ConfigError, RankError, describe
 from agentfly.extras import require_extra
 from agentfly.integrations.verl.config import (
     CPU_ENVIRONMENT,
@@ -30,26 +30,26 @@ from agentfly.integrations.verl.config import (
     build_settings,
     field_of_key,
     list_checkpoints,
-    refuse_unsupported,
 )
 from agentfly.integrations.verl.job import TrainingJob
 from agentfly.integrations.verl.recorder import Recorder
 from agentfly.models import resolve
-from agentfly.resources.runtimes.ray.cluster import connect
-from agentfly.runs import RunDirectory, open_loggers
+from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
+from agentfly.runs import RunDirectory, StepRecord, open_loggers
 from agentfly.runs.loggers import RunLoggers
 from agentfly.runs.report import write_curve, write_report
 from agentfly.templates.codec import Codec
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training.checkpoint import refuse_unsafe_changes
-from agentfly.training.config import TrainConfig
 from agentfly.training.plan import TrainPlan
 
 _LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 """Interval at which the driver asks for progress."""
 RELEASE_SECONDS = 120
-"""Limit for the release of GPUs by a job that has ended."""
+"""Limit for the release of GPUs by a job that has ended, and for the replacement of a node that died."""
+RECORDER_SECONDS = 600
+"""Limit for an answer of the recorder; it answers while it does not write."""
 _DEFAULT_CONTEXT = 32768
 """Longest context that is served unless run_options.context_length asks for more."""
 
@@ -87,8 +87,17 @@ def train_on_verl(
     context = config.run_options.get("context_length") or min(positions, _DEFAULT_CONTEXT)
     if context > positions:
         raise ConfigError(f"run_options.context_length={context}, but {config.model!r} has {positions} positions")
-    refuse_unsupported(config, cluster, device)
     folder = folder.absolute()
+    keys = build_settings(config, cluster, device=device, model=model, run=folder, context_length=context)
+    verl_config = compose_config(keys, cluster.verl)
+    optimizer = config.optimizer
+    schedule = {"warmup": optimizer.warmup_steps, "schedule": optimizer.schedule, "total": config.steps}
+    environment = {
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        SCHEDULE_VARIABLE: json.dumps(schedule),
+        **(CPU_ENVIRONMENT if device == "cpu" else {}),
+    }
     settings = {**config.to_json(), **(metadata or {}), "on": "verl", "cluster": cluster.to_json()}
     local = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
@@ -98,16 +107,18 @@ def train_on_verl(
         .options(num_cpus=0, scheduling_strategy=local, max_concurrency=1)
         .remote(folder, settings, plan.recipe, steps=config.steps)
     )
+    spec = JobSpec(
+        make_plan=make_plan,
+        recorder=recorder,
+        run_name=f"agentfly-{folder.name}",
+        model=model,
+        context_length=context,
+        workers=cluster.workers * cluster.nodes,
+    )
     try:
-        ray.get(recorder.poll.remote())  # raises what its constructor raised
+        ask_recorder(recorder, folder, "poll")  # raises what its constructor raised
         run = RunDirectory(folder)
-        loggers = open_loggers(config.loggers, run)
-        loggers.start(run.config)
-        with contextlib.closing(loggers):
-            supervise(
-                ray, recorder, loggers, run, cluster, config=config, make_plan=make_plan, device=device, model=model,
-                context=context, from_step=from_step,
-            )  # fmt: skip
+        supervise(ray, cluster, run, spec, verl_config=verl_config, environment=environment, from_step=from_step)
         write_report(run, Codec(load_tokenizer(model)).decode)
         try:
             write_curve(run)
@@ -119,18 +130,26 @@ def train_on_verl(
         ray.kill(recorder)
 
 
+def ask_recorder(recorder: Any, folder: Path, method: str, *args: Any) -> Any:
+    """Call a method of the recorder. Raises RankError where it died or does not answer."""
+    try:
+        return get_answer(call_actor(recorder, method, *args), RECORDER_SECONDS)
+    except ActorUnreachable as error:
+        state = "died" if error.dead else f"has not answered for {RECORDER_SECONDS} s"
+        raise RankError(
+            f"the process that writes the run directory {folder} {state}: {error}. Look for a full disk or memory on "
+            f"this machine, then continue with agentfly train --resume {folder}"
+        ) from error
+
+
 def supervise(
     ray: Any,
-    recorder: Any,
-    loggers: RunLoggers,
-    run: RunDirectory,
     cluster: ClusterConfig,
+    run: RunDirectory,
+    spec: JobSpec,
     *,
-    config: TrainConfig,
-    make_plan: Callable[[], TrainPlan],
-    device: Device,
-    model: str,
-    context: int,
+    verl_config: Any,
+    environment: Mapping[str, str],
     from_step: int | None,
 ) -> None:
     """Run the job to its end, and start it again where a process of it died.
@@ -140,52 +159,20 @@ def supervise(
     failures = 0
     furthest = 0
     while True:
-        steps = list_checkpoints(run.checkpoints)
-        if from_step is not None and from_step not in steps:
-            raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
-        step = from_step if from_step is not None else (steps[-1] if steps else None)
-        from_step = None
         wait_until_free(ray, cluster)
-        ray.get(recorder.restart.remote(-1 if step is None else step))
-        for later in steps[steps.index(step) + 1 :] if step is not None else ():  # else the next start would take them
-            shutil.rmtree(run.checkpoints / f"global_step_{later}")
-        verl_config = compose_config(
-            build_settings(
-                config,
-                cluster,
-                device=device,
-                model=model,
-                run=run.path,
-                context_length=context,
-                resume_from=None if step is None else run.checkpoints / f"global_step_{step}",
-            ),
-            cluster.verl,
-        )
-        spec = JobSpec(
-            make_plan=make_plan,
-            recorder=recorder,
-            run_name=f"agentfly-{run.path.name}",
-            model=model,
-            context_length=context,
-            workers=cluster.workers * cluster.nodes,
-        )
-        optimizer = config.optimizer
-        schedule = {"warmup": optimizer.warmup_steps, "schedule": optimizer.schedule, "total": config.steps}
-        environment = {
-            "TRANSFER_QUEUE_ENABLE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            SCHEDULE_VARIABLE: json.dumps(schedule),
-            JOB_VARIABLE: uuid.uuid4().hex[:8],
-        }
-        if device == "cpu":
-            environment |= CPU_ENVIRONMENT
-        job = ray.remote(TrainingJob).options(num_cpus=1, runtime_env={"env_vars": environment}).remote()
-        finished = job.run.remote(verl_config, spec)
+        step = rewind(run, spec.recorder, from_step)
+        from_step = None
+        verl_config.trainer.resume_mode = "disable" if step is None else "resume_path"
+        verl_config.trainer.resume_from_path = None if step is None else str(run.checkpoints / f"global_step_{step}")
+        variables = {**environment, JOB_VARIABLE: uuid.uuid4().hex[:8]}
         completed = 0
+        # Opened for each start, as for a resumed run: what they have of later steps is replaced.
+        loggers = open_loggers(run.config["loggers"], run)
+        loggers.start(run.config)
+        job = ray.remote(TrainingJob).options(num_cpus=1, runtime_env={"env_vars": variables}).remote()
         try:
-            for record in follow(ray, finished, recorder, loggers):
+            for record in follow(ray, job.run.remote(verl_config, spec), run, spec.recorder, loggers):
                 completed = max(completed, record.step)
-            ray.get(finished)
             return
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
@@ -203,7 +190,39 @@ def supervise(
                 describe(cause).splitlines()[0],
             )
         finally:
-            ray.kill(job)  # with it, Ray ends all actors that it started
+            end_job(ray, job)
+            loggers.close()
+
+
+def end_job(ray: Any, job: Any) -> None:
+    """End the training job, the actors that it started and, at once, the reservations of their GPUs.
+
+    Ray would keep a placement group for as long as this driver lives, also after the death of the actor that made it.
+    """
+    from ray.util.placement_group import PlacementGroup  # `ray.util.placement_group` is a function
+
+    ray.kill(job)
+    own = ray.get_runtime_context().get_job_id()
+    for key, group in ray.util.placement_group_table().items():
+        if key.endswith(own) and group["state"] != "REMOVED":  # an id ends with that of the Ray job
+            ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(key)))
+
+
+def rewind(run: RunDirectory, recorder: Any, from_step: int | None) -> int | None:
+    """Choose the step to continue after, newest by default; remove later and incomplete checkpoints, and later records.
+
+    Returns None where the run starts from the beginning.
+    """
+    steps = list_checkpoints(run.checkpoints)
+    if from_step is not None and from_step not in steps:
+        raise ConfigError(f"there is no checkpoint of step {from_step}; there are {steps or 'none'}")
+    step = from_step if from_step is not None else max(steps, default=None)
+    ask_recorder(recorder, run.path, "restart", -1 if step is None else step)
+    kept = {f"global_step_{each}" for each in steps if step is not None and each <= step}
+    for folder in run.checkpoints.glob("global_step_*"):
+        if folder.name not in kept:
+            shutil.rmtree(folder)
+    return step
 
 
 def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
@@ -220,28 +239,42 @@ def wait_until_free(ray: Any, cluster: ClusterConfig) -> None:
                 return
             queue = f"{free:g} of {needed} GPUs are free"
         if time.monotonic() > end:
+            check_cluster(ray, cluster)  # a node may have died
             raise ConfigError(f"the cluster is in use: {queue}. Wait for the other job to end, or stop it")
         time.sleep(POLL_SECONDS)
 
 
-def follow(ray: Any, finished: Any, recorder: Any, loggers: RunLoggers) -> Iterator[Any]:
-    """Show progress and steps until the job has ended; yields the records of the steps."""
+def follow(ray: Any, finished: Any, run: RunDirectory, recorder: Any, loggers: RunLoggers) -> Iterator[StepRecord]:
+    """Show progress and steps until the job has ended, and raise its error; yields the records of the steps."""
     ended = False
     while not ended:
         done, _ = ray.wait([finished], timeout=POLL_SECONDS)
         ended = bool(done)
-        records, progress = ray.get(recorder.poll.remote())
+        records, progress = ask_recorder(recorder, run.path, "poll")
         for record in records:
             loggers.step(record)
             yield record
         if not ended:
             loggers.progress(progress)
+    ray.get(finished)
+
+
+def describe_cluster(cluster: ClusterConfig) -> str:
+    """The processes and the device of a run, for its start. Raises ConfigError where the cluster lacks them."""
+    count = cluster.nodes * cluster.gpus
+    device = "GPUs"
+    if check_cluster(connect(), cluster) == "cpu":
+        device = "CPUs (Ray reports no GPU type on any node; if there are GPUs: verl.trainer.device=cuda)"
+    serving = f", {cluster.rollout_nodes * cluster.gpus} GPUs that only serve" if cluster.rollout_nodes else ""
+    chains = cluster.workers * cluster.nodes
+    return f"on verl: {count} training processes on {device}{serving}, {chains} processes that run chains"
 
 
 def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
     """Raise ConfigError where the cluster lacks GPUs or CPUs, which verl would wait for without a message.
 
-    Returns the device: Ray reports the type of real GPUs, logical ones have none.
+    Returns the device: that of the raw key `trainer.device`, else GPUs if Ray reports the type of one; logical ones
+    have none.
     """
     nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
     needs = {"GPU": cluster.gpus, "CPU": cluster.gpus * CPUS_PER_GPU + cluster.workers}
@@ -256,7 +289,10 @@ def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
             "GPUs, ray start --num-gpus=1 --num-cpus=16 counts logical ones"
         )
     real = any(name.startswith("accelerator_type:") for node in nodes for name in node)
-    return "cuda" if real else "cpu"
+    device: Device = cluster.verl.get("trainer.device", "cuda" if real else "cpu")
+    if device not in get_args(Device):
+        raise ConfigError(f"verl.trainer.device={device}: it is one of {', '.join(get_args(Device))}")
+    return device
 
 
 def compose_config(settings: Mapping[str, Any], raw: Mapping[str, Any]) -> Any:

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -18,9 +17,9 @@ import transfer_queue as tq
 from ray.exceptions import RayActorError, RayTaskError
 
 from agentfly.errors import Fault, describe
+from agentfly.integrations.verl.config import JobSpec
 from agentfly.integrations.verl.recorder import GroupRequest
 from agentfly.integrations.verl.worker import ChainWorker
-from agentfly.training.plan import TrainPlan
 from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -33,22 +32,13 @@ _WAIT_SECONDS = 0.5
 class RolloutManager:
     """The chain workers of a run, in the process of verl's trainer."""
 
-    def __init__(
-        self,
-        make_plan: Callable[[], TrainPlan],
-        client: Any,
-        recorder: Any,
-        *,
-        workers: int,
-        worker_settings: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, spec: JobSpec, client: Any) -> None:
+        """`client`: verl's client of the servers."""
         # Ray restarts a dead worker on a node that is alive; it makes its agent again.
         worker: Any = ray.remote(ChainWorker).options(
             num_cpus=1, max_restarts=-1, max_concurrency=10_000, scheduling_strategy="SPREAD"
         )
-        self.workers: list[Any] = [
-            worker.remote(make_plan, client, recorder, **worker_settings) for _ in range(workers)
-        ]
+        self.workers: list[Any] = [worker.remote(spec, client) for _ in range(spec.workers)]
         ray.get([each.ready.remote() for each in self.workers])
         self.reruns = 0
         """Groups that were started again after the death of their worker."""

@@ -6,6 +6,7 @@ turns finished groups into advantages; what the learner computes there comes fro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 import ray
 import transfer_queue as tq
+from omegaconf import OmegaConf
+from ray.exceptions import GetTimeoutError, RayActorError
 from tensordict import TensorDict
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
@@ -46,6 +49,8 @@ from agentfly.trajectory import TrainingTreatment, Trajectory
 _LOG = logging.getLogger(__name__)
 MAX_PROBABILITY_GAP = 0.05
 """Mean difference of a sampled token's probability between server and learner from which weights are missing."""
+SERVER_SECONDS = 10.0
+"""Limit for the answer of a rollout server that was restarted."""
 POLL_SECONDS = 0.25
 """Interval at which the queue is asked for finished groups; verl's is 2 s."""
 _UPDATE_PHASES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
@@ -78,8 +83,6 @@ class AgentFlyTrainer:
         self._schedule = LRSchedule(
             optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, self._train_config.steps
         )
-        self._updates = 0
-        """Updates so far; a step without groups to train has none."""
         self._chains: list[Trajectory] = []
         """All chains of this step, including those that are not trained."""
         self._groups: list[FinishedGroup] = []
@@ -102,17 +105,24 @@ class AgentFlyTrainer:
 
     def get_llm_client(self) -> Any:
         """A client that sends the requests of a dead server to another one."""
-        trainer: Any = self
         mode = self.config.trainer.v1.trainer_mode
-        manager = trainer.standalone_server_manager if mode == "separate_async" else trainer.llm_server_manager
-        return manager.get_client(client_cls=ResilientClient if mode == "sync" else ResilientAsyncClient)
+        client = self._server_manager.get_client(client_cls=ResilientClient if mode == "sync" else ResilientAsyncClient)
+        # The part that it reads: the whole is too large for the arguments of an actor that Ray restarts.
+        client.config = OmegaConf.create({"actor_rollout_ref": {"rollout": self.config.actor_rollout_ref.rollout}})
+        return client
+
+    @property
+    def _server_manager(self) -> Any:
+        """verl's manager of the servers that answer the chains."""
+        trainer: Any = self
+        separate = self.config.trainer.v1.trainer_mode == "separate_async"
+        return trainer.standalone_server_manager if separate else trainer.llm_server_manager
 
     def on_init_end(self) -> None:
         super().on_init_end()  # type: ignore[misc]
         if self.config.trainer.resume_from_path:
             state = json.loads((Path(self.config.trainer.resume_from_path) / STATE_FILE).read_text(encoding="utf-8"))
             self._kl.load_state_dict(state["kl"])
-            self._updates = state["updates"]
             self._best = None if state["best"] is None else (state["best"][0], state["best"][1])
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
@@ -135,13 +145,16 @@ class AgentFlyTrainer:
 
     def on_step_end(self) -> None:
         super().on_step_end()  # type: ignore[misc]
-        # Servers that were restarted have the new weights, and may answer again.
-        manager = self.llm_server_manager  # type: ignore[attr-defined]
-        servers = dict(zip(manager.server_addresses, manager.server_handles, strict=True))
-        known = ray.get(manager.global_load_balancer.get_all_servers.remote())
-        if missing := {name: handle for name, handle in servers.items() if name not in known}:
-            _LOG.warning("restarted rollout servers are back: %s", ", ".join(missing))
-            ray.get(manager.global_load_balancer.add_servers.remote(missing))
+        # Servers that were restarted have the new weights, and may answer again. Those that are dead stay out.
+        balancer = self._server_manager.global_load_balancer
+        known = ray.get(balancer.get_all_servers.remote())
+        servers = zip(self._server_manager.server_addresses, self._server_manager.server_handles, strict=True)
+        for name, server in servers:
+            if name not in known:
+                with contextlib.suppress(RayActorError, GetTimeoutError):
+                    ray.get(server.__ray_ready__.remote(), timeout=SERVER_SECONDS)
+                    ray.get(balancer.add_servers.remote({name: server}))
+                    _LOG.warning("the rollout server %s was restarted and answers again", name)
 
     # ── a step ──
 
@@ -163,8 +176,11 @@ class AgentFlyTrainer:
             trainer.on_sample_end()
         self._progress("update")
         self._take_groups(batch)
-        if not any(not tag.get("is_padding") for tag in batch.tags):
-            return batch  # no group has reward variance: nothing to learn from
+        if all(tag.get("is_padding") for tag in batch.tags):  # no group has reward variance: nothing to learn from
+            trainer.actor_rollout_wg.skip_update()
+            if trainer.use_critic:
+                trainer.critic_wg.skip_update()
+            return batch
         batch = trainer._balance_batch(batch, metrics=metrics)
         with marked_timer("old_log_prob", timing_raw):
             batch = trainer._compute_old_log_prob(batch, metrics=metrics)
@@ -182,8 +198,7 @@ class AgentFlyTrainer:
                 batch = self._update(batch, metrics, role="critic")
         with marked_timer("update_actor", timing_raw):
             batch = self._update(batch, metrics, role="actor")
-        self._own_metrics["policy/learning_rate"] = self._schedule.at(self._updates)  # verl reports the next one
-        self._updates += 1
+        self._own_metrics["policy/learning_rate"] = self._schedule.at(self.global_steps - 1)  # verl reports the next
         if "policy/kl" in self._own_metrics:
             self._kl.update(self._own_metrics["policy/kl"], len(self._chains))
         return batch
@@ -385,7 +400,6 @@ class AgentFlyTrainer:
         folder = Path(self.config.trainer.default_local_dir)
         state = {
             "step": self.global_steps,
-            "updates": self._updates,
             "kl": self._kl.state_dict(),
             "best": self._best,
             "seed": self._train_config.seed,

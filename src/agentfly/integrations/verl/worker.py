@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from agentfly.agent import BaseAgent
 from agentfly.integrations.verl.backend import VerlBackend, current_group
+from agentfly.integrations.verl.config import JobSpec
 from agentfly.integrations.verl.recorder import FinishedGroup, GroupRequest
 from agentfly.integrations.verl.rows import Row, build_placeholder, build_rows
 from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_groups
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -27,24 +27,18 @@ from agentfly.types import Task
 class ChainWorker:
     """Runs groups and evaluations; a Ray actor."""
 
-    def __init__(
-        self, make_plan: Callable[[], TrainPlan], client: Any, recorder: Any, *, model: str, context: int, run_name: str
-    ) -> None:
-        """Build the agent of the plan over verl's servers.
-
-        client: verl's client of the servers. context: maximum tokens of prompt and reply together. run_name: name of
-        the environment manager that all workers share.
-        """
+    def __init__(self, spec: JobSpec, client: Any) -> None:
+        """Build the agent of the plan over verl's servers, which `client` asks."""
         torch.set_num_threads(1)
         tq.init()
-        plan = make_plan()
+        plan = spec.make_plan()
         self._config = plan.config
         self._sampler = TaskSampler(plan.tasks, plan.config.seed)
         self._eval_tasks = plan.eval_tasks
-        self._recorder = recorder
-        self._backend = VerlBackend(client, context)
-        self.agent = plan.make_agent(model_name_or_path=model, backend=self._backend, template=plan.config.template)
-        share_environments(self.agent, self._sampler.task_at(0), run_name)
+        self._recorder = spec.recorder
+        backend = VerlBackend(client, spec.context_length)
+        self.agent = plan.make_agent(model_name_or_path=spec.model, backend=backend, template=plan.config.template)
+        share_environments(self.agent, self._sampler.task_at(0), spec.run_name)
         self._settings = plan.config.chain_settings(seed=plan.config.seed)
 
     async def ready(self) -> None:
