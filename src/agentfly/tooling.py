@@ -199,8 +199,7 @@ class Tool:
     ) -> ToolResult:
         """Validate the arguments, call the function, and convert what it returns to an observation.
 
-        Raises only EnvironmentFault: any other exception becomes an observation and is recorded, after `retries`
-        further attempts.
+        Raises only EnvironmentFault: other exceptions become a recorded observation, after `retries` further attempts.
         """
         started = time.perf_counter()
         result = await self._attempt(arguments, context, environments)
@@ -240,8 +239,7 @@ class Tool:
             else:
                 message = f"Error: tool {self.name!r} took longer than {self.timeout:g} s and was given up."
             message = self._truncate(message, max(self.max_length, 200))
-            seconds = time.perf_counter() - started
-            return ToolResult(message, CallStatus.ERROR, name=self.name, seconds=seconds)
+            return ToolResult(message, CallStatus.ERROR, name=self.name, seconds=time.perf_counter() - started)
 
     def _to_result(self, returned: Any, seconds: float) -> ToolResult:
         if isinstance(returned, Image):

@@ -183,10 +183,9 @@ class Chain:
     async def _loop(self) -> StopReason:
         self._emit(ChainStarted, self.task)
         try:
-            if any(message.images for message in self.task.messages):  # decoding would block the other chains
-                self._initial = await asyncio.to_thread(self.agent.initial_messages, self.task)
-            else:
-                self._initial = self.agent.initial_messages(self.task)
+            prepare = partial(self.agent.initial_messages, self.task)
+            has_images = any(message.images for message in self.task.messages)  # decoding would block other chains
+            self._initial = await asyncio.to_thread(prepare) if has_images else prepare()
         except DataError as error:  # a bad image ends this chain, not the run
             self._add_failure(FailureKind.AGENT, f"task {self.task.id!r}: {error}")
             return StopReason.AGENT_FAULT
@@ -214,17 +213,13 @@ class Chain:
                 continue
             # The answer if the chain ends here: the ending tool's observation, the marked answer, or the whole text.
             self.prediction = message.text if reply.answer is None else reply.answer
-            for result in results:
-                if result.ends_chain:
-                    self.prediction = Message("tool", result.observation).text
-                    break
+            if ending := next((result for result in results if result.ends_chain), None):
+                self.prediction = Message("tool", ending.observation).text
             truncation = self._truncation if completion.finish is FinishReason.LENGTH else None
             stop, nudge = self._stop_policy.decide(reply, results, truncation)
-            if any(isinstance(result.observation, tuple) for result in results):  # resizing would block other chains
-                shown = await asyncio.to_thread(self.agent.observe, calls[: len(results)], results)
-            else:
-                shown = self.agent.observe(calls[: len(results)], results)
-            observations = append_user_text(shown, nudge)
+            observe = partial(self.agent.observe, calls[: len(results)], results)
+            has_images = any(isinstance(result.observation, tuple) for result in results)
+            observations = append_user_text(await asyncio.to_thread(observe) if has_images else observe(), nudge)
             author = Author.TOOL if results else Author.USER
             if stop is None and len(self.turns) >= self.settings.limits.max_turns:
                 stop = StopReason.MAX_TURNS
@@ -308,8 +303,7 @@ class Chain:
         if len(message.tool_calls) > limit:
             # The first call above the limit is kept: its result states the limit, and every kept call has a result.
             message = replace(message, tool_calls=message.tool_calls[: limit + 1])
-        without_id = [call for call in message.tool_calls if not call.id]
-        if without_id:
+        if not all(call.id for call in message.tool_calls):
             calls = []
             for call in message.tool_calls:
                 self._num_calls += 1
