@@ -28,6 +28,8 @@ import agentfly.agents
 import agentfly.rewards
 import agentfly.templates.parsers
 from agentfly.agent import BaseAgent
+from agentfly.agents.gui_formats import GUI_FORMATS
+from agentfly.agents.vision import GUIAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
 from agentfly.environments.judge import Judge
@@ -100,13 +102,25 @@ def act(text: str) -> str:
     return text
 
 
+def click_at(x: int, y: int) -> str:
+    """Click.
+
+    x, y: thousandths of the screen.
+    """
+    return ""
+
+
 def agent_parsers() -> dict[str, tuple[Callable[[str], object], str]]:
     list(submodules(agentfly.agents))
     own = [kind for kind in subclasses(BaseAgent) if "parse" in vars(kind) and kind.__module__.startswith("agentfly.")]
-    return {
+    parsers = {
         kind.__name__: (kind(tools=[act], template="chatml", backend=ScriptedBackend("x")).parse, inspect.getfile(kind))
         for kind in own
+        if kind is not GUIAgent  # its formats are tested by themselves
     }
+    for name, (kind, coordinates) in GUI_FORMATS.items():
+        parsers[name] = (kind([tool(click_at)], coordinates).parse, inspect.getfile(kind))
+    return parsers
 
 
 def turn_parsers() -> dict[str, tuple[Callable[[str], object], str]]:

@@ -56,7 +56,7 @@ def invoke(*words: object) -> Any:
 def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
     shown = invoke(recipe, "-n", 2, "--greedy", "--by", "level", "--out", tmp_path / "out")
     assert shown.exit_code == 0
-    for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 8 chains"):
+    for word in ("pass@2", "greedy", "level", "95% interval", "4 tasks, 12 chains (4 of them greedy)"):
         assert word in shown.stdout
     assert "chains: 12 of 12, reward " in shown.stderr
     assert len((tmp_path / "out" / "chains.jsonl").read_text().splitlines()) == 13

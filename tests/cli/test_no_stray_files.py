@@ -55,6 +55,7 @@ COMMANDS = {
     "run": ["run", "{recipe}", "-n", "2"],
     "train": ["train", "{vowels}", "steps=1", "--run", "{allowed}/run"],
     "eval": ["eval", "{recipe}", "-n", "2", "--out", "{allowed}/eval.jsonl"],
+    "report": ["report", "{allowed}/run"],
     "view": ["view", "{allowed}/eval.jsonl", "--export", "{allowed}/page.html"],
     "sft": ["sft", "{sft}", "--expert", "4", "--steps", "1", "--out", "{allowed}/sft"],
     "doctor": ["doctor"],

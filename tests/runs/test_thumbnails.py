@@ -219,4 +219,4 @@ def test_wandb_gets_images_of_the_evaluation(tmp_path: Path) -> None:
             logger.step(record)
     assert ["eval/images" in values for values in logged] == [True, True, False]
     (image,) = logged[0]["eval/images"]
-    assert (*image.image.size, image._caption) == (600, 300, "What is it? → Red., reward 1")
+    assert (*image.image.size, image._caption) == (600, 300, "What is it? → Red.")

@@ -228,13 +228,13 @@ class Loss:
         return metrics
 
 
-def combine_metrics(micro_batches: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def combine_metrics(micro_batches: Iterable[Mapping[str, float | Tensor]]) -> dict[str, float]:
     """Combine the metrics of a mini-batch's micro-batches: `loss…` and `tokens` are summed, `…_max` takes the maximum,
     the rest are means over all tokens."""
     values: dict[str, list[float]] = {}
     for metrics in micro_batches:
         for name, value in metrics.items():
-            values.setdefault(name, []).append(value)
+            values.setdefault(name, []).append(float(value))
     tokens = max(sum(values.get("tokens", ())), 1.0)
     out: dict[str, float] = {}
     for name, each in values.items():

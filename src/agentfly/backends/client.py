@@ -30,6 +30,7 @@ from agentfly.backends.openai_api import (
     MalformedResponse,
     Rejected,
     Retryable,
+    ServerUnavailable,
     chat_body,
     completions_body,
     reason,
@@ -331,13 +332,15 @@ class ClientBackend(Backend):
                 return await read(response, self._response_limits)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             # A server that was reachable before may restart; one that never was is probably not running.
-            fault = Retryable if self._connected else BackendFault
+            fault = Retryable if self._connected else ServerUnavailable
             raise fault(
                 f"cannot reach {self.base_url}: {reason(error)}; check that the server is running "
                 f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from None  # the transport's traceback says nothing more
         except httpx.TimeoutException:
-            raise BackendFault(f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more") from None
+            raise ServerUnavailable(
+                f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more"
+            ) from None
         except httpx.TransportError as error:
             raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from None
         except BodyError as error:
@@ -347,4 +350,4 @@ class ClientBackend(Backend):
 def _raise_last(state: RetryCallState) -> None:
     """Raise the error of the last attempt."""
     error = state.outcome.exception() if state.outcome is not None else None
-    raise BackendFault(f"{error} (asked {state.attempt_number} times)") from None
+    raise ServerUnavailable(f"{error} (asked {state.attempt_number} times)") from None

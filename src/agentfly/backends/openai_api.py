@@ -21,6 +21,10 @@ _CONTEXT_EXCEEDED = re.compile(
 )
 
 
+class ServerUnavailable(BackendFault):
+    """The server cannot be reached, does not answer, or keeps failing after all retries."""
+
+
 class Retryable(BackendFault):
     """A failure that a retry may cure."""
 

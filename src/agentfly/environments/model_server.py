@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar, overload
 
-import httpx
 import pydantic
 
 from agentfly.backends import openai_api
@@ -190,10 +189,8 @@ def _raise_dead_server() -> Iterator[None]:
     """Raise EnvironmentFault if a request failed because the server is gone; a server that rejects it is not."""
     try:
         yield
-    except BackendFault as fault:
-        if isinstance(fault.__cause__, openai_api.Retryable | httpx.TransportError):
-            raise EnvironmentFault(str(fault)) from fault
-        raise
+    except openai_api.ServerUnavailable as fault:
+        raise EnvironmentFault(str(fault)) from fault
 
 
 def _parse_answer(adapter: pydantic.TypeAdapter[T], answer: str) -> T:

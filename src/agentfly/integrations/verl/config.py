@@ -128,6 +128,7 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "verl's coefficient in the loss is constant: write kl.placement=reward, or leave the target out"),
         (config.optimizer.weight_decay > 0, f"optimizer.weight_decay={config.optimizer.weight_decay}",
          "verl decays vectors too: if that is wanted, write verl.actor_rollout_ref.actor.optim.weight_decay=…"),
+        (config.vision.train_tower, "vision.train_tower=true", "vision models are trained in one process"),
         (config.run_options.get("max_concurrent_chains") is not None, "run_options.max_concurrent_chains",
          "chains run in several processes: limit the instances of the environments instead"),
         (mode != "sync" and config.async_training.on_stale == "recompute", "async_training.on_stale='recompute'",
@@ -321,6 +322,6 @@ HONORED_BY_US = {
     "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
     "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
-    "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale"],
+    "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
 }
 """The fields without a key of verl, by the part of our code that honors them."""

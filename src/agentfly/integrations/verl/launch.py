@@ -83,7 +83,10 @@ def train_on_verl(
     ray = connect()
     device = check_cluster(ray, cluster)
     model = resolve(config.model)
-    positions = max_positions(load_config(model).get_text_config())
+    model_config = load_config(model)
+    if hasattr(model_config, "vision_config"):
+        raise ConfigError(f"{model!r} is a vision model, which is trained in one process: leave --on verl out")
+    positions = max_positions(model_config.get_text_config())
     context = config.run_options.get("context_length") or min(positions, _DEFAULT_CONTEXT)
     if context > positions:
         raise ConfigError(f"run_options.context_length={context}, but {config.model!r} has {positions} positions")
