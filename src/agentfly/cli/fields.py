@@ -34,6 +34,7 @@ _RECORDS = {
     "async_training": ("training/config_records", "AsyncTrainingConfig"),
     "checkpoint": ("training/config_records", "CheckpointConfig"),
     "evaluation": ("training/config_records", "EvaluationConfig"),
+    "vision": ("training/config_records", "VisionConfig"),
 }
 """The groups of fields in TrainConfig: module and class."""
 _SET_ELSEWHERE = ("sampling.seed", "run_options.sampling", "run_options.seed", "run_options.observer")
