@@ -66,7 +66,7 @@ class StoredLine:
 
     row: dict[str, Any]
     value: dict[str, Any]
-    """`trajectory`, and where a run stored them `advantages`, `trained` and `learner_logprobs`."""
+    """`trajectory`, and in a run `advantages` and `trained`."""
 
 
 class ChainIndex:
