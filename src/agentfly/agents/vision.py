@@ -81,7 +81,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
             images = [image for image in shown if image.url.startswith("data:")]
             if not images and any(set(self.format.measures) & set(call.arguments) for call in reply.calls):
                 problem = "no screenshot has been shown yet, so a point has no meaning; look at the screen first"
-                return Reply(replace(reply.message, tool_calls=()), None, (*reply.problems, problem))
+                return Reply(replace(reply.message, tool_calls=()), problems=(*reply.problems, problem))
             size = open_image(images[-1]).size if images else size
         calls = tuple(self._convert_points(call, size) for call in reply.calls)
         return replace(reply, message=replace(reply.message, tool_calls=calls))
@@ -118,6 +118,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
 
 
 def _align_size(image: Image) -> Image:
+    """Resize an image so that its sides are multiples of PIXEL_MULTIPLE; an address stays as it is."""
     if not image.url.startswith("data:"):
         return image
     pixels = open_image(image)
