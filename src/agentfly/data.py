@@ -98,7 +98,10 @@ def select(tasks: Sequence[Task], spec: str) -> list[Task]:
 
 
 def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write trajectories to a file, one JSON object per line; `load_trajectories` reads them."""
+    """Write trajectories to a file, one JSON object per line; `load_trajectories` reads them.
+
+    Raises DataError if the file cannot be written.
+    """
     path = Path(path)
     try:
         # A lone surrogate has no UTF-8 encoding; it is written as a JSON escape.
@@ -109,7 +112,10 @@ def save_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> N
 
 
 def load_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read the trajectories of a file that `save_trajectories` or `agentfly run --save` wrote."""
+    """Read the trajectories of a file that `save_trajectories` or `agentfly run --save` wrote.
+
+    Raises DataError, with the line, if the file cannot be read.
+    """
     path = Path(path)
     trajectories = []
     try:

@@ -27,6 +27,7 @@ MAX_DECODED_PIXELS = 64_000_000
 MAX_ASPECT_RATIO = 200
 """Narrower images are rejected, as the processors of Qwen models do."""
 FETCH_SECONDS = 20.0
+"""Limit for connecting to a server, and for each part of its response."""
 MAX_FETCHED_BYTES = 32 << 20
 
 
@@ -39,7 +40,7 @@ class ImageConfig:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> ImageConfig:
-        """Raises ConfigError for an unknown setting."""
+        """The configuration of an agent's `image_config`. Raises ConfigError for an unknown or invalid setting."""
         if unknown := set(settings) - {each.name for each in fields(cls)}:
             known = ", ".join(each.name for each in fields(cls))
             raise ConfigError(f"image_config has no setting {sorted(unknown)[0]!r}; it has {known}")

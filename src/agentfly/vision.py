@@ -104,7 +104,10 @@ class Vision:
         return fitted
 
     def expand(self, text: str, images: Sequence[Image]) -> str:
-        """Replace the placeholders in rendered text by what the processor writes for each image."""
+        """Replace the placeholders in rendered text by what the processor writes for each image.
+
+        Raises TemplateError if there are more or fewer placeholders than images.
+        """
         first, *rest = text.split(self.placeholder)
         if len(rest) != len(images):
             raise TemplateError(

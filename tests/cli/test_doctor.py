@@ -86,7 +86,7 @@ def test_recipe_is_checked_up_to_a_sampled_chain(small_model: Path, monkeypatch:
     assert "40 tasks, 8 held out" in rows["recipe"]
 
 
-def test_failed_check_has_a_cure_and_ends_with_one(tmp_path: Path, small_model: Path) -> None:
+def test_failed_check_has_advice_and_exit_status_1(tmp_path: Path, small_model: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("import no_such_package\n")
     said = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["doctor", str(recipe)])

@@ -65,7 +65,7 @@ def test_help_fields_prints_and_ends() -> None:
     assert "## `backend=client`" in format_markdown()
 
 
-def test_values_as_a_person_types_them() -> None:
+def test_values_of_the_command_line_are_parsed() -> None:
     typed = ["loggers=console, console", "evaluation.every=none", "loss.clip=0.2,0.28", "gradient_checkpointing=TRUE"]
     config = TrainConfig().override(parse_overrides(typed))
     assert config.loggers == ("console", "console")

@@ -118,7 +118,7 @@ def test_interrupted_run_leaves_a_checkpoint_and_a_report(
         assert process.exitcode == status
     run = RunDirectory("here")
     done = run.records()[-1].step
-    assert f"stopped after step {done} of 1000; go on with: agentfly train --resume here" in files[1].read_text()
+    assert f"stopped after step {done} of 1000; resume with: agentfly train --resume here" in files[1].read_text()
     assert (run.checkpoints / f"step-{done:06}" / "manifest.json").is_file()
     assert run.report.exists()
 

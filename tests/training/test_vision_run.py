@@ -138,7 +138,7 @@ def test_sft_learns_from_images(model: str) -> None:
     assert steps[-1].loss < 0.7 * steps[0].loss
 
 
-async def test_model_without_a_processor_is_told_in_words(model: str, tmp_path: Path) -> None:
+async def test_model_without_a_processor_gets_a_note_for_each_image(model: str, tmp_path: Path) -> None:
     folder = build_vision_model("qwen2_5_vl", tmp_path)
     for name in ("preprocessor_config.json", "processor_config.json"):
         (folder / name).unlink()

@@ -173,7 +173,7 @@ print(ray.get(server.generate.remote(**request)).extra_fields)
     assert done.stdout.splitlines()[-2:] == ["dead: True", "{'global_steps': 3}"], done.stdout + done.stderr
 
 
-def test_raw_keys_of_verl_have_the_last_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_raw_keys_of_verl_override_ours(caplog: pytest.LogCaptureFixture) -> None:
     from agentfly.integrations.verl.launch import compose_config
 
     key = "actor_rollout_ref.actor.optim.lr"

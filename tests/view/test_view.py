@@ -161,7 +161,7 @@ def test_a_path_without_chains_is_refused(tmp_path: Path, content: str | None, m
         find_sources([path])
 
 
-def test_the_index_is_continued_by_the_next_viewer_and_shared_by_none(tmp_path: Path) -> None:
+def test_the_index_is_continued_by_the_next_viewer_and_locked_by_one(tmp_path: Path) -> None:
     make_run(tmp_path / "run").close()
     sources = find_sources([tmp_path / "run"])
     with ChainIndex(sources, tmp_path / "cache") as first, ChainIndex(sources, tmp_path / "cache") as second:

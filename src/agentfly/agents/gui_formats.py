@@ -105,12 +105,12 @@ class GUIFormat(ABC):
                 break
             converted.append(result)
         if found:
-            return Reply(Message("assistant", text, (), thinking), None, tuple(dict.fromkeys(found)))
+            return Reply(Message("assistant", text, thinking=thinking), problems=tuple(dict.fromkeys(found)))
         return Reply(Message("assistant", text, tuple(converted), thinking), answer)
 
     @abstractmethod
     def _convert(self, call: ToolCall) -> ToolCall | str:
-        """The call of a tool that an action stands for, or the final answer. Raises _ActionError."""
+        """Convert an action to a call of a tool, or to the final answer. Raises _ActionError."""
 
     def _require_tool(self, action: str) -> str:
         """The tool of an action. Raises _ActionError if there is none."""
@@ -121,6 +121,7 @@ class GUIFormat(ABC):
 
 
 def _require_argument(call: ToolCall, *names: str) -> Any:
+    """The argument of an action under the first of these names that it has. Raises _ActionError if it has none."""
     for name in names:
         if name in call.arguments:
             return call.arguments[name]
@@ -138,10 +139,12 @@ def _parse_point(value: object, what: str) -> tuple[float, float]:
 
 
 def _is_measure(value: object) -> bool:
+    """Whether a value is a number of a plausible size; `true` is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_MEASURE
 
 
 def _normalize_key(key: object) -> str:
+    """The DOM name of a key; an unknown name stays as it is."""
     return _KEYS.get(str(key).strip().lower(), str(key))
 
 
@@ -199,7 +202,7 @@ class UITarsFormat(GUIFormat):
         thought = self._THOUGHT.search(before)
         thinking = before[thought.end() :].strip() if thought else ""
         if action is None:
-            return Reply(Message("assistant", text, (), thinking))
+            return Reply(Message("assistant", text, thinking=thinking))
         example = f"Action: {self._FORMS[self.available[0]].partition(' #')[0]}"
         return self._build_reply(text, thinking, parse_python_calls(text[action.end() :]), (), example)
 

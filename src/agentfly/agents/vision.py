@@ -1,4 +1,4 @@
-"""Agents for models that see: `VisionAgent` calls tools natively, `GUIAgent` writes the actions of GUI models.
+"""Agents for vision models: `VisionAgent` calls tools natively, `GUIAgent` writes the actions of GUI models.
 
 Tools take coordinates in thousandths of the image: 0 is left or top, 1000 is right or bottom. A model that writes
 pixels means those of the image that it was shown last, after any resizing. `GUIAgent.read` converts them, nothing else.
@@ -25,9 +25,9 @@ PIXEL_MULTIPLE = 28
 
 
 class VisionAgent(BaseAgent):
-    """Native function calling for a model that sees. Raises ConfigError for one that does not, with the reason.
+    """Native function calling for a vision model. Raises ConfigError if model or backend takes no images.
 
-    Other agents run such a model too, with a note in place of every image.
+    Other agents run a text-only model too, with a note in place of every image.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class VisionAgent(BaseAgent):
         if self.template is not None and not self.backend.sees_images:
             name = type(self).__name__
             reason = self._no_vision_reason or "its backend or its model takes no images"
-            raise ConfigError(f"{name} needs a model that sees, and {self.model_name_or_path!r} does not: {reason}")
+            raise ConfigError(f"{name} needs a vision model, which {self.model_name_or_path!r} is not: {reason}")
 
 
 class GUIAgent(PromptedAgent, VisionAgent):
@@ -81,7 +81,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
             images = [image for image in shown if image.url.startswith("data:")]
             if not images and any(set(self.format.measures) & set(call.arguments) for call in reply.calls):
                 problem = "no screenshot has been shown yet, so a point has no meaning; look at the screen first"
-                return Reply(replace(reply.message, tool_calls=()), None, (*reply.problems, problem))
+                return Reply(replace(reply.message, tool_calls=()), problems=(*reply.problems, problem))
             size = open_image(images[-1]).size if images else size
         calls = tuple(self._convert_points(call, size) for call in reply.calls)
         return replace(reply, message=replace(reply.message, tool_calls=calls))
@@ -118,6 +118,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
 
 
 def _align_size(image: Image) -> Image:
+    """Resize an image so that its sides are multiples of PIXEL_MULTIPLE; an address stays as it is."""
     if not image.url.startswith("data:"):
         return image
     pixels = open_image(image)

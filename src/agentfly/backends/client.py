@@ -217,7 +217,7 @@ class ClientBackend(Backend):
         except BaseException as error:
             self._nccl_sender = None
             if isinstance(error, TimeoutError):
-                raise BackendFault(f"{self.base_url} took no weights over NCCL for {NCCL_SECONDS} s") from error
+                raise BackendFault(f"{self.base_url} took no weights over NCCL for {NCCL_SECONDS:g} s") from error
             raise
         self._nccl_sender = sender
 

@@ -69,7 +69,7 @@ class WeightFolder:
         self._folder: Path | None = None
         self._shapes: dict[str, list[int]] | None = None
         self._skeleton: Any = None
-        """A model without weights, which knows the names in the checkpoint; made where they differ."""
+        """A model without weights, to map names to those in the checkpoint; built if they differ."""
         self._updates = 0
 
     def write(self, weights: Iterable[tuple[str, Any]]) -> WeightFiles:

@@ -100,9 +100,7 @@ BaseUrl = Annotated[str | None, typer.Option(help="URL of the server, for --back
 MaxTurns = Annotated[int | None, typer.Option(help="Maximum number of turns in a chain.")]
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of tokens in a turn.")]
-HelpFields = Annotated[
-    bool, typer.Option(_HELP_FIELDS, help="Print the config fields, or with a NAME behind it those of that name.")
-]
+HelpFields = Annotated[bool, typer.Option(_HELP_FIELDS, help="Print the config fields, or those of the NAME after it.")]
 RunFolder = Annotated[Path | None, typer.Option(help="Run directory; default: the next free one in runs/.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[FIELD=VALUE]…", help="Config overrides, such as steps=20.")

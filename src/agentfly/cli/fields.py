@@ -1,4 +1,4 @@
-"""Reference of the fields that `agentfly train RECIPE FIELD=VALUE` sets, from the source: nothing heavy is imported."""
+"""Reference of the fields that `agentfly train RECIPE FIELD=VALUE` sets, parsed from the source, not imported."""
 
 from __future__ import annotations
 

@@ -31,28 +31,28 @@ MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PreflightResult:
     """The result of one check."""
 
     check: str
     ok: bool
     finding: str
-    cure: str = ""
+    advice: str = ""
 
 
 def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
-    """Check a recipe with config overrides, print a table of verdicts, and return whether all checks passed."""
+    """Check a recipe with config overrides, print a table of results, and return whether all checks passed."""
     table = Table("check", "", Column("finding", overflow="fold"), Column("what to do", overflow="fold"))
     console = Console()
     passed = True
 
     async def collect() -> None:
         nonlocal passed
-        async for verdict in _check(recipe, changes):
-            passed &= verdict.ok
-            mark = "[green]ok[/]" if verdict.ok else "[red]FAILS[/]"
-            finding, cure = (sanitize(text).replace("[", r"\[") for text in (verdict.finding, verdict.cure))
-            table.add_row(verdict.check, mark, finding, cure)
+        async for result in _check(recipe, changes):
+            passed &= result.ok
+            mark = "[green]ok[/]" if result.ok else "[red]FAILS[/]"
+            finding, advice = (sanitize(text).replace("[", r"\[") for text in (result.finding, result.advice))
+            table.add_row(result.check, mark, finding, advice)
 
     with console.status("checking …"):
         asyncio.run(collect())
@@ -60,22 +60,24 @@ def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
     return passed
 
 
-async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[Verdict]:
+async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[PreflightResult]:
     from agentfly.sandbox import probe_mechanisms
 
     working = [each.mechanism for each in await probe_mechanisms() if each.ok]
     strong = [each for each in working if each != "unsafe"]
-    cure = "" if strong else "see `agentfly doctor`; tools that run code of the model need a sandbox"
-    yield Verdict("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", cure)
+    advice = "" if strong else "see `agentfly doctor`; tools that run code of the model need a sandbox"
+    yield PreflightResult("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", advice)
     conflict = find_package_conflict()
-    yield Verdict("packages", not conflict, conflict or "no conflicting distribution")
+    yield PreflightResult("packages", not conflict, conflict or "no conflicting distribution")
     try:
         require_torch("doctor RECIPE")
         plan = plan_recipe(recipe, changes)
     except AgentFlyError as error:
-        yield Verdict("recipe", False, str(error), "correct the recipe, or install what it needs")
+        yield PreflightResult("recipe", False, str(error), "correct the recipe, or install what it needs")
         return
-    yield Verdict("recipe", True, f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out; its extras are installed")
+    yield PreflightResult(
+        "recipe", True, f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out; its extras are installed"
+    )
     from agentfly.backends.engine.loading import resolve_device
     from agentfly.models import resolve
     from agentfly.templates.check import CheckMark, check
@@ -84,14 +86,14 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[Ve
     config = plan.config
     device = resolve_device(None)
     gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
-    yield Verdict("GPU", True, gpu)
+    yield PreflightResult("GPU", True, gpu)
     try:
         model = resolve(config.model)
         memory = plan_run(model, config, device)
     except AgentFlyError as error:
-        yield Verdict("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
+        yield PreflightResult("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
         return
-    yield Verdict("memory", True, str(memory))
+    yield PreflightResult("memory", True, str(memory))
     try:
         unsampled = plan.make_agent(
             model_name_or_path=model, backend=ScriptedBackend("unused"), template=config.template
@@ -100,24 +102,26 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[Ve
             check(model, config.template, unsampled.schemas) if unsampled.schemas else check(model, config.template)
         )
     except AgentFlyError as error:
-        yield Verdict("template", False, str(error), "name another with template=")
+        yield PreflightResult("template", False, str(error), "name another with template=")
         return
     problems = [f"{each.property}: {each.detail}" for each in report.findings if each.mark is CheckMark.BAD]
-    cure = f"`agentfly template check {config.model}` has the details; name another with template="
-    yield Verdict("template", report.ok, "; ".join(problems) or f"{report.template}: exact", "" if report.ok else cure)
+    advice = f"`agentfly template check {config.model}` has the details; name another with template="
+    yield PreflightResult(
+        "template", report.ok, "; ".join(problems) or f"{report.template}: exact", "" if report.ok else advice
+    )
     parser = next(each for each in report.findings if each.property == "parser")
     native = bool(unsampled.schemas)
     fails = native and parser.mark is CheckMark.BAD
     text = f"{parser.detail}: calls are parsed as they are written" if native else "the agent parses calls itself"
-    yield Verdict("parser", not fails, parser.detail if fails else text, cure if fails else "")
-    verdict = await _start_environments(unsampled, plan)
-    yield verdict
-    if verdict.ok:
+    yield PreflightResult("parser", not fails, parser.detail if fails else text, advice if fails else "")
+    result = await _start_environments(unsampled, plan)
+    yield result
+    if result.ok:
         async for each in _sample_chain(plan):
             yield each
 
 
-async def _start_environments(agent: BaseAgent, plan: TrainPlan) -> Verdict:
+async def _start_environments(agent: BaseAgent, plan: TrainPlan) -> PreflightResult:
     """Reset one instance of each environment for the first task."""
     names = [each.__name__ for each in agent.toolbox.environments]
     try:
@@ -125,13 +129,15 @@ async def _start_environments(agent: BaseAgent, plan: TrainPlan) -> Verdict:
             for env_class in agent.toolbox.environments:
                 await leases.get(env_class)
     except Exception as error:
-        return Verdict("environments", False, describe(error), "`agentfly env check` checks an environment alone")
+        return PreflightResult(
+            "environments", False, describe(error), "`agentfly env check` checks an environment alone"
+        )
     finally:
         await agent.close()
-    return Verdict("environments", True, f"{', '.join(names)} started" if names else "the agent uses none")
+    return PreflightResult("environments", True, f"{', '.join(names)} started" if names else "the agent uses none")
 
 
-async def _sample_chain(plan: TrainPlan) -> AsyncIterator[Verdict]:
+async def _sample_chain(plan: TrainPlan) -> AsyncIterator[PreflightResult]:
     """Build the run, send the weights, sample one short chain, and compare what the learner computes of it."""
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.training.trainer import Trainer
@@ -140,26 +146,26 @@ async def _sample_chain(plan: TrainPlan) -> AsyncIterator[Verdict]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with Trainer(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:
-                yield Verdict("weight sync", True, "the sampler has the learner's weights")
+                yield PreflightResult("weight sync", True, "the sampler has the learner's weights")
                 sampling = replace(config.sampling, max_tokens=MAX_TOKENS)
                 options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))
                 chain = (await trainer.agent.run([plan.tasks[0]], **options))[0]
                 if chain.untrainable is not None or not chain.sampled_tokens:
                     reason = chain.untrainable or f"{chain.stop.value}; nothing was sampled"
-                    yield Verdict("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
+                    yield PreflightResult("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
                     return
                 segments = [SegmentArrays.from_segment(each) for each in chain.segments]
                 trained = sum(int(each.mask.sum()) for each in segments)
                 text = f"{trained} of {sum(len(each.tokens) for each in segments)} tokens, those that were sampled"
-                yield Verdict("mask", trained == chain.sampled_tokens, text)
+                yield PreflightResult("mask", trained == chain.sampled_tokens, text)
                 scores = trainer.learner.score(segments, sampling.temperature)
                 gaps = [np.abs(s - each.logprobs)[each.mask] for s, each in zip(scores, segments, strict=True)]
                 gap = float(np.concatenate(gaps).mean())
                 limit = trainer.canary_tolerance
-                cure = (
+                advice = (
                     "" if gap <= limit else "set loss.correction=token-truncate, or precision and backend.dtype alike"
                 )
                 text = f"sampler and learner differ by {gap:.2g} nats per token, at most {limit:g} are accepted"
-                yield Verdict("log-probabilities", gap <= limit, text, cure)
+                yield PreflightResult("log-probabilities", gap <= limit, text, advice)
     except AgentFlyError as error:
-        yield Verdict("run", False, str(error), "the message says what to change")
+        yield PreflightResult("run", False, str(error), "the message says what to change")

@@ -84,7 +84,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
     done = max((record.step for record in run.records()), default=0)
     finished = run.report.exists() and done >= stored.get("steps", math.inf)
     if finished and from_step is None and not new:
-        text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} would go on"
+        text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} trains on"
         Console().print(text, highlight=False, markup=False)
         return
     if stored.get("on") == "verl":
@@ -174,7 +174,7 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
         yield
     except KeyboardInterrupt:
         done = max((record.step for record in RunDirectory(folder).records()), default=0)
-        text = f"stopped after step {done} of {config.steps}; go on with: {_RESUME} {folder}"
+        text = f"stopped after step {done} of {config.steps}; resume with: {_RESUME} {folder}"
         console.print(text, highlight=False, markup=False)
         raise SystemExit(130) from None
     console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)

@@ -8,7 +8,7 @@
     trajectories/step-000012.jsonl.gz   the chains of a step, with the advantage of each token
     trajectories/eval-000012.jsonl.gz   the chains of the evaluation after it
     trajectories/learner-000012.npz     the learner's log-probabilities of the tokens that the step trained
-    images/0f3c….png                    the images of all chains, each once, named by their content
+    images/0f3c….png                    the images of all chains, each once, named by a hash of them
     checkpoints/                        the state needed to resume
     rollout.jsonl                       asynchronous training: chains that finished since the newest checkpoint
     reward.png, report.html             written at the end

@@ -118,7 +118,7 @@ class Renderer:
         elif not isinstance(message.content, str) and not (message.images and self.shows_images):
             if message.images and not self.image:
                 raise TemplateError(
-                    f"template {self.name!r} has no place for a picture, and no image placeholder is known for it"
+                    f"template {self.name!r} has no place for an image, and no image placeholder is known for it"
                 )
             out["content"] = "".join(part if isinstance(part, str) else self.image for part in message.content)
         return out

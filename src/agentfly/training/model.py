@@ -135,6 +135,7 @@ class Backbone:
     def _rotary_positions(
         self, inputs: ModelInputs, images: Sequence[tuple[npt.NDArray[Any], list[EncodedImage]]]
     ) -> list[npt.NDArray[Any]]:
+        """Per sequence: [axes, tokens] rotary positions. One axis; three if a sequence has images under M-RoPE."""
         found = []
         for ids, (positions, own) in zip(inputs.input_ids, images, strict=True):
             rotary = rotary_positions(self.model, ids, positions, own)

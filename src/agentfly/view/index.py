@@ -1,8 +1,8 @@
 """The chains of all sources in a SQLite file: one row per chain, and the words of its messages for full-text search.
 
 A row has what the table shows and what filters read, and the place of the chain's line in its file; the chain itself
-is read from there when it is opened. `update` reads only what was written since the last call, so that a run is
-followed while it goes on, and the index of an earlier call is continued.
+is read from there when it is opened. `update` reads only what was written since the last call, so that a
+running run is followed, and the index of an earlier call is continued.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoredLine:
 
     row: dict[str, Any]
     value: dict[str, Any]
-    """`trajectory`, and where a run stored them `advantages`, `trained` and `learner_logprobs`."""
+    """`trajectory`, and in a run `advantages` and `trained`."""
 
 
 class ChainIndex:
@@ -177,7 +177,7 @@ class ChainIndex:
             self._writer.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (cursor.lastrowid, text))
             pending += 1
             if pending % _BATCH == 0:
-                # The offset is committed with its chains: an interrupted update goes on from there.
+                # The offset is committed with its chains: an interrupted update continues from there.
                 self._writer.execute("UPDATE files SET done = ? WHERE id = ?", (done, number))
                 self._commit()
         complete = (0, 0) if self._closing.is_set() else state[:2]
@@ -276,7 +276,7 @@ class ChainIndex:
             return [number for (number,) in self._reader.execute(query, place)]
 
     def stop(self) -> None:
-        """End an `update` in another thread at its next chain; the next viewer goes on from there."""
+        """End an `update` in another thread at its next chain; the next viewer continues from there."""
         self._closing.set()
 
     def close(self) -> None:
@@ -330,7 +330,7 @@ def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _search_query(text: str) -> str:
-    """All words of the text, the last one as a beginning; words in double quotes as a phrase."""
+    """The FTS5 query for all words of a text, the last one as a prefix; words in double quotes are a phrase."""
     phrases = []
     for number, part in enumerate(text.replace("\0", " ").split('"')):
         phrases += [part] if number % 2 else part.split()

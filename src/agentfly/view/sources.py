@@ -108,7 +108,7 @@ class Source:
             return False
 
     def chain_files(self) -> list[ChainFile]:
-        """Its files of chains; new ones appear while a run goes on."""
+        """The files with its chains; a running run adds files."""
         if self.kind != "run":
             return [ChainFile(self.path, grows=self.kind == "eval")]
         paths = sorted((self.path / "trajectories").glob("*.jsonl.gz"))

@@ -82,7 +82,7 @@ async def test_expert_solves_tasks_of_every_kind_through_the_tool() -> None:
         assert [call.name for turn in chain.turns for call in turn.calls] == ["zoom"]
 
 
-async def test_an_image_of_ones_own_can_be_zoomed() -> None:
+async def test_an_image_of_the_task_can_be_zoomed() -> None:
     buffer = io.BytesIO()
     Pillow.new("L", (40, 10), 200).save(buffer, format="PNG")
     env = await reset({"question": "How bright?", "image": Image.of(buffer.getvalue()).url, "answer": "200"})

@@ -115,4 +115,4 @@ async def test_host_files_are_not_read_for_the_instance(manager: ResourceManager
     agent = byte_agent([call("steal", path=str(secret)), "done"], tools=[Counter], manager=manager)
     (trajectory,) = await agent.run("Go.", failures={"retries": 0})
     assert trajectory.stop.value == "environment_fault"
-    assert "names a picture by path" in trajectory.failures[0].message
+    assert "names an image by path" in trajectory.failures[0].message

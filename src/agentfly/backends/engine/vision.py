@@ -92,6 +92,7 @@ class FeatureCache:
         """Images that went through the tower so far."""
 
     def clear(self) -> None:
+        """Drop all features. Called on every weight update: they belong to the old weights."""
         self._features.clear()
         self._bytes = 0
 

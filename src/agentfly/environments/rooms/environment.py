@@ -15,15 +15,15 @@ from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
 
 
-class _LookingEnvironment(Environment):
-    """The columns `digits`, `colors`, `seed` and `target` describe the places to look at, and which one is meant."""
+class _DigitEnvironment(Environment):
+    """Digits at several places. The columns `digits`, `colors` and `seed` describe them; `target` is one of them."""
 
     scored_by = "digit_match"
 
     async def reset(self, task: Task) -> None:
         self._places = read_places(task)
         self._digit_seen = ""
-        """The digit at the place that the expert is looking for, once it was looked at."""
+        """The digit at the target, once it was shown; until then empty."""
 
     def _look(self, place: int) -> dict[str, Any]:
         """Show the digit at a place."""
@@ -33,7 +33,7 @@ class _LookingEnvironment(Environment):
         return {"observation": "", "image": Image.of(draw_place(places, place))}
 
 
-class Rooms(_LookingEnvironment):
+class Rooms(_DigitEnvironment):
     """An image shows the number of a room; in that room hangs a digit."""
 
     @classmethod
@@ -57,7 +57,7 @@ class Rooms(_LookingEnvironment):
         return self._digit_seen or ToolCall("open_room", {"room": self._places["target"]})
 
 
-class Tiles(_LookingEnvironment):
+class Tiles(_DigitEnvironment):
     """Tiles of different colors, each with a digit under it; clicking on a tile shows the digit."""
 
     @classmethod

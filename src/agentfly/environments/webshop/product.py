@@ -42,7 +42,7 @@ class ShopProduct:
     prices: tuple[float, ...]
     """One price, or a minimum and a maximum, in dollars."""
     image: str = ""
-    """URL of a picture; empty if there is none."""
+    """URL of an image; empty if there is none."""
 
     @property
     def price_tag(self) -> str:

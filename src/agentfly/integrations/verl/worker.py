@@ -28,7 +28,7 @@ class ChainWorker:
     """Runs groups and evaluations; a Ray actor."""
 
     def __init__(self, spec: JobSpec, client: Any) -> None:
-        """Build the agent of the plan over verl's servers, which `client` asks."""
+        """Build the agent of the plan over verl's servers. `client`: verl's client of the servers."""
         torch.set_num_threads(1)
         tq.init()
         plan = spec.make_plan()

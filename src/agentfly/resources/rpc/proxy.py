@@ -152,7 +152,7 @@ def _reject_image_paths(value: Any) -> None:
     for image in images if isinstance(images, list | tuple) else [images]:
         url = image.get("url") if isinstance(image, dict) else image
         if isinstance(url, str) and not url.startswith(("data:", "https://", "http://")):
-            raise TypeError(f"it names a picture by path ({url!r:.80}); it must send bytes or an Image")
+            raise TypeError(f"it names an image by path ({url!r:.80}); it must send bytes or an Image")
 
 
 def _in_event_loop() -> bool:
