@@ -62,7 +62,8 @@ class GymnasiumEnvironment(TextGame):
 
         def draw(random: Random, _: int) -> tuple[str, dict[str, Any]]:
             row = make_row(random.randrange(2**31))
-            return (str([row["question"], row.get("image")]) if varied else str(row["seed"])), row
+            shown = row["question"] + row.get("image", "")
+            return (shown if varied else str(row["seed"])), row
 
         try:
             first = [make_row(number) for number in range(_PROBES)]

@@ -34,9 +34,8 @@ function select({ sort = "order", descending, offset = 0, limit = 100, ...filter
         const names = name === "tool" ? row.tools : row.failure;
         return value === "*" ? names !== "" : names.includes(`\n${value}\n`);
       }
-      return (
-        String(Number(row[name === "group" ? "grp" : name]) || row[name === "group" ? "grp" : name]) === String(value)
-      );
+      const own = row[name === "group" ? "grp" : name];
+      return String(typeof own === "boolean" ? Number(own) : own) === String(value);
     }),
   );
   if (sort !== "order") {
