@@ -389,7 +389,7 @@ def test_image_rendered_by_the_template() -> None:
 
 
 def test_image_without_a_placeholder_is_rejected() -> None:
-    with pytest.raises(TemplateError, match="picture"):
+    with pytest.raises(TemplateError, match="image"):
         BY_NAME["smollm2"].template.start([Message("user", (Image("data:,"), "x"))])
 
 
