@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL import Image as Pillow
@@ -13,7 +14,12 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 
 from agentfly.models.tiny import build_tokenizer
 from agentfly.types import Image
+from agentfly.vision import MIN_TRANSFORMERS
 
+needs_vision = pytest.mark.skipif(
+    tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS,
+    reason=f"images need a newer transformers than {transformers.__version__}",
+)
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl")
 PLACEHOLDERS = {
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",

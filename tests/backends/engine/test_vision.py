@@ -18,8 +18,9 @@ from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.types import Message, Sampling
 from agentfly.vision import load_vision
-from tests.vision_models import FAMILIES, build_vision_model, picture
+from tests.vision_models import FAMILIES, build_vision_model, needs_vision, picture
 
+pytestmark = needs_vision
 torch.set_num_threads(1)
 
 
