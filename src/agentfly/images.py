@@ -20,6 +20,8 @@ from agentfly.extras import require_extra
 from agentfly.types import Content, Image
 from agentfly.validation import validate_fields
 
+COORDINATE_MAX = 1000
+"""Tools take coordinates from 0 (left, top) to this (right, bottom), whatever the size of the image in pixels."""
 MAX_PIXELS = 4_194_304
 """Larger images are scaled down to this many pixels (2048 x 2048)."""
 MAX_DECODED_PIXELS = 64_000_000
@@ -61,7 +63,7 @@ def open_image(image: Image) -> Any:
     _, comma, data = image.url.partition(";base64,")
     if not comma or not image.url.startswith("data:"):
         raise DataError(
-            f"the image {image.url!r:.120} is not a data: URI; image_config={{'fetch': True}} allows fetching addresses"
+            f"the image {image.url!r:.120} is not a data: URI; image_config={{'fetch': True}} lets an agent fetch it"
         )
     try:
         opened: PIL.Image.Image = PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=_FORMATS)

@@ -236,11 +236,11 @@ def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
 def test_images_are_read_from_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
     (tmp_path / "run" / "images").mkdir()
-    (tmp_path / "run" / "images" / "0123456789abcdef.png").write_bytes(b"PNG")
+    (tmp_path / "run" / "images" / "0123456789abcdef0123456789abcdef.png").write_bytes(b"PNG")
     stored = run.trajectory_file(1)
     lines = [json.loads(line) for line in gzip.decompress(stored.read_bytes()).splitlines()]
     images = [
-        "run-image:0123456789abcdef.png",
+        "run-image:0123456789abcdef0123456789abcdef.png",
         "run-image:../config.json",
         "https://example.com/x.png",
         "data:image/svg+xml;base64,AA",

@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from agentfly.errors import ConfigError
+from agentfly.images import COORDINATE_MAX
 from agentfly.templates.parsers import PARSERS
 from agentfly.templates.parsers.pythonic import parse_python_calls
 from agentfly.tooling import Tool
 from agentfly.types import Message, Reply, ToolCall
 
 Coordinates = Literal["pixels", "thousandths"]
-UNITS = 1000
-"""Tools take coordinates from 0 (left, top) to this (right, bottom), whatever the size of the image in pixels."""
 SCREEN_TOOLS: dict[str, tuple[str, ...]] = {
     "click_at": ("x", "y"),
     "double_click_at": ("x", "y"),
@@ -35,7 +34,7 @@ SCREEN_TOOLS: dict[str, tuple[str, ...]] = {
     "screenshot": (),
 }
 """The tools of a screen that actions call, with their parameters; an environment has any of them."""
-_SCROLL_STEP = UNITS // 2
+_SCROLL_STEP = COORDINATE_MAX // 2
 _KEYS = {
     "return": "Enter", "esc": "Escape", "del": "Delete", "up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft",
     "right": "ArrowRight", "page_up": "PageUp", "page_down": "PageDown",
@@ -287,7 +286,7 @@ class QwenFormat(GUIFormat):
     measures = (*GUIFormat.measures, "down")
 
     def describe(self) -> str:
-        unit = "pixels" if self.coordinates == "pixels" else f"thousandths of its size, 0 to {UNITS}"
+        unit = "pixels" if self.coordinates == "pixels" else f"thousandths of its size, 0 to {COORDINATE_MAX}"
         point = {"type": "array", "items": {"type": "number"}}
         properties: dict[str, Any] = {
             "action": {"type": "string", "enum": self.available, "description": "The action to perform."},

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from agentfly.agent import BaseAgent
-from agentfly.agents.gui_formats import GUI_FORMATS, SCREEN_TOOLS, UNITS
+from agentfly.agents.gui_formats import GUI_FORMATS, SCREEN_TOOLS
 from agentfly.agents.prebuilt import PromptedAgent
 from agentfly.backends.base import Request
 from agentfly.errors import ConfigError
-from agentfly.images import encode_image, open_image
+from agentfly.images import COORDINATE_MAX, encode_image, open_image
 from agentfly.rollout.limits import RecoveryRule
 from agentfly.tooling import Toolbox
 from agentfly.types import Completion, Content, Image, Message, Reply, ToolCall
@@ -75,7 +75,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
         reply = super().read(request, completion)
         if not any(call.name in SCREEN_TOOLS for call in reply.calls):
             return reply
-        size = (UNITS, UNITS)
+        size = (COORDINATE_MAX, COORDINATE_MAX)
         if self.format.coordinates == "pixels":
             shown = request.images or [image for message in request.messages for image in message.images]
             images = [image for image in shown if image.url.startswith("data:")]
@@ -93,7 +93,7 @@ class GUIAgent(PromptedAgent, VisionAgent):
         arguments: dict[str, Any] = {}
         for name, value in call.arguments.items():
             if name in self.format.measures:
-                value = round(value * UNITS / size[0 if name in ("x", "to_x") else 1])
+                value = round(value * COORDINATE_MAX / size[0 if name in ("x", "to_x") else 1])
             elif name == "down":
                 value = round(value)
             arguments[name] = value

@@ -15,9 +15,9 @@ def report(
     run: Annotated[Path, typer.Argument(help="Run directory; the run may be finished, under way or interrupted.")],
 ) -> None:
     """Write the report of a run and its reward curve, also while it trains."""
-    from agentfly.errors import AgentFlyError, ConfigError
+    from agentfly.errors import AgentFlyError
     from agentfly.runs import RunDirectory
-    from agentfly.runs.report import write_curve, write_report
+    from agentfly.runs.report import write_report_files
     from agentfly.templates.codec import Codec
     from agentfly.templates.tokenizer import load_tokenizer
 
@@ -30,11 +30,4 @@ def report(
             break
         except AgentFlyError as error:  # a checkpoint that was removed in the meantime, or of another layout
             _LOG.warning("%s", error)
-    write_report(directory, decode)
-    written = [directory.report]
-    try:
-        write_curve(directory)
-        written.append(directory.curve)
-    except ConfigError as missing:  # the plotting library is not installed
-        _LOG.warning("%s", missing)
-    print(f"wrote {' and '.join(map(str, written))}")
+    print(f"wrote {' and '.join(map(str, write_report_files(directory, decode)))}")

@@ -32,6 +32,7 @@ from pydantic import Field
 from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, EnvironmentFault
+from agentfly.images import COORDINATE_MAX
 from agentfly.sandbox.owner import process_name
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
@@ -45,8 +46,7 @@ Key = Literal[
     "Enter", "Tab", "Escape", "Backspace", "Delete", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End",
     "PageUp", "PageDown", "Space",
 ]  # fmt: skip
-UNITS = 1000
-Coordinate = Annotated[int, Field(ge=0, le=UNITS)]
+Coordinate = Annotated[int, Field(ge=0, le=COORDINATE_MAX)]
 """A position in a screenshot: 0 is its left or upper edge, 1000 its right or lower edge, whatever its size."""
 _KEY_CODES: dict[str, int] = {
     "Enter": 13, "Tab": 9, "Escape": 27, "Backspace": 8, "Delete": 46, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37,
@@ -358,7 +358,7 @@ class BrowserEnvironment(Environment):
     def to_pixels(cls, x: int, y: int) -> tuple[float, float]:
         """The point of the page at coordinates of the screenshot."""
         width, height = cls.screenshot_size or cls.window_size
-        return min(x * width / UNITS, width - 1), min(y * height / UNITS, height - 1)
+        return min(x * width / COORDINATE_MAX, width - 1), min(y * height / COORDINATE_MAX, height - 1)
 
     @property
     def browser(self) -> Browser:

@@ -144,7 +144,7 @@ class RunDirectory:
             for line in lines:
                 value = json.loads(line)
                 advantages = tuple(np.array(each, np.float32) for each in value["advantages"])
-                trajectory = Trajectory.from_json(_map_text(value["trajectory"], self._load_image))
+                trajectory = Trajectory.from_json(_map_text(value["trajectory"], self.load_image))
                 stored.append(StoredTrajectory(trajectory, advantages, value["trained"]))
             return stored
         except (OSError, EOFError, ValueError, KeyError) as error:
@@ -178,8 +178,11 @@ class RunDirectory:
         """Folder with the images of all chains."""
         return self.path / "images"
 
-    def _load_image(self, text: str) -> str:
-        """The `data:` URI of a stored image; other text unchanged."""
+    def load_image(self, text: str) -> str:
+        """Return the `data:` URI of a stored image; other text unchanged.
+
+        Raises ValueError if the text names no file of the run's images, and OSError if the file is missing.
+        """
         if not text.startswith(_IMAGE_REFERENCE):
             return text
         name = text.removeprefix(_IMAGE_REFERENCE)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from agentfly.runs.thumbnails import describe_image, make_thumbnail
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import Trajectory
 from agentfly.types import Image
+
+_LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,6 +63,17 @@ class ReportChain:
     anchor: str
     spans: list[tuple[str, str, str, list[str]]]
     """Style, author, text, and the images as `data:` URIs, or as labels, of each span."""
+
+
+def write_report_files(directory: RunDirectory, decode: Decode | None = None) -> list[Path]:
+    """Write the report and the reward curve; return the files. Without the plotting library, a warning and no curve."""
+    write_report(directory, decode)
+    try:
+        write_curve(directory)
+    except ConfigError as missing:
+        _LOG.warning("%s", missing)
+        return [directory.report]
+    return [directory.report, directory.curve]
 
 
 def write_report(directory: RunDirectory, decode: Decode | None = None) -> None:

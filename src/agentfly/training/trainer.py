@@ -39,7 +39,7 @@ from agentfly.runs import (
     chain_metrics,
     open_loggers,
 )
-from agentfly.runs.report import write_curve, write_report
+from agentfly.runs.report import write_report_files
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, release_helpers, trim_heap, wait_for
@@ -236,11 +236,7 @@ class Trainer:
         try:
             if error_type is None or issubclass(error_type, asyncio.CancelledError):
                 template = self.agent.template
-                write_report(self._writer, None if template is None else template.codec.decode)
-                try:
-                    write_curve(self._writer)
-                except ConfigError as missing:  # the plotting library is not installed; the run is complete without it
-                    _LOG.warning("%s", missing)
+                write_report_files(self._writer, None if template is None else template.codec.decode)
         finally:
             await self._open.__aexit__(error_type, error, traceback)
 

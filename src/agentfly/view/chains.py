@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ MAX_TOKEN_TEXT = 200
 """Characters shown of one token."""
 MAX_MESSAGE_TEXT = 200_000
 """Characters shown of one message."""
-_STORED_IMAGE = re.compile(r"run-image:([0-9a-f]{8,64}\.(png|jpeg|gif|webp))")
 """An image in a stored chain: the name of a file in the run's folder `images`."""
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,")
 _INCOMPLETE = "\ufffd"
@@ -198,10 +197,9 @@ def _show_message(message: Message, source: Source) -> dict[str, Any]:
             shown.append(_clip(part, MAX_MESSAGE_TEXT))
             continue
         uri = part["image"]
-        if (match := _STORED_IMAGE.fullmatch(uri)) and source.run is not None:
-            file = source.path / "images" / match[1]
-            data = base64.b64encode(file.read_bytes()).decode() if file.is_file() else ""
-            uri = f"data:image/{match[2]};base64,{data}" if data else f"{match[1]}, which is missing"
+        if source.run is not None:
+            with contextlib.suppress(OSError, ValueError):  # missing, or not the name of an image: the text is shown
+                uri = source.run.load_image(uri)
         # Nothing is loaded from the network, and no kind of image that could contain a program.
         shown.append({"image": uri} if _DATA_IMAGE.match(uri) else f"(an image that is not shown: {uri[:200]})")
     calls = []

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import sqlite3
 import tempfile
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentfly.errors import ConfigError, DataError
+from agentfly.models.cache import cache_root
 from agentfly.trajectory import StopReason
 from agentfly.view.sources import ChainFile, Source
 
@@ -87,7 +87,7 @@ class ChainIndex:
         self._failed: dict[str, tuple[int, int, int]] = {}
         self._closing = threading.Event()
         self._release = contextlib.ExitStack()
-        path = self._open_file(sources, cache_folder() if folder is None else folder)
+        path = self._open_file(sources, cache_root().parent / "view" if folder is None else folder)
         self._writer = self._connect(path)
         try:
             self._writer.executescript(_SCHEMA)
@@ -289,13 +289,6 @@ class ChainIndex:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def cache_folder() -> Path:
-    """The folder of indexes."""
-    if own := os.environ.get("AGENTFLY_CACHE"):
-        return Path(own).expanduser().absolute() / "view"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "agentfly" / "view"
 
 
 _EQUAL = {"source": int, "step": int, "group": int, "held_out": int, "trained": int, "task": str, "stop": str}

@@ -12,9 +12,10 @@ from PIL import Image as Pillow
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.image_qa import ImageQA
-from agentfly.environments.image_qa.environment import KINDS, decode_image, image_qa_match
+from agentfly.environments.image_qa.environment import KINDS, image_qa_match
 from agentfly.environments.image_qa.scenes import HEIGHT, WIDTH, draw_scene
 from agentfly.errors import ConfigError, DataError
+from agentfly.images import open_image
 from agentfly.types import Image, Task
 
 
@@ -26,7 +27,7 @@ async def reset(row: dict[str, Any]) -> ImageQA:
 
 
 def shown(result: dict[str, Any]) -> Pillow.Image:
-    return decode_image(result["image"])
+    return open_image(result["image"])
 
 
 def test_same_seed_draws_the_same_bytes() -> None:
@@ -98,7 +99,7 @@ async def test_an_image_of_the_task_can_be_zoomed() -> None:
         ({}, "no column 'image'"),
         ({"kind": "painting", "seed": 1}, "a scene has a kind"),
         ({"kind": "map"}, "a scene has a kind"),
-        ({"image": "https://example.com/a.png"}, "fetches nothing"),
+        ({"image": "https://example.com/a.png"}, "not a data: URI"),
         ({"image": "data:image/png;base64,!!!"}, "cannot be decoded"),
         ({"image": "data:image/png;base64," + base64.b64encode(b"\x89PNG no more").decode()}, "cannot be decoded"),
     ],

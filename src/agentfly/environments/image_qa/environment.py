@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentfly import threads
 from agentfly.environment import Environment
 from agentfly.environments.task_sampling import belongs_to, sample_tasks
-from agentfly.errors import ConfigError, DataError, describe
-from agentfly.extras import require_extra
+from agentfly.errors import ConfigError, DataError
+from agentfly.images import COORDINATE_MAX, open_image
 from agentfly.rewards.answers import extract_answer
 from agentfly.scoring import reward
 from agentfly.tooling import tool
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from agentfly.environments.image_qa.scenes import Scene
 
 KINDS = ("chart", "table", "map", "document")
-UNITS = 1000
-"""Coordinates go from 0 to this, whatever the size of the image in pixels."""
 MIN_PIXELS = 8
 """Smallest width and height of a part to zoom into, in pixels of the image."""
 
@@ -71,7 +66,7 @@ class ImageQA(Environment):
             self.scene = await threads.call(draw_scene, columns["kind"], columns.get("seed"))
             self.image = self.scene.image
         elif columns.get("image") is not None:
-            self.image = await threads.call(decode_image, Image.of(columns["image"]))
+            self.image = await threads.call(open_image, Image.of(columns["image"]))
         else:
             raise DataError(f"task {task.id!r} has no column 'image'; ImageQA.draw_tasks draws tasks that have")
 
@@ -85,8 +80,8 @@ class ImageQA(Environment):
             right: Right edge of the part, greater than left.
             bottom: Lower edge of the part, greater than top.
         """
-        if not (0 <= left < right <= UNITS and 0 <= top < bottom <= UNITS):
-            wrong = f"Error: left < right and top < bottom must be from 0 to {UNITS}."
+        if not (0 <= left < right <= COORDINATE_MAX and 0 <= top < bottom <= COORDINATE_MAX):
+            wrong = f"Error: left < right and top < bottom must be from 0 to {COORDINATE_MAX}."
             return {"observation": f"{wrong} You gave {left}, {top}, {right}, {bottom}."[:300]}
         width, height = self.image.size
         # At least MIN_PIXELS in each direction, or the whole image if it is smaller.
@@ -106,17 +101,17 @@ class ImageQA(Environment):
         return ToolCall(
             "zoom",
             {
-                "left": max(0, int(left / width * UNITS)),
-                "top": max(0, int(top / height * UNITS)),
-                "right": min(UNITS, int(right / width * UNITS) + 1),
-                "bottom": min(UNITS, int(bottom / height * UNITS) + 1),
+                "left": max(0, int(left / width * COORDINATE_MAX)),
+                "top": max(0, int(top / height * COORDINATE_MAX)),
+                "right": min(COORDINATE_MAX, int(right / width * COORDINATE_MAX) + 1),
+                "bottom": min(COORDINATE_MAX, int(bottom / height * COORDINATE_MAX) + 1),
             },
         )
 
 
 def _widen(start: int, end: int, pixels: int) -> tuple[int, int]:
     """First and last pixel of a range of coordinates, widened to MIN_PIXELS where the image has as many."""
-    first, last = start * pixels // UNITS, -(-end * pixels // UNITS)
+    first, last = start * pixels // COORDINATE_MAX, -(-end * pixels // COORDINATE_MAX)
     first = max(0, min(first, last - MIN_PIXELS))
     return first, min(pixels, max(last, first + MIN_PIXELS))
 
@@ -128,20 +123,6 @@ def resize(image: PIL.Image.Image, edge: int) -> PIL.Image.Image:
     scale = edge / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     return image.resize(size, Pillow.Resampling.BICUBIC)
-
-
-def decode_image(image: Image) -> PIL.Image.Image:
-    """Decode a `data:` URI. Raises DataError if it is an address, broken, or too large to decode safely."""
-    with require_extra("ImageQA", "vision"):
-        from PIL import Image as Pillow
-    header, _, data = image.url.partition(",")
-    if not header.startswith("data:") or not header.endswith(";base64"):
-        raise DataError(f"ImageQA opens files, bytes and data: URIs, and fetches nothing: {image.url!r:.80}")
-    try:
-        with Pillow.open(io.BytesIO(base64.b64decode(data, validate=True))) as opened:
-            return opened.convert("RGB")
-    except (binascii.Error, OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
-        raise DataError(f"the image of the task cannot be decoded: {describe(error):.200}") from error
 
 
 @reward

@@ -17,10 +17,11 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
-from agentfly.environments.browser import UNITS, BrowserEnvironment, Coordinate, Key
+from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
+from agentfly.images import COORDINATE_MAX
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
@@ -138,7 +139,9 @@ class MiniWoB(BrowserEnvironment):
         return await self._act(lambda: self.browser.press_key(key))
 
     @tool
-    async def scroll(self, down: int, x: Coordinate = UNITS // 2, y: Coordinate = UNITS // 2) -> dict[str, Any]:
+    async def scroll(
+        self, down: int, x: Coordinate = COORDINATE_MAX // 2, y: Coordinate = COORDINATE_MAX // 2
+    ) -> dict[str, Any]:
         """Turn the mouse wheel over a point of the screenshot. Shows the page after it.
 
         Args:
@@ -148,7 +151,7 @@ class MiniWoB(BrowserEnvironment):
         """
         if abs(down) > MAX_SCROLL:
             return {"observation": f"Error: `down` is from {-MAX_SCROLL} to {MAX_SCROLL}."}
-        return await self._act(lambda: self.browser.scroll(*self.to_pixels(x, y), down * HEIGHT / UNITS))
+        return await self._act(lambda: self.browser.scroll(*self.to_pixels(x, y), down * HEIGHT / COORDINATE_MAX))
 
     async def _act(self, action: Callable[[], Awaitable[None]]) -> dict[str, Any]:
         if self.over:
@@ -179,7 +182,7 @@ class MiniWoB(BrowserEnvironment):
         if "type" in action:
             return ToolCall("type_text", {"text": action["type"]})
         x, y = action["click"]
-        return ToolCall("click_at", {"x": round(x * UNITS / WIDTH), "y": round(y * UNITS / HEIGHT)})
+        return ToolCall("click_at", {"x": round(x * COORDINATE_MAX / WIDTH), "y": round(y * COORDINATE_MAX / HEIGHT)})
 
 
 @functools.cache

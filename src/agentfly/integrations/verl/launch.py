@@ -37,7 +37,7 @@ from agentfly.models import resolve
 from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
 from agentfly.runs import RunDirectory, StepRecord, open_loggers
 from agentfly.runs.loggers import RunLoggers
-from agentfly.runs.report import write_curve, write_report
+from agentfly.runs.report import write_report_files
 from agentfly.templates.codec import Codec
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training.checkpoint import refuse_unsafe_changes
@@ -122,11 +122,7 @@ def train_on_verl(
         ask_recorder(recorder, folder, "poll")  # raises what its constructor raised
         run = RunDirectory(folder)
         supervise(ray, cluster, run, spec, verl_config=verl_config, environment=environment, from_step=from_step)
-        write_report(run, Codec(load_tokenizer(model)).decode)
-        try:
-            write_curve(run)
-        except ConfigError as missing:  # the plotting library is not installed; the run is complete without it
-            _LOG.warning("%s", missing)
+        write_report_files(run, Codec(load_tokenizer(model)).decode)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(recorder.close.remote(), timeout=30)
