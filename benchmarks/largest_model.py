@@ -118,7 +118,7 @@ def run_case(case: Case) -> Outcome:
     engine = 0
     started = time.perf_counter() - begun
     seconds = asyncio.run(work())
-    planned = sum(fitted.parts[name] for name in ("engine_weights", "engine_fused_weights", "engine_graphs"))
+    planned = sum(fitted.parts[name] for name in ("engine_weights", "engine_graphs"))
     return Outcome(
         peak=(torch.cuda.max_memory_allocated() if on_gpu else 0) / GIB,
         cache=kv_memory / GIB,

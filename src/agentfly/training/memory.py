@@ -4,7 +4,7 @@
 are then measured by a dry run (`fit_cache`), and the KV cache gets what the update does not need.
 
 Everything is in bytes. Per trained weight: 4 for the weight, 4 for its gradient, 8 for AdamW's moments; beside them the
-engine's copy in bfloat16, of which the weights of layers with the same input are stored twice (`packed_linear`).
+engine's copy in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 
 from agentfly.backends.engine.loading import auto_class, config_shape, load_config, max_positions, resolve_dtype
 from agentfly.backends.engine.memory import cache_bytes, free_memory
-from agentfly.backends.engine.packed_linear import count_fused_weights
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
 from agentfly.errors import ConfigError
@@ -48,8 +47,6 @@ class ModelSize:
     linear_width: int
     """Sum of the input and output widths of the language model's linear layers but the head: adapters have as many
     weights per rank."""
-    fused: int
-    """Weights that the engine holds twice on a GPU."""
     layers: int
     width: int
     """Width of the hidden states."""
@@ -84,7 +81,6 @@ class ModelSize:
         return cls(
             parameters=sum(each.numel() for each in model.parameters()) - tower,
             linear_width=sum(each.in_features + each.out_features for each in linear),
-            fused=count_fused_weights(model),
             layers=layers,
             width=text.hidden_size,
             inner=inner,
@@ -230,7 +226,6 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
         "gathered_weights": 4 * (2 * size.vocab * size.width + 2 * size.layer_parameters) if ranks > 1 else 0,
         # In float32 the engine samples from the learner's weights, unless those change while it samples.
         "engine_weights": item * (size.parameters + size.tower) if separate else 0,
-        "engine_fused_weights": item * size.fused if on_gpu else 0,
         # Features of images: at most this much in the engine, and as much in the learner while the tower is frozen.
         "image_features": FEATURE_BYTES * (2 - config.vision.train_tower) if size.tower else 0,
         "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,

@@ -88,6 +88,21 @@ def test_layers_with_the_same_input_are_packed_into_one_product(bias: bool) -> N
             torch.testing.assert_close(layers[layer](inputs[number]), expected[number][layer])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_product_for_gpus_computes_with_the_weights_in_place(bias: bool) -> None:
+    layers = [torch.nn.Linear(8, size, bias=bias) for size in (12, 4, 4)]
+    product = packed_linear.GPUProduct(layers)
+    with torch.inference_mode():
+        for _ in range(2):
+            inputs = torch.randn(6, 8)
+            parts = [product.part(index, inputs) for index in range(3)]
+            torch.testing.assert_close(parts, [layer(inputs) for layer in layers])
+            for parameter in (each for layer in layers for each in layer.parameters()):
+                parameter.copy_(torch.randn_like(parameter))  # a weight update
+    assert product.weight.numel() == sum(layer.weight.numel() for layer in layers)
+    assert {layer.weight.untyped_storage().data_ptr() for layer in layers} == {product.weight.data_ptr()}
+
+
 def test_layers_with_and_without_bias_are_not_packed_together() -> None:
     parent = torch.nn.Module()
     parent.gate_proj, parent.up_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)

@@ -259,7 +259,6 @@ class GraphRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         with torch.cuda.device(self.device):
-            self._refresh_weights()
             self._update_table()
             return self._graph(batch.tokens).replay(batch)
 

@@ -66,7 +66,6 @@ class ModelRunner:
         self.sees_images = takes_images(model)
         self._overlay = FeatureOverlay(self.model)
         self.features = FeatureCache()
-        self._weights_changed = False
         self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
 
     def _build_model(self, model: Any) -> Any:
@@ -85,7 +84,6 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         """Run a batch and sample a token after every chunk that ends its request's tokens."""
-        self._refresh_weights()
         logits = self.logits(batch)
         if not batch.samples.any():
             return Finished(Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32)))
@@ -96,13 +94,6 @@ class ModelRunner:
         """Drop what was derived from the weights: they are about to change."""
         packed_linear.unpack_weights(self.model)
         self.features.clear()
-        self._weights_changed = True
-
-    def _refresh_weights(self) -> None:
-        """Derive again what is derived from the weights, if they have changed since the last step."""
-        if self._weights_changed:
-            packed_linear.refresh_weights(self.model)
-            self._weights_changed = False
 
     @torch.inference_mode()
     def first_nonfinite_module(self, tokens: Sequence[int]) -> str:

@@ -1,14 +1,14 @@
 """Linear layers that are given the same input, computed as one product; on a CPU with weights in oneDNN's layout.
 
 A model calls `q_proj`, `k_proj` and `v_proj` one after the other with one input: the first call computes all three, the
-others take their part. On a GPU that is a third of the kernels, for a copy of these weights. On a CPU a product of few
-rows spends most of its time on reordering the weights; here that is done once, for a copy of all large layers' weights.
-The copies are made at the first product after the weights have changed.
+others take their part. On a GPU that is a third of the kernels; the layers' weights become views of one tensor, which
+takes no more memory. On a CPU a product of few rows spends most of its time on reordering the weights; here that is
+done once, for a copy of all large layers' weights, made at the first product after the weights have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,29 +63,18 @@ class PackedProduct:
         biases = [layer.bias.detach() for layer in self.layers if layer.bias is not None]
         return torch.cat(biases) if biases else None
 
-    @property
-    def size(self) -> int:
-        return sum(layer.weight.numel() * layer.weight.itemsize for layer in self.layers)
-
 
 class GPUProduct(PackedProduct):
-    """The same on a GPU: CUDA graphs hold the address of the copies, so they are refreshed in place, by `refresh`."""
+    """The same on a GPU. The layers' weights are moved into one tensor and stay views of it: a weight changed in
+    place changes the product, also in CUDA graphs, which hold the tensor's address."""
 
     def __init__(self, layers: list[Linear]) -> None:
         super().__init__(layers)
-        self.weight = Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
-        bias = self.bias()
-        self.biases = None if bias is None else Parameter(bias, requires_grad=False)
+        self.weight = _fuse([layer.weight for layer in layers])
+        self.biases = None if layers[0].bias is None else _fuse([layer.bias for layer in layers])
 
     def multiply(self, input: Tensor) -> Tensor:
         return torch.nn.functional.linear(input, self.weight, self.biases)
-
-    def refresh(self) -> None:
-        """Copy the weights again."""
-        with torch.no_grad():
-            torch.cat([layer.weight.detach() for layer in self.layers], out=self.weight.data)
-            if self.biases is not None:
-                torch.cat([layer.bias.detach() for layer in self.layers], out=self.biases.data)
 
 
 class PackedLinear(Linear):
@@ -100,26 +89,18 @@ class PackedLinear(Linear):
 
 
 def pack(model: Any) -> None:
-    """Replace a model's linear layers by packed ones where that is faster and there is memory for the copies."""
+    """Replace a model's linear layers by packed ones where that is faster and, on a CPU, there is memory for copies."""
     groups = [group for parent in model.modules() for group in _groups(parent)]
     size = sum(layer.weight.numel() * layer.weight.itemsize for group in groups for layer in group)
-    if not groups or size > _free(groups[0][0].weight.device) * _SHARE:
+    on_gpu = bool(groups) and groups[0][0].weight.is_cuda
+    if not on_gpu and size > free_memory() * _SHARE:
         return
     for group in groups:
-        product = GPUProduct(group) if group[0].weight.is_cuda else PackedProduct(group)
+        product = GPUProduct(group) if on_gpu else PackedProduct(group)
         for index, layer in enumerate(group):
             layer.__class__ = PackedLinear
             vars(layer)["product"] = product
             vars(layer)["index"] = index
-
-
-def count_fused_weights(model: Any) -> int:
-    """Weights of a model, on any device, that `pack` copies on a GPU."""
-    parents = [dict(each.named_children()) for each in model.modules()]
-    groups = [
-        [parent[name] for name in names] for parent in parents for names in _TOGETHER if parent.keys() >= set(names)
-    ]
-    return sum(layer.weight.numel() for group in groups for layer in group if isinstance(layer, Linear))
 
 
 def unpack_weights(model: Any) -> None:
@@ -129,15 +110,12 @@ def unpack_weights(model: Any) -> None:
             layer.product.packed = None
 
 
-def refresh_weights(model: Any) -> None:
-    """Make the copies on a GPU again, after the weights have changed."""
-    for layer in model.modules():
-        if isinstance(layer, PackedLinear) and isinstance(layer.product, GPUProduct) and layer.index == 0:
-            layer.product.refresh()
-
-
-def _free(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+def _fuse(parameters: Sequence[Tensor]) -> Parameter:
+    """Move parameters into one, along their first dimension; each becomes a view of its part."""
+    fused = Parameter(torch.cat([each.detach() for each in parameters]), requires_grad=False)
+    for parameter, part in zip(parameters, fused.data.split([len(each) for each in parameters]), strict=True):
+        parameter.data = part
+    return fused
 
 
 def _groups(parent: Any) -> Iterator[list[Linear]]:
