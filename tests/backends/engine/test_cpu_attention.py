@@ -101,6 +101,9 @@ def test_product_for_gpus_computes_with_the_weights_in_place(bias: bool) -> None
                 parameter.copy_(torch.randn_like(parameter))  # a weight update
     assert product.weight.numel() == sum(layer.weight.numel() for layer in layers)
     assert {layer.weight.untyped_storage().data_ptr() for layer in layers} == {product.weight.data_ptr()}
+    again = packed_linear.GPUProduct(layers)  # another runner of the model
+    assert again.weight.data_ptr() == product.weight.data_ptr()
+    assert torch.equal(again.weight, product.weight)
 
 
 def test_layers_with_and_without_bias_are_not_packed_together() -> None:

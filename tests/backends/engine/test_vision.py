@@ -10,6 +10,8 @@ import torch
 
 from agentfly.backends.base import Request
 from agentfly.backends.engine import TransformersBackend
+from agentfly.backends.engine import vision as engine_vision
+from agentfly.backends.engine.loading import load_model
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author, Segment
@@ -121,6 +123,35 @@ async def test_logprobs_with_cuda_graphs_equal_a_plain_forward_pass(folder: Path
         difference = np.abs(score_plainly(backend.model, template, segment) - segment.logprobs[segment.mask])
         assert difference.mean() < 0.05  # the rounding of bfloat16; a wrong position or feature costs 0.2 and more
     await backend.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_attention_over_all_windows_at_once_gives_the_features_of_one_window_after_the_other(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def attend_naively(query: Any, key: Any, value: Any, lengths: Any, *_: Any) -> Any:
+        calls.append(len(lengths) - 1)
+        parts = zip(*(each.split(lengths.diff().tolist()) for each in (query, key, value)), strict=True)
+        return torch.cat([scaled_dot_product(*part) for part in parts])
+
+    def scaled_dot_product(query: Any, key: Any, value: Any) -> Any:
+        weights = torch.einsum("qhw,khw->hqk", query, key) / query.shape[-1] ** 0.5
+        return torch.einsum("hqk,khw->qhw", weights.softmax(-1), value)
+
+    folder = build_vision_model(family, tmp_path)
+    model = load_model(str(folder), torch.device("cpu"), torch.float32).eval()
+    vision = load_vision(str(folder))
+    images = [vision.encode(picture(224, 168, seed)) for seed in range(2)]
+    monkeypatch.setattr(engine_vision, "varlen_attn", attend_naively)  # torch has it on GPUs only
+    with torch.no_grad():
+        expected = engine_vision.compute_features(model, images)
+        assert not calls
+        model.config.vision_config._attn_implementation = engine_vision.VARLEN_ATTENTION
+        found = engine_vision.compute_features(model, images)
+    assert max(calls) > 1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 async def test_images_of_one_size_are_not_confused_and_features_follow_the_weights(folder: Path) -> None:

@@ -112,10 +112,19 @@ def unpack_weights(model: Any) -> None:
 
 def _fuse(parameters: Sequence[Tensor]) -> Parameter:
     """Move parameters into one, along their first dimension; each becomes a view of its part."""
-    fused = Parameter(torch.cat([each.detach() for each in parameters]), requires_grad=False)
-    for parameter, part in zip(parameters, fused.data.split([len(each) for each in parameters]), strict=True):
+    sizes = [len(each) for each in parameters]
+    storage = parameters[0].untyped_storage()
+    if (
+        storage.nbytes() == sum(each.nbytes for each in parameters)
+        and len({each.untyped_storage().data_ptr() for each in parameters}) == 1
+    ):
+        # Another runner of this model has moved them.
+        fused = torch.as_strided(parameters[0].data, (sum(sizes), *parameters[0].shape[1:]), parameters[0].stride(), 0)
+        return Parameter(fused, requires_grad=False)
+    fused = torch.cat([each.detach() for each in parameters])
+    for parameter, part in zip(parameters, fused.split(sizes), strict=True):
         parameter.data = part
-    return fused
+    return Parameter(fused, requires_grad=False)
 
 
 def _groups(parent: Any) -> Iterator[list[Linear]]:

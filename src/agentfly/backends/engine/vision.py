@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
 
 from agentfly.backends.base import Tokens
 from agentfly.vision import EncodedImage
 
 FEATURE_BYTES = 1 << 29
 """Size of the cache of features."""
+VARLEN_ATTENTION = "flash_varlen_of_torch"
+"""Towers of transformers call an attention with "flash" in its name once for all windows and images of a batch, any
+other once for each window: for a screenshot of 504 x 504 pixels 25 times per layer."""
 Ints = npt.NDArray[np.int64]
 
 
@@ -125,7 +131,8 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
     for batch in batches.values():
         names = batch[0].inputs
         inputs = {name: torch.cat([image.inputs[name] for image in batch]).to(model.device) for name in names}
-        out = model.get_image_features(**inputs, return_dict=True)
+        with use_varlen_attention(model):
+            out = model.get_image_features(**inputs, return_dict=True)
         layers = []
         for each in (out.pooler_output, *(getattr(out, "deepstack_features", None) or ())):
             # One tensor of all images, or one tensor per image, depending on the family.
@@ -135,6 +142,37 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
         for image, own in zip(batch, rows.split([image.num_tokens for image in batch]), strict=True):
             features[image.digest] = own
     return features
+
+
+@contextmanager
+def use_varlen_attention(model: Any) -> Iterator[None]:
+    """Let the tower attend to all windows at once, where it has windows and runs in 16 bits on a GPU."""
+    config = model.config.vision_config
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.dtype
+    packed = any("cu_seqlens" in signature(part.forward).parameters for part in model.modules())
+    if model.device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not packed:
+        yield
+        return
+    before = config._attn_implementation
+    config._attn_implementation = VARLEN_ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def attend_varlen(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **named: Any) -> tuple[Tensor, None]:
+    """Attention within each sequence of a packed batch, [1, heads, token, width] -> [1, token, heads, width]."""
+    width = query.shape[-1]
+    query = query * (named["scaling"] * width**0.5)  # varlen_attn divides by the root of the width
+    query, key, value = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    lengths: Tensor = named["cu_seq_lens_q"].int()
+    longest = int(named["max_length_q"])
+    out: Any = varlen_attn(query, key, value, lengths, lengths, longest, longest)
+    return out[None], None
+
+
+AttentionInterface.register(VARLEN_ATTENTION, attend_varlen)
 
 
 def rotary_positions(model: Any, tokens: Tokens, positions: Ints, images: Sequence[EncodedImage]) -> Ints | None:
