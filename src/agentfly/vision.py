@@ -64,21 +64,22 @@ class Vision:
         """What a chat template writes in place of an image."""
         self.token_id: int = processor.image_token_id
         """The token whose embedding a feature replaces."""
-        self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
+        """By URL: a string computes its hash once, a digest of a screenshot would be computed at every turn."""
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
     def encode(self, image: Image) -> EncodedImage:
         """Process an image; raises DataError if it cannot be decoded."""
-        digest = hashlib.blake2b(image.url.encode(), digest_size=16).digest()
         with self._lock:
-            if digest in self._cache:
-                self._cache.move_to_end(digest)
-                return self._cache[digest]
+            if image.url in self._cache:
+                self._cache.move_to_end(image.url)
+                return self._cache[image.url]
+        digest = hashlib.blake2b(image.url.encode(), digest_size=16).digest()
         encoded = self._process(open_image(image), digest)  # not under the lock: other threads need the cache
         with self._lock:
-            if digest not in self._cache:
-                self._cache[digest] = encoded
+            if image.url not in self._cache:
+                self._cache[image.url] = encoded
                 self._cached_bytes += _num_bytes(encoded)
             while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
                 self._cached_bytes -= _num_bytes(self._cache.popitem(last=False)[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -123,6 +124,8 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
 
     DeepStack features are concatenated behind the others, see `FeatureOverlay`.
     """
+    if images:
+        select_attention(model)
     batches: dict[Any, list[EncodedImage]] = {}
     for image in {image.digest: image for image in images}.values():
         shape = tuple((name, tuple(tensor.shape[1:])) for name, tensor in sorted(image.inputs.items()))
@@ -131,8 +134,7 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
     for batch in batches.values():
         names = batch[0].inputs
         inputs = {name: torch.cat([image.inputs[name] for image in batch]).to(model.device) for name in names}
-        with use_varlen_attention(model):
-            out = model.get_image_features(**inputs, return_dict=True)
+        out = model.get_image_features(**inputs, return_dict=True)
         layers = []
         for each in (out.pooler_output, *(getattr(out, "deepstack_features", None) or ())):
             # One tensor of all images, or one tensor per image, depending on the family.
@@ -144,21 +146,18 @@ def compute_features(model: Any, images: Sequence[EncodedImage]) -> dict[bytes, 
     return features
 
 
-@contextmanager
-def use_varlen_attention(model: Any) -> Iterator[None]:
+def select_attention(model: Any) -> None:
     """Let the tower attend to all windows at once, where it has windows and runs in 16 bits on a GPU."""
-    config = model.config.vision_config
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.dtype
-    packed = any("cu_seqlens" in signature(part.forward).parameters for part in model.modules())
-    if model.device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not packed:
-        yield
-        return
-    before = config._attn_implementation
-    config._attn_implementation = VARLEN_ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    possible = model.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if possible and any(_takes_windows(type(part)) for part in model.modules()):
+        # For good: layers that are recomputed in the backward pass must attend in the same way.
+        model.config.vision_config._attn_implementation = VARLEN_ATTENTION
+
+
+@cache
+def _takes_windows(kind: type[torch.nn.Module]) -> bool:
+    return "cu_seqlens" in signature(kind.forward).parameters
 
 
 def attend_varlen(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **named: Any) -> tuple[Tensor, None]:
