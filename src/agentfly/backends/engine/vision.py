@@ -150,7 +150,7 @@ def select_attention(model: Any) -> None:
     """Let the tower attend to all windows at once, where it has windows and runs in 16 bits on a GPU."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.dtype
     possible = model.device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if possible and any(_takes_windows(type(part)) for part in model.modules()):
+    if possible and any(_takes_windows(part.__class__) for part in model.modules()):
         # For good: layers that are recomputed in the backward pass must attend in the same way.
         model.config.vision_config._attn_implementation = VARLEN_ATTENTION
 
