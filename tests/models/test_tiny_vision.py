@@ -21,7 +21,7 @@ from agentfly.models.tiny import IGNORE_INDEX  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
 from agentfly.training.trainer import Trainer  # noqa: E402
 from agentfly.types import Task  # noqa: E402
-from agentfly.vision import load_vision  # noqa: E402
+from agentfly.vision import load_image_processor  # noqa: E402
 
 STEPS = 2
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def test_build_is_deterministic(folder: Path, tmp_path: Path) -> None:
 def test_examples_equal_recorded_conversations(folder: Path) -> None:
     """Tokens and mask are those of a chain of the agent, and the pixels those of the model's processor."""
     agent = HFAgent(str(folder), tools=[Rooms], backend="scripted", backend_config={"script": "-"})
-    vision = load_vision(str(folder))
+    processor = load_image_processor(str(folder))
     shown = list(demonstrations(12, seed=3))
     assert {demo.call is None for demo in shown} == {True, False}
     for demo, example in zip(shown, tiny_vision.build_examples(folder, 12, seed=3), strict=True):
@@ -56,7 +56,7 @@ def test_examples_equal_recorded_conversations(folder: Path) -> None:
         assert example.tokens == segment.tokens.tolist()
         assert [label != IGNORE_INDEX for label in example.labels] == segment.mask.tolist()
         assert all(label in (token, IGNORE_INDEX) for token, label in zip(example.tokens, example.labels, strict=True))
-        pixels = [vision.encode(image).inputs["pixel_values"][0, 0] for image in segment.images]
+        pixels = [processor.encode(image).inputs["pixel_values"][0, 0] for image in segment.images]
         assert np.array_equal(np.stack(pixels), example.images)
 
 

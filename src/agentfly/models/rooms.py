@@ -35,7 +35,7 @@ MAX_SIZE = 3
 """Largest number of rows and columns of tiles: there are nine colors."""
 STRATEGIES = {"right": 20, "next": 45, "any": 15, "guess": 20}
 """Where a demonstration looks, with its share in percent: at the right place, at the next one, at any, or nowhere."""
-READING = 0.5
+READING_SHARE = 0.5
 """Share of conversations that teach reading: what digit is it, where is the red tile?"""
 _NOISE = 8.0
 """Standard deviation of the noise on every pixel, of 255."""
@@ -101,7 +101,7 @@ def _load_font() -> Any:
 # ── tasks ──
 
 
-def draw_places(random: Random, count: int, *, distinct: bool = False) -> dict[str, Any]:
+def sample_places(random: Random, count: int, *, distinct: bool = False) -> dict[str, Any]:
     """Columns of a task with `count` places and a target among them; `colors` has one more, for the first image.
 
     distinct: whether the colors of the places differ.
@@ -118,7 +118,7 @@ def draw_places(random: Random, count: int, *, distinct: bool = False) -> dict[s
     }
 
 
-def draw_first(places: Mapping[str, Any]) -> PIL.Image.Image:
+def draw_first_image(places: Mapping[str, Any]) -> PIL.Image.Image:
     """The first image of a task: the number of the target room, or the tiles, whose colors all differ."""
     digits, colors = places["digits"], places["colors"]
     if len(digits) == ROOMS:
@@ -126,12 +126,12 @@ def draw_first(places: Mapping[str, Any]) -> PIL.Image.Image:
     return draw_tiles(colors[:-1], round(len(digits) ** 0.5), places["seed"])
 
 
-def draw_place(places: Mapping[str, Any], place: int) -> PIL.Image.Image:
+def draw_place_image(places: Mapping[str, Any], place: int) -> PIL.Image.Image:
     """The image of the digit at a place."""
     return draw_digit(places["digits"][place], places["colors"][place], places["seed"] + 1 + place)
 
 
-def ask(places: Mapping[str, Any]) -> str:
+def format_question(places: Mapping[str, Any]) -> str:
     """The question of a task."""
     if len(places["digits"]) == ROOMS:
         return "What digit is in this room?"
@@ -183,30 +183,30 @@ def demonstrations(
     """
     random = Random(f"{kind} {seed}")
     for _ in range(count):
-        places = draw_places(random, ROOMS if kind == "rooms" else size * size, distinct=kind == "tiles")
+        places = sample_places(random, ROOMS if kind == "rooms" else size * size, distinct=kind == "tiles")
         target: int = places["target"]
 
         def locate(place: int) -> dict[str, int]:
             return {"room": place} if kind == "rooms" else {"row": place // size + 1, "column": place % size + 1}
 
-        if random.random() < READING:
+        if random.random() < READING_SHARE:
             if kind == "tiles" and random.random() < 0.67:
                 question = f"Where is the {places['colors'][target]} tile?"
-                yield Demonstration(draw_first(places), question, json.dumps(locate(target)))
+                yield Demonstration(draw_first_image(places), question, json.dumps(locate(target)))
             else:
                 place = random.randrange(len(places["digits"]))
-                yield Demonstration(draw_place(places, place), "What digit is it?", str(places["digits"][place]))
+                yield Demonstration(draw_place_image(places, place), "What digit is it?", str(places["digits"][place]))
             continue
         strategy = random.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
         if strategy == "guess":
-            yield Demonstration(draw_first(places), ask(places), str(random.randrange(10)))
+            yield Demonstration(draw_first_image(places), format_question(places), str(random.randrange(10)))
             continue
         anywhere = random.randrange(len(places["digits"]))
         place = {"right": target, "next": (target + 1) % len(places["digits"]), "any": anywhere}[strategy]
         yield Demonstration(
-            draw_first(places),
-            ask(places),
+            draw_first_image(places),
+            format_question(places),
             reply=str(places["digits"][place]),
             call=("open_room" if kind == "rooms" else "click_tile", locate(place)),
-            observation=draw_place(places, place),
+            observation=draw_place_image(places, place),
         )

@@ -113,10 +113,12 @@ def build_examples(folder: Path, count: int, seed: int) -> list[Example]:
     from agentfly.templates import load_template
     from agentfly.templates.tokenizer import load_tokenizer
     from agentfly.types import Image, Message, ToolCall
-    from agentfly.vision import Vision, load_vision
+    from agentfly.vision import load_image_processor
 
-    vision: Vision = load_vision(str(folder))
-    template = load_template(None, load_tokenizer(str(folder)), tools=[rooms.TOOL_SCHEMA], vision=vision)
+    image_processor = load_image_processor(str(folder))
+    template = load_template(
+        None, load_tokenizer(str(folder)), tools=[rooms.TOOL_SCHEMA], image_processor=image_processor
+    )
     # All images have one size, and so the same tokens: one of them stands for all.
     image = Image.of(rooms.draw_digit(0, "red", 0))
 

@@ -9,7 +9,15 @@ from typing import Any
 from agentfly.environment import Environment
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
-from agentfly.models.rooms import COLORS, MAX_SIZE, ROOMS, ask, draw_first, draw_place, draw_places
+from agentfly.models.rooms import (
+    COLORS,
+    MAX_SIZE,
+    ROOMS,
+    draw_first_image,
+    draw_place_image,
+    format_question,
+    sample_places,
+)
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
@@ -30,7 +38,7 @@ class _DigitEnvironment(Environment):
         places = self._places
         if place == places["target"]:
             self._digit_seen = str(places["digits"][place])
-        return {"observation": "", "image": Image.of(draw_place(places, place))}
+        return {"observation": "", "image": Image.of(draw_place_image(places, place))}
 
 
 class Rooms(_DigitEnvironment):
@@ -39,7 +47,7 @@ class Rooms(_DigitEnvironment):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Rooms with digits: which digit is in the room whose number the image shows?"""
-        return _sample_rows("rooms", split, count, seed, lambda random: draw_places(random, ROOMS))
+        return _sample_rows("rooms", split, count, seed, lambda random: sample_places(random, ROOMS))
 
     @tool
     async def open_room(self, room: int) -> dict[str, Any]:
@@ -67,7 +75,7 @@ class Tiles(_DigitEnvironment):
         """`size` rows and columns of tiles: which digit is under the tile of a given color?"""
         if not 2 <= size <= MAX_SIZE:
             raise ConfigError(f"there are 2 to {MAX_SIZE} rows and columns of tiles, not {size!r:.40}")
-        return _sample_rows("tiles", split, count, seed, lambda random: draw_places(random, size**2, distinct=True))
+        return _sample_rows("tiles", split, count, seed, lambda random: sample_places(random, size**2, distinct=True))
 
     @tool
     async def click_tile(self, row: int, column: int) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def _sample_rows(
         return str(places), places
 
     rows = sample_tasks(name, split, count, seed, draw_content)
-    return [{**row, "question": ask(row), "image": Image.of(draw_first(row)).url} for row in rows]
+    return [{**row, "question": format_question(row), "image": Image.of(draw_first_image(row)).url} for row in rows]
 
 
 def read_places(task: Task) -> dict[str, Any]:
