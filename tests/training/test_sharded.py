@@ -39,7 +39,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     """What one process gives, by case, and the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "vision-model").mkdir()
-    build_vision_model("qwen2_5_vl", folder / "vision-model")
+    build_vision_model("qwen3_vl", folder / "vision-model")
     found = {}
     for case in CASES:
         found[case] = exercise(build(case, folder), folder / case)
