@@ -144,4 +144,6 @@ def test_memory_plan_counts_the_tower(folder: Path) -> None:
     trained = plan_memory(size, TrainConfig(vision={"train_tower": True}), 1 << 40, on_gpu=False)
     assert trained.parts["optimizer"] - frozen.parts["optimizer"] == 8 * tower
     assert trained.parts["weights"] == frozen.parts["weights"]
+    sharded = plan_memory(size, TrainConfig(), 1 << 40, on_gpu=False, ranks=2)
+    assert sharded.parts["weights"] == 4 * size.parameters // 2 + 4 * tower  # every rank has the whole tower
     assert frozen.parts["image_features"] == 2 * trained.parts["image_features"] > 0
