@@ -1,7 +1,7 @@
-"""Learning curves of the lookup agent under each algorithm, ablations, and the vision agent of `rooms`.
+"""Learning curves of the lookup agent under each algorithm, ablations, and the vision agents of `rooms`, `find_digit`.
 
-Each run is the recipe `lookup` or `rooms` with its own seed and a warm start trained from that seed: seeds share only
-the held-out tasks. One thread, so that runs can share a machine.
+Each run is one of these recipes with its own seed and a warm start trained from that seed: seeds share only the
+held-out tasks. One thread, so that runs can share a machine.
 
     python -m benchmarks.learning [STUDY …] [--seeds 0 1 2] [--out FOLDER] [--quick]
 
@@ -39,9 +39,10 @@ STUDIES: dict[str, dict[str, list[str]]] = {
     },
     "masking": {"own tokens only": [], "observations too": ["unmasked"]},
     "vision": {"rooms": ["rooms"], "rooms, images of noise": ["rooms", "blind"]},
+    "find_digit": {"find_digit": ["find_digit"], "find_digit, images of noise": ["find_digit", "blind"]},
 }
 """By study and variant: the config fields that are changed, and switches, which are handled below."""
-SWITCHES = ("model=small", "unmasked", "rooms", "blind")
+SWITCHES = ("model=small", "unmasked", "rooms", "find_digit", "blind")
 STEPS = 50
 
 
@@ -86,7 +87,8 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
         model = _warm_start(folder, changes, seed, quick=steps < STEPS)
         begun = time.process_time()
         overrides = [f"model={model}", f"seed={seed}", f"steps={steps}", "checkpoint.every=1000", *fields]
-        train_recipe(find_recipe("rooms" if "rooms" in changes else "lookup"), overrides, place)
+        recipe = next((change for change in changes if change in ("rooms", "find_digit")), "lookup")
+        train_recipe(find_recipe(recipe), overrides, place)
         built = (model / "cpu-seconds").read_text()
         (place / "cpu-seconds").write_text(f"{built} + {time.process_time() - begun:.1f}")
     return place
@@ -94,7 +96,7 @@ def _run(folder: Path, changes: Sequence[str], seed: int, steps: int) -> Path:
 
 def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool) -> Path:
     """Build the model like `agentfly models`, from another seed."""
-    from agentfly.models import tiny, tiny_vision
+    from agentfly.models import find_digit, rooms, tiny, tiny_vision
 
     switches = [change.removeprefix("model=") for change in changes if change in SWITCHES and change != "unmasked"]
     place = folder / "-".join(["warm-start", *switches, str(seed)])
@@ -103,8 +105,9 @@ def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool)
         draft = place.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        if "rooms" in switches:
-            tiny_vision.build(draft, draft, seed=seed, steps=20 if quick else tiny_vision.STEPS)
+        task = rooms if "rooms" in switches else find_digit if "find_digit" in switches else None
+        if task is not None:
+            tiny_vision.build(draft, draft, task=task, seed=seed, steps=20 if quick else None)
         else:
             size = {"heads": 3, "layers": 2} if "small" in switches else {}
             tiny.build(draft, draft, seed=seed, steps=20 if quick else tiny.STEPS, **size)
@@ -115,21 +118,20 @@ def _warm_start(folder: Path, changes: Sequence[str], seed: int, *, quick: bool)
 
 @contextmanager
 def _blind() -> Iterator[None]:
-    """Show noise in place of every digit of `rooms`, in demonstrations, tasks and tool results."""
+    """Show noise in place of every image of `rooms` and `find_digit`, in demonstrations, tasks and tool results."""
     from PIL import Image
 
-    from agentfly.models import rooms
+    from agentfly.models import find_digit, rooms
 
-    def draw_noise(_: int, __: str, seed: int) -> Image.Image:
-        rng = np.random.default_rng(seed)
+    def draw_noise(_: Image.Image, rng: np.random.Generator) -> Image.Image:
         return Image.fromarray(rng.integers(0, 256, (rooms.SIDE, rooms.SIDE, 3), dtype=np.uint8))
 
-    exact = rooms.draw_digit
-    rooms.draw_digit = draw_noise
+    exact = rooms.add_noise
+    rooms.add_noise = find_digit.add_noise = draw_noise
     try:
         yield
     finally:
-        rooms.draw_digit = exact
+        rooms.add_noise = find_digit.add_noise = exact
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training.batch import Sample
 from agentfly.training.local_learner import LocalLearner
 from agentfly.types import Image, Sampling
-from agentfly.vision import Vision, load_vision
+from agentfly.vision import ImageProcessor, load_image_processor
 from benchmarks.table import print_table
 
 SCREENSHOT = 504
@@ -109,16 +109,16 @@ def draw_screenshot(seed: int) -> Image:
 class History:
     """The tokens of a chain so far, its images, and the positions of their tokens."""
 
-    def __init__(self, vision: Vision) -> None:
-        self._vision = vision
+    def __init__(self, processor: ImageProcessor) -> None:
+        self._processor = processor
         self.tokens: list[int] = []
         self.images: list[Image] = []
         self.positions: list[int] = []
 
     def show(self, image: Image) -> None:
-        ids = self._vision.encode(image).ids
+        ids = self._processor.encode(image).ids
         start = len(self.tokens)
-        self.positions += [start + index for index, token in enumerate(ids) if token == self._vision.token_id]
+        self.positions += [start + index for index, token in enumerate(ids) if token == self._processor.token_id]
         self.tokens += ids
         self.images.append(image)
 
@@ -128,11 +128,13 @@ def list_seeds(chains: int, turns: int, first: int) -> list[list[int]]:
     return [[first + n // GROUP, *(first + 1000 + n * turns + turn for turn in range(1, turns))] for n in range(chains)]
 
 
-async def sample_chains(backend: TransformersBackend, vision: Vision, chains: int, turns: int, first: int) -> int:
+async def sample_chains(
+    backend: TransformersBackend, processor: ImageProcessor, chains: int, turns: int, first: int
+) -> int:
     """Run all chains at once and return the number of sampled tokens. first: seed of the first screenshot."""
 
     async def run(number: int, seeds: list[int]) -> int:
-        history = History(vision)
+        history = History(processor)
         history.tokens += np.random.default_rng(seeds[0]).integers(5, 300, PROMPT).tolist()
         sampled = 0
         for turn, seed in enumerate(seeds):
@@ -158,8 +160,8 @@ async def compare_sampling(folder: Path, device: torch.device, options: argparse
     """Sampling with and without cached features, in turns. Images are drawn and processed before each round."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     backend = TransformersBackend(build_model(folder, device, dtype), kv_memory=options.kv_gib * GIB)
-    vision = load_vision(str(folder))
-    backend.attach(load_template(None, load_tokenizer(str(folder)), tools=(), vision=vision))
+    processor = load_image_processor(str(folder))
+    backend.attach(load_template(None, load_tokenizer(str(folder)), tools=(), image_processor=processor))
     processing: list[float] = []
     speeds: dict[str, list[float]] = {"cached": [], "not cached": []}
     for number in range(-1, options.rounds):  # the first round captures CUDA graphs
@@ -170,10 +172,10 @@ async def compare_sampling(folder: Path, device: torch.device, options: argparse
                 with ThreadPoolExecutor() as pool:
                     images = list(pool.map(draw_screenshot, seeds))
                     began = time.perf_counter()
-                    list(pool.map(vision.encode, images))
+                    list(pool.map(processor.encode, images))
                 processing.append(len(images) / (time.perf_counter() - began))
                 began = time.perf_counter()
-                sampled = await sample_chains(backend, vision, options.chains, options.turns, first)
+                sampled = await sample_chains(backend, processor, options.chains, options.turns, first)
                 speeds[name].append(sampled / (time.perf_counter() - began))
     await backend.close()
     rows = [[name, f"{median(each[1:]):,.0f}", f"{median(processing):,.0f}"] for name, each in speeds.items()]
@@ -181,11 +183,11 @@ async def compare_sampling(folder: Path, device: torch.device, options: argparse
     print_table(title, ["features of images", "sampled tokens/s", "images/s of the processor"], rows)
 
 
-def build_samples(vision: Vision, chains: int, images: int) -> list[Sample]:
+def build_samples(processor: ImageProcessor, chains: int, images: int) -> list[Sample]:
     """Chains with one screenshot and as many sampled tokens as in a turn, `images` times."""
     samples = []
     for number in range(chains):
-        history = History(vision)
+        history = History(processor)
         sampled: list[bool] = []
         for turn in range(images):
             history.show(draw_screenshot(number * images + turn))
@@ -208,7 +210,7 @@ def build_samples(vision: Vision, chains: int, images: int) -> list[Sample]:
 
 
 def measure_training(folder: Path, device: torch.device, options: argparse.Namespace) -> None:
-    vision = load_vision(str(folder))
+    processor = load_image_processor(str(folder))
     rows = []
     for name, settings in {
         "tower frozen": {},
@@ -222,7 +224,7 @@ def measure_training(folder: Path, device: torch.device, options: argparse.Names
             learner = LocalLearner(
                 build_model(folder, device, torch.float32), micro_batch_tokens=options.micro_batch, **settings
             )
-            samples = build_samples(vision, options.chains // 4, 4)
+            samples = build_samples(processor, options.chains // 4, 4)
             learner.update(samples)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()

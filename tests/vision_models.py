@@ -1,4 +1,7 @@
-"""Small vision-language models with random weights, written to folders as their publishers would."""
+"""Small vision-language models with random weights, written to folders as their publishers would.
+
+Chains of them with images, and the log-probabilities of a chain by the model's own forward pass with pixels.
+"""
 
 import io
 import json
@@ -12,9 +15,15 @@ import transformers
 from PIL import Image as Pillow
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
+from agentfly.backends.base import Backend, Request
 from agentfly.models.tiny import build_tokenizer
-from agentfly.types import Image
-from agentfly.vision import MIN_TRANSFORMERS
+from agentfly.rollout.transcript import Transcript
+from agentfly.segment import Author, Segment
+from agentfly.templates import load_template
+from agentfly.templates.template import Template
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.types import Completion, FinishReason, Image, Message, Sampling
+from agentfly.vision import MIN_TRANSFORMERS, load_image_processor
 
 needs_vision = pytest.mark.skipif(
     tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS,
@@ -53,8 +62,11 @@ def picture(width: int, height: int, seed: int = 0) -> Image:
     return Image.of(buffer.getvalue())
 
 
-def build_vision_model(family: str, folder: Path, *, weights: bool = True) -> Path:
-    """Write a model, its tokenizer and its processor. `weights`: False writes a configuration without a model."""
+def build_vision_model(family: str, folder: Path, *, weights: bool = True, **text: Any) -> Path:
+    """Write a model, its tokenizer and its processor.
+
+    weights: False writes a configuration without a model. text: other settings of the language model.
+    """
     tokenizer = build_tokenizer(["What is it? It is red. Look here and there, 0 1 2 3 4 5 6 7 8 9."], 320)
     kind = "qwen" if family.startswith("qwen") else "idefics3" if family == "smolvlm" else family
     tokenizer.add_special_tokens({"additional_special_tokens": _TOKENS[kind]})
@@ -75,7 +87,7 @@ def build_vision_model(family: str, folder: Path, *, weights: bool = True) -> Pa
         (folder / "config.json").write_text(json.dumps({"model_type": family, "vision_config": {}}))
         return folder
     torch.manual_seed(0)
-    config = _config(family, ids, len(tokenizer))
+    config = _config(family, ids, len(tokenizer), text)
     model = transformers.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -94,12 +106,13 @@ def _processor_settings(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"patch_size": 16} if family == "qwen3_vl" else {}, {}
 
 
-def _config(family: str, ids: dict[str, int], vocabulary: int) -> Any:
+def _config(family: str, ids: dict[str, int], vocabulary: int, changes: dict[str, Any]) -> Any:
     text: dict[str, Any] = {
         "vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "pad_token_id": 0,
-        "bos_token_id": None, "eos_token_id": 2, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": 2, "tie_word_embeddings": True, **changes,
     }  # fmt: skip
+    tied: bool = text["tie_word_embeddings"]
     if family.startswith("qwen"):
         special = {
             "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
@@ -113,11 +126,11 @@ def _config(family: str, ids: dict[str, int], vocabulary: int) -> Any:
             vision |= {"out_hidden_size": 64}
             return transformers.Qwen3VLConfig(
                 text_config={**text, "head_dim": 16, "rope_parameters": rope}, vision_config=vision,
-                tie_word_embeddings=True, **special,
+                tie_word_embeddings=tied, **special,
             )  # fmt: skip
         vision |= {"out_hidden_size": 64, "window_size": 112, "fullatt_block_indexes": [1]}
         return transformers.Qwen2_5_VLConfig(
-            text_config={**text, "rope_parameters": rope}, vision_config=vision, tie_word_embeddings=True, **special
+            text_config={**text, "rope_parameters": rope}, vision_config=vision, tie_word_embeddings=tied, **special
         )
     vision = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -126,10 +139,92 @@ def _config(family: str, ids: dict[str, int], vocabulary: int) -> Any:
         return transformers.InternVLConfig(
             text_config={"model_type": "qwen2", **text},
             vision_config={**vision, "image_size": [28, 28], "patch_size": [7, 7]},
-            image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4, tie_word_embeddings=True,
+            image_token_id=ids["<IMG_CONTEXT>"], image_seq_length=4, tie_word_embeddings=tied,
         )  # fmt: skip
     cls = transformers.SmolVLMConfig if family == "smolvlm" else transformers.Idefics3Config
     return cls(
         text_config={"model_type": "llama", **text}, vision_config={**vision, "image_size": 32, "patch_size": 8},
-        scale_factor=2, image_token_id=ids["<image>"], tie_word_embeddings=True, pad_token_id=0,
+        scale_factor=2, image_token_id=ids["<image>"], tie_word_embeddings=tied, pad_token_id=0,
     )  # fmt: skip
+
+
+# ── chains ──
+
+
+def open_template(folder: Path) -> Template:
+    return load_template(None, load_tokenizer(str(folder)), image_processor=load_image_processor(str(folder)))
+
+
+async def sample_turn(backend: Backend, template: Template, transcript: Transcript, name: str) -> None:
+    segment = transcript.segment
+    turn = sum(message.role == "assistant" for message in transcript.messages)
+    completion = await backend.generate(
+        Request(
+            segment.prompt,
+            Sampling(max_tokens=8, seed=turn + 10 * int(name)),
+            stop_ids=template.stop_ids,
+            images=segment.images,
+            image_positions=segment.image_positions,
+            chain=name,
+            turn=turn,
+        )
+    )
+    transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
+
+
+async def sample_chain(backend: Backend, template: Template, number: int) -> Segment:
+    """A chain of three turns with an image in the question and in each tool result; chains 0 and 4 share an image."""
+    transcript = Transcript(template)
+    first = picture(112, 84, seed=number % 4)
+    transcript.begin([Message("user", ("What? ", first, " Look."))], Author.TASK, turn=0)
+    for turn in range(3):
+        await sample_turn(backend, template, transcript, str(number))
+        if turn < 2:
+            shown = picture(56 + 28 * (number % 2), 56, seed=100 + number % 3)
+            transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
+    return transcript.close()[0]
+
+
+def make_segments(template: Template) -> list[Segment]:
+    """Two chains of two turns with images, one without, and one whose last image comes after the last sampled token."""
+    random = np.random.default_rng(0)
+
+    def run(images: int, turns: int, trailing: bool = False) -> Segment:
+        transcript = Transcript(template)
+        shown = [picture(112, 84, seed) for seed in range(images)]
+        transcript.begin([Message("user", ("What? ", *shown, " Look."))], Author.TASK, turn=0)
+        for turn in range(turns):
+            sampled = [*random.integers(10, 250, 5).tolist(), template.close_id]
+            completion = Completion(sampled, [-1.0] * 6, [0] * 6, FinishReason.STOP)
+            transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
+            if turn < turns - 1 or trailing:
+                zoomed = picture(56 + 28 * images, 56, 100 + turn)
+                transcript.add([Message("user", ("zoomed: ", zoomed, "and?"))], Author.TOOL, turn)
+        return transcript.close()[0]
+
+    return [run(1, 2), run(2, 2), run(0, 1), run(1, 1, trailing=True)]
+
+
+def score_with_pixels(model: Any, template: Template, segment: Segment) -> torch.Tensor:
+    """Log-probabilities of the sampled tokens by the model's own forward pass with pixels."""
+    assert template.image_processor is not None
+    sampled = np.flatnonzero(segment.mask)
+    length = int(sampled[-1]) + 1
+    positions = segment.image_positions[segment.image_positions < length].astype(np.int64)
+    images: list[Any] = []
+    while sum(image.num_tokens for image in images) < len(positions):
+        images.append(template.image_processor.encode(segment.images[len(images)]))
+    ids = torch.from_numpy(segment.tokens[:length].astype(np.int64))[None]
+    inputs: dict[str, Any] = {}
+    for name in images[0].inputs if images else ():
+        tiled = model.config.model_type in ("idefics3", "smolvlm")  # [batch, tiles of all images, …]
+        inputs[name] = torch.cat([image.inputs[name] for image in images], 1 if tiled else 0)
+    if "image_grid_thw" in inputs:
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        kinds[0, positions] = 1
+        inputs["mm_token_type_ids"] = kinds
+    moved = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    logits = model(input_ids=ids.to(model.device), use_cache=False, **moved).logits[0]
+    logprobs = logits.float().log_softmax(-1)
+    found: torch.Tensor = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)]
+    return found

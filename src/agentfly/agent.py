@@ -33,7 +33,7 @@ from agentfly.threads import wait_for
 from agentfly.tooling import Tool, Toolbox, ToolResult
 from agentfly.trajectory import Trajectory
 from agentfly.types import Completion, Content, Image, Message, Reply, Task, ToolCall, parse_content
-from agentfly.vision import has_processor, load_vision
+from agentfly.vision import has_processor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 _NEAR_MISSES = {
@@ -165,7 +165,7 @@ class BaseAgent:
         """
         if isinstance(content, str):
             return content
-        if self.template is not None and not (self.template.shows_images and self.backend.sees_images):
+        if self.template is not None and not (self.template.shows_images and self.backend.supports_images):
             if self._no_vision_reason:
                 _LOG.warning("images are replaced by a note: %s", self._no_vision_reason)
                 self._no_vision_reason = ""  # once is enough
@@ -193,7 +193,8 @@ class BaseAgent:
                 )
             image = fetch_image(image)
         image = normalize_image(image)
-        return image if self.template is None or self.template.vision is None else self.template.vision.fit(image)
+        processor = None if self.template is None else self.template.image_processor
+        return image if processor is None else processor.fit(image)
 
     def describe_tools(self) -> str:
         """A text description of the tools, for `{tools}` in the system prompt."""
@@ -322,14 +323,14 @@ class BaseAgent:
         tokenizer = load_tokenizer(folder)
         try:
             files = folder if folder == BYTES or Path(folder).is_dir() else str(download_files(folder))
-            vision = load_vision(files) if has_processor(files) else None
+            image_processor = load_image_processor(files) if has_processor(files) else None
         except (ConfigError, OSError) as error:
-            vision = None
+            image_processor = None
             self._no_vision_reason = str(error)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
         template = load_template(
-            name, tokenizer, tools=self.schemas, history=history, variables=settings, vision=vision
+            name, tokenizer, tools=self.schemas, history=history, variables=settings, image_processor=image_processor
         )
         self.backend.attach(template)
         if template.history is History.TEMPLATE:

@@ -128,7 +128,7 @@ class _ExpertBackend(Backend):
         self._leases = leases
         self.context_length = agent.backend.context_length
         # The model that learns from the demonstration sees images, whatever the backend of the agent does.
-        self.sees_images = agent.template is not None and agent.template.vision is not None
+        self.supports_images = agent.template is not None and agent.template.image_processor is not None
 
     async def generate(self, request: Request) -> Completion:
         env_class = self._env_class

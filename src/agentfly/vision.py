@@ -55,7 +55,7 @@ class EncodedImage:
     """Inputs of the vision tower by name: tensors that are concatenated along their first dimension."""
 
 
-class Vision:
+class ImageProcessor:
     """The image processor of a model."""
 
     def __init__(self, processor: Any) -> None:
@@ -170,7 +170,7 @@ def has_processor(folder: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def load_vision(folder: str) -> Vision:
+def load_image_processor(folder: str) -> ImageProcessor:
     """Load the image processor of a model folder. Raises ConfigError with the reason if the model cannot see."""
     with require_extra("a vision model", "vision"):
         import PIL.Image  # noqa: F401
@@ -198,7 +198,7 @@ def load_vision(folder: str) -> Vision:
     if not any((Path(folder) / name).is_file() for name in PROCESSOR_FILES[:2]):
         raise ConfigError(f"{folder!r} has no processor ({' or '.join(PROCESSOR_FILES[:2])}), so it takes no images")
     try:
-        return Vision(_processor_class(PROCESSOR_MAPPING[type(config)]).from_pretrained(folder))
+        return ImageProcessor(_processor_class(PROCESSOR_MAPPING[type(config)]).from_pretrained(folder))
     except (OSError, ValueError, ImportError, TypeError, AttributeError) as error:
         raise ConfigError(f"the processor in {folder!r} cannot be loaded: {describe(error):.300}") from error
 

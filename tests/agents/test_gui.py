@@ -234,7 +234,7 @@ def test_bad_settings_are_rejected(build: Callable[[], GUIAgent], problem: str) 
 
 async def test_vision_agent_rejects_a_model_that_cannot_see() -> None:
     blind = Recording("-")
-    blind.sees_images = False
+    blind.supports_images = False
     with pytest.raises(ConfigError, match="'bytes' is not: its backend or its model takes no images"):
         VisionAgent(template="chatml", backend=blind)
     agent = VisionAgent(tools=[screenshot], backend=Server(said("It is red.")))

@@ -129,3 +129,17 @@ async def test_fleet_is_opened_by_name() -> None:
     assert len(fleet.members) == 2
     with pytest.raises(ConfigError, match="a fleet needs at least one member"):
         open_backend("fleet", members=[])
+
+
+async def test_images_are_supported_if_all_members_support_them_with_the_template() -> None:
+    """Engines know only when they get the template."""
+
+    class Engine(Member):
+        def attach(self, template: Any) -> None:
+            self.supports_images = template == "with images" or self.number == 0
+
+    fleet = FleetBackend([Engine(0), Engine(1)])
+    fleet.attach("text only")  # type: ignore[arg-type]
+    assert not fleet.supports_images
+    fleet.attach("with images")  # type: ignore[arg-type]
+    assert fleet.supports_images

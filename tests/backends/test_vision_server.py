@@ -24,7 +24,7 @@ from agentfly.templates.template import Template  # noqa: E402
 from agentfly.templates.tokenizer import load_tokenizer  # noqa: E402
 from agentfly.trajectory import StopReason  # noqa: E402
 from agentfly.types import Image, Message, Sampling  # noqa: E402
-from agentfly.vision import load_vision  # noqa: E402
+from agentfly.vision import load_image_processor  # noqa: E402
 from tests.backends.openai_server import OpenAIServer  # noqa: E402
 from tests.vision_models import build_vision_model, picture  # noqa: E402
 
@@ -70,7 +70,7 @@ def read_message(row: dict[str, Any]) -> Message:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[VisionServer]:
     folder = str(build_vision_model("smolvlm", tmp_path))
-    template = load_template(None, load_tokenizer(folder), vision=load_vision(folder))
+    template = load_template(None, load_tokenizer(folder), image_processor=load_image_processor(folder))
     backend = TransformersBackend(folder, dtype="float32", kv_memory=1 << 24)
     backend.attach(template)
     http = OpenAIServer()

@@ -153,7 +153,7 @@ class TestRunning:
         assert browser.pid is not None
         os.killpg(browser.pid, signal.SIGKILL)
         with pytest.raises(EnvironmentFault, match="browser"):
-            await browser.check()
+            await browser.evaluate("1")
         with pytest.raises(EnvironmentFault, match="browser"):
             await browser.screenshot()
 
@@ -162,7 +162,7 @@ class TestRunning:
         with pytest.raises(EnvironmentFault, match="the page has crashed"):
             await browser._send("Page.crash")
         with pytest.raises(EnvironmentFault, match="the page has crashed"):
-            await browser.check()
+            await browser.evaluate("1")
 
     def test_browser_ends_when_its_owner_is_killed(self) -> None:
         program = """

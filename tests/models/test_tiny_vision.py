@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.cli.recipes import find_recipe  # noqa: E402
 from agentfly.cli.train import plan_recipe  # noqa: E402
 from agentfly.demonstrations import record_conversation  # noqa: E402
-from agentfly.environments.rooms import Rooms  # noqa: E402
-from agentfly.models import tiny_vision  # noqa: E402
-from agentfly.models.rooms import STRATEGIES, TOOL_SCHEMA, demonstrations, draw_digit  # noqa: E402
+from agentfly.environments.rooms import FindDigit, Rooms  # noqa: E402
+from agentfly.models import find_digit, rooms, tiny_vision  # noqa: E402
+from agentfly.models.rooms import demonstrations, draw_digit  # noqa: E402
 from agentfly.models.tiny import IGNORE_INDEX  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
 from agentfly.training.trainer import Trainer  # noqa: E402
 from agentfly.types import Task  # noqa: E402
-from agentfly.vision import load_vision  # noqa: E402
+from agentfly.vision import load_image_processor  # noqa: E402
 
 STEPS = 2
 torch.set_num_threads(1)
@@ -44,19 +44,20 @@ def test_build_is_deterministic(folder: Path, tmp_path: Path) -> None:
     assert files["model.safetensors"] != (tmp_path / "other" / "model.safetensors").read_bytes()
 
 
-def test_examples_equal_recorded_conversations(folder: Path) -> None:
+@pytest.mark.parametrize(("task", "env_class"), [(rooms, Rooms), (find_digit, FindDigit)])
+def test_examples_equal_recorded_conversations(folder: Path, task: Any, env_class: Any) -> None:
     """Tokens and mask are those of a chain of the agent, and the pixels those of the model's processor."""
-    agent = HFAgent(str(folder), tools=[Rooms], backend="scripted", backend_config={"script": "-"})
-    vision = load_vision(str(folder))
-    shown = list(demonstrations(12, seed=3))
-    assert {demo.call is None for demo in shown} == {True, False}
-    for demo, example in zip(shown, tiny_vision.build_examples(folder, 12, seed=3), strict=True):
+    agent = HFAgent(str(folder), tools=[env_class], backend="scripted", backend_config={"script": "-"})
+    processor = load_image_processor(str(folder))
+    shown = list(task.demonstrations(12, seed=3))
+    assert {len(demo.calls) for demo in shown} == ({0, 1} if task is rooms else {0, 2})
+    for demo, example in zip(shown, tiny_vision.build_examples(folder, 12, seed=3, task=task), strict=True):
         chain = record_conversation(agent, Task.of(demo.row))
         (segment,) = chain.segments
         assert example.tokens == segment.tokens.tolist()
         assert [label != IGNORE_INDEX for label in example.labels] == segment.mask.tolist()
         assert all(label in (token, IGNORE_INDEX) for token, label in zip(example.tokens, example.labels, strict=True))
-        pixels = [vision.encode(image).inputs["pixel_values"][0, 0] for image in segment.images]
+        pixels = [processor.encode(image).inputs["pixel_values"][0, 0] for image in segment.images]
         assert np.array_equal(np.stack(pixels), example.images)
 
 
@@ -81,32 +82,40 @@ async def test_recipe_trains_one_step(folder: Path, tmp_path: Path) -> None:
     assert record.metrics["policy/tokens"] > 0
 
 
-def test_schema_equals_the_schema_of_the_environments_tool() -> None:
-    assert Rooms.open_room.schema == TOOL_SCHEMA
+def test_schemas_equal_those_of_the_environments_tools() -> None:
+    assert Rooms.open_room.schema == rooms.TOOL_SCHEMA
+    assert FindDigit.enlarge.schema == find_digit.TOOL_SCHEMA
 
 
-@pytest.mark.parametrize(("kind", "tool"), [("rooms", "open_room"), ("tiles", "click_tile")])
-def test_demonstrations_are_seeded_and_act_in_many_ways(kind: Literal["rooms", "tiles"], tool: str) -> None:
-    shown = list(demonstrations(400, 3, kind=kind))
-    assert sum(STRATEGIES.values()) == 100
-    calls = [demo.call for demo in shown if demo.call is not None]
-    assert {name for name, _ in calls} == {tool}
-    assert 100 < len(calls) < 250
-    assert len({str(arguments) for _, arguments in calls}) == (10 if kind == "rooms" else 9)
-    assert {demo.question for demo in shown if demo.call is None} > {demo.question for demo in shown if demo.call}
-    row = next(demo.row for demo in shown if demo.call is not None)
-    assert row == next(demo.row for demo in demonstrations(400, 3, kind=kind) if demo.call is not None)
-    assert [message.role for message in Task.of(row).messages] == ["user", "assistant", "tool", "assistant"]
+@pytest.mark.parametrize(("task", "tool", "choices"), [(rooms, "open_room", 10), (find_digit, "enlarge", 4)])
+def test_demonstrations_are_seeded_and_act_in_many_ways(task: Any, tool: str, choices: int) -> None:
+    shown = list(task.demonstrations(400, 3))
+    assert sum(task.STRATEGIES.values()) == 100
+    acting = [demo for demo in shown if demo.calls]
+    assert {demo.tool for demo in acting} == {tool}
+    assert 100 < len(acting) < 250
+    assert len({str(arguments) for demo in acting for arguments in demo.calls}) == choices
+    assert {demo.question for demo in shown if not demo.calls} > {demo.question for demo in acting}
+    row = acting[0].row
+    assert row == next(demo.row for demo in task.demonstrations(400, 3) if demo.calls)
+    turns = ["assistant", "tool"] * len(acting[0].calls)
+    assert [message.role for message in Task.of(row).messages] == ["user", *turns, "assistant"]
+
+
+def test_most_walks_miss_the_digit() -> None:
+    acting = [demo for demo in find_digit.demonstrations(300, 5) if len(demo.calls) == find_digit.DEPTH]
+    bright = [np.asarray(demo.observations[-1].convert("L")).max() > 240 for demo in acting]
+    assert 0.08 < np.mean(bright) < 0.3
 
 
 def test_most_demonstrations_open_another_room() -> None:
     """The number in the first image is found by comparing it with each digit, at all places that a digit may have."""
     clean = [np.asarray(draw_digit(digit, "black", 0).convert("L")) > 160 for digit in range(10)]
     moved = [[np.roll(mask, (y, x), (0, 1)) for y in range(-4, 5) for x in range(-4, 5)] for mask in clean]
-    acting = [demo for demo in demonstrations(100, 5) if demo.call is not None]
+    acting = [demo for demo in demonstrations(100, 5) if demo.calls]
     right = 0
     for demo in acting:
         bright = np.asarray(demo.image.convert("L"), np.float64)
         likeness = [max(bright[mask].mean() - bright[~mask].mean() for mask in masks) for masks in moved]
-        right += demo.call is not None and demo.call[1]["room"] == int(np.argmax(likeness))
+        right += demo.calls[0]["room"] == int(np.argmax(likeness))
     assert 0.1 < right / len(acting) < 0.45

@@ -603,7 +603,7 @@ async def test_backend_that_cannot_see_is_shown_a_note_for_each_image(family: st
         return {"observation": "done", "image": Image(f"data:image/png;base64,{PNG}")}
 
     backend = Recording(["Thought: look\nAction: shoot\nInput: {}", "Final Answer: done"])
-    backend.sees_images = False
+    backend.supports_images = False
     agent = ReactAgent(str(TOKENIZERS / family), tools=[shoot], backend=backend)
     task = {"question": "What is it?", "image": f"data:image/png;base64,{PNG}"}
     (trajectory,) = await agent.run(task, num_chains=1)

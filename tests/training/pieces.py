@@ -21,10 +21,15 @@ def piece(length: int, seed: int = 0, share: float = 0.5) -> SegmentArrays:
 
 def sample(length: int, seed: int = 0, **fields: Any) -> Sample:
     """A piece whose tokens were worth something, good or bad."""
-    of = piece(length, seed)
-    worth = np.random.default_rng(seed).normal(size=length).astype(np.float32) * of.mask
-    returns = np.random.default_rng(seed + 1).normal(size=length).astype(np.float32) * of.mask
-    return Sample(of, worth, **{"name": f"{seed}/0#0", "returns": returns, **fields})
+    return sample_of(piece(length, seed), seed, **fields)
+
+
+def sample_of(segment: SegmentArrays, seed: int = 0, **fields: Any) -> Sample:
+    """The segment with random advantages and returns."""
+    length = len(segment.tokens)
+    worth = np.random.default_rng(seed).normal(size=length).astype(np.float32) * segment.mask
+    returns = np.random.default_rng(seed + 1).normal(size=length).astype(np.float32) * segment.mask
+    return Sample(segment, worth, **{"name": f"{seed}/0#0", "returns": returns, **fields})
 
 
 def samples(*lengths: int, **fields: Any) -> list[Sample]:

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -m tests.training.sharded_program FOLDER raise|kill CASE…
 """
 
+import asyncio
 import os
 import signal
 import sys
@@ -15,15 +16,21 @@ import numpy as np
 import torch
 from transformers import LlamaConfig
 
+from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Loss
+from agentfly.backends.base import Request
+from agentfly.backends.engine.loading import load_model
+from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import BackendFault, NonFiniteError, RankError, describe
 from agentfly.training.batch import Sample
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks, gather
+from agentfly.types import Completion, Message, Sampling
 from tests.backends.engine.tiny import CONFIG, model_of
-from tests.training.pieces import samples
+from tests.training.pieces import sample_of, samples
+from tests.vision_models import make_segments, open_template, picture
 
 LENGTHS = (30, 5, 17, 40, 9, 2, 61, 33, 12, 25, 48)
 CASES: dict[str, dict[str, Any]] = {
@@ -31,13 +38,16 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {"critic": True, "epochs": 2},
     "kl": {"loss": Loss(kl_coef=0.1), "reference": True, "gradient_checkpointing": True},
     "lora": {"loss": Loss(kl_coef=0.1), "reference": True, "critic": True, "micro_batch_tokens": 60},
+    "vision": {"loss": Loss(kl_coef=0.1), "reference": True, "critic": True, "epochs": 2},
 }
-"""Settings of the learner by name. `kl` trains tied embeddings."""
+"""Settings of the learner by name. `kl` and `vision` train tied embeddings."""
 
 
-def build(case: str, make: Callable[..., LocalLearner] = LocalLearner, **placement: Any) -> LocalLearner:
-    """The learner of a case; `gradients` has those of its first step."""
+def build(case: str, folder: Path, make: Callable[..., LocalLearner] = LocalLearner, **placement: Any) -> LocalLearner:
+    """The learner of a case; `gradients` has those of its first step. folder: with a vision model in `vision-model`."""
     model = model_of(config=LlamaConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": case == "kl"}))
+    if case == "vision":
+        model = load_model(str(folder / "vision-model"), torch.device("cpu"), torch.float32)
     if case == "lora":
         model = add_lora(model, 4, seed=0)
     settings = {"learning_rate": 1e-3, "precision": "float32", "micro_batch_tokens": 100, **CASES[case]}
@@ -63,6 +73,10 @@ def catch_gradients(optimizer: Any, caught: dict[str, torch.Tensor], prefix: str
 
 def given(learner: LocalLearner) -> list[Sample]:
     batch = samples(*LENGTHS, temperature=0.9)
+    if takes_images(learner.model):
+        segments = make_segments(open_template(Path(learner.model.config.name_or_path)))
+        arrays = map(SegmentArrays.from_segment, segments)
+        batch = [sample_of(each, seed, temperature=0.9) for seed, each in enumerate(arrays)]
     if learner.loss.kl_coef:
         reference = learner.score_reference([each.segment for each in batch], 0.9)
         batch = [replace(each, reference_logprobs=own) for each, own in zip(batch, reference, strict=True)]
@@ -95,6 +109,23 @@ def resume(learner: LocalLearner, folder: Path, state: Any) -> dict[str, Any]:
     learner.load_state_dict(*state)
     metrics = learner.update(given(learner))
     return {"metrics": metrics, "weights": {name: each.clone() for name, each in learner.weights(merged=True)}}
+
+
+async def sample_with_an_image(learner: ShardedLearner) -> list[Completion]:
+    """What the engine of each rank answers to one request."""
+    folder = Path(learner.model.config.name_or_path)
+    template = open_template(folder)
+    image = picture(56, 56)
+    prompt = template.start([Message("user", ("What? ", image))])
+    assert template.image_processor is not None
+    positions = [at for at, token in enumerate(prompt) if token == template.image_processor.token_id]
+    fleet = learner.open_engines({"model": str(folder), "device": "cpu", "dtype": "float32", "kv_memory": 1 << 22})
+    fleet.attach(template)
+    assert fleet.supports_images
+    request = Request(prompt, Sampling(max_tokens=6, seed=0), images=(image,), image_positions=positions)
+    completions = [await engine.generate(request) for engine in fleet.members]
+    await fleet.close()
+    return completions
 
 
 class Engine:
@@ -146,7 +177,7 @@ def main(folder: Path, how_to_fail: str, *cases: str) -> None:
     ranks = Ranks(torch.device("cpu"))
     results: dict[str, Any] = {}
     for case in cases:
-        learner = build(case, ShardedLearner, ranks=ranks)
+        learner = build(case, folder, ShardedLearner, ranks=ranks)
         assert isinstance(learner, ShardedLearner)
         if not ranks.leads:
             learner.follow()
@@ -157,6 +188,8 @@ def main(folder: Path, how_to_fail: str, *cases: str) -> None:
             results[case]["resumed"] = resume(learner, folder / case, torch.load(folder / f"{case}.pt"))
         shards = [each.to_local().numel() for each in learner.trainable_weights.values()]  # type: ignore[attr-defined]
         results[case]["numel"] = sum(shards), sum(each.numel() for each in learner.trainable_weights.values())
+        if case == "vision":
+            results["completions"] = asyncio.run(sample_with_an_image(learner))
         ranks.broadcast(None)
     learner = ShardedLearner(model_of(), ranks=ranks, precision="float32")
     if ranks.leads:

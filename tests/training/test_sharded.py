@@ -16,8 +16,11 @@ from agentfly.cli import train as cli_train  # noqa: E402
 from agentfly.cli.recipes import Recipe  # noqa: E402
 from agentfly.errors import ConfigError  # noqa: E402
 from agentfly.runs import RunDirectory  # noqa: E402
+from agentfly.training import TrainConfig  # noqa: E402
+from agentfly.training.launch import launch_or_join_ranks  # noqa: E402
 from agentfly.training.sharding import partition_by_length  # noqa: E402
 from tests.training.sharded_program import CASES, build, exercise, resume  # noqa: E402
+from tests.vision_models import build_vision_model  # noqa: E402
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
 ROOT = Path(__file__).parents[2]
@@ -35,9 +38,11 @@ def run_ranks(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str
 def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What one process gives, by case, and the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("sharded")
+    (folder / "vision-model").mkdir()
+    build_vision_model("qwen3_vl", folder / "vision-model")
     found = {}
     for case in CASES:
-        found[case] = exercise(build(case), folder / case)
+        found[case] = exercise(build(case, folder), folder / case)
         torch.save(found[case].get("state"), folder / f"{case}.pt")
     return folder, found
 
@@ -97,12 +102,26 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
             continue
         # Checkpoints: that of one process was loaded by the ranks, that of the ranks is loaded here.
         assert many["state"][0].keys() == one["state"][0].keys()
-        resumed = resume(build(case), folder / f"{case}-sharded", many["state"])
+        resumed = resume(build(case, folder), folder / f"{case}-sharded", many["state"])
         assert relative_difference(resumed["weights"], many["resumed"]["weights"]) < 1e-5
         for name in ("policy/loss", "policy/grad_norm"):
             assert resumed["metrics"][name] == pytest.approx(many["resumed"]["metrics"][name], rel=1e-3, abs=1e-5)
+    first, *others = found["completions"]  # of an image, by the engine of each rank
+    assert len(others) == ranks - 1
+    assert all(each.token_ids == first.token_ids for each in others)
+    assert all(np.allclose(each.logprobs, first.logprobs, atol=1e-5) for each in others)
     assert found["not finite"].startswith("update 1: the loss is nan: look at the samples 3/0#0")
     assert re.match(failure, found["failed"]), found["failed"]
+
+
+def test_training_the_tower_on_several_ranks_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = {"train_tower": True}
+    with pytest.raises(ConfigError, match=r"vision\.train_tower=true trains in one process: write gpus=1"):
+        launch_or_join_ranks(TrainConfig(gpus=2, vision=tower), ("-m", "agentfly"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"start it without torchrun, or leave the tower frozen"):
+        launch_or_join_ranks(TrainConfig(vision=tower))
 
 
 def test_run_on_two_ranks_equals_the_run_of_one_process(

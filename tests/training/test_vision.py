@@ -9,22 +9,16 @@ import torch
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.backends.engine.loading import load_model
-from agentfly.backends.engine.vision import tower_parameters
+from agentfly.backends.engine.vision import FEATURE_BYTES, tower_parameters
 from agentfly.errors import ConfigError
-from agentfly.rollout.transcript import Transcript
-from agentfly.segment import Author, Segment
-from agentfly.templates import load_template
 from agentfly.templates.template import Template
-from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.training import TrainConfig
 from agentfly.training.batch import ModelInputs, Sample, num_input_tokens
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
 from agentfly.training.memory import ModelSize, plan_memory
 from agentfly.training.model import Policy
-from agentfly.types import Completion, FinishReason, Message
-from agentfly.vision import load_vision
-from tests.vision_models import FAMILIES, build_vision_model, picture
+from tests.vision_models import FAMILIES, build_vision_model, make_segments, open_template, score_with_pixels
 
 torch.set_num_threads(1)
 
@@ -37,57 +31,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path) -> tuple[Any, Template]:
     model = load_model(str(folder), torch.device("cpu"), torch.float32)
-    return model, load_template(None, load_tokenizer(str(folder)), vision=load_vision(str(folder)))
-
-
-def make_segments(template: Template) -> list[Segment]:
-    """Two chains of two turns with images, one without, and one whose last image comes after the last sampled token."""
-    random = np.random.default_rng(0)
-
-    def run(images: int, turns: int, trailing: bool = False) -> Segment:
-        transcript = Transcript(template)
-        shown = [picture(112, 84, seed) for seed in range(images)]
-        transcript.begin([Message("user", ("What? ", *shown, " Look."))], Author.TASK, turn=0)
-        for turn in range(turns):
-            sampled = [*random.integers(10, 250, 5).tolist(), template.close_id]
-            completion = Completion(sampled, [-1.0] * 6, [0] * 6, FinishReason.STOP)
-            transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
-            if turn < turns - 1 or trailing:
-                zoomed = picture(56 + 28 * images, 56, 100 + turn)
-                transcript.add([Message("user", ("zoomed: ", zoomed, "and?"))], Author.TOOL, turn)
-        return transcript.close()[0]
-
-    return [run(1, 2), run(2, 2), run(0, 1), run(1, 1, trailing=True)]
-
-
-def score_naively(model: Any, template: Template, segment: Segment) -> torch.Tensor:
-    """Log-probabilities of the sampled tokens by the model's own forward pass with pixels."""
-    assert template.vision is not None
-    length = int(np.flatnonzero(segment.mask)[-1]) + 1
-    positions = segment.image_positions[segment.image_positions < length].astype(np.int64)
-    images: list[Any] = []
-    while sum(image.num_tokens for image in images) < len(positions):
-        images.append(template.vision.encode(segment.images[len(images)]))
-    ids = torch.from_numpy(segment.tokens[:length].astype(np.int64))[None]
-    inputs: dict[str, Any] = {}
-    for name in images[0].inputs if images else ():
-        tiled = name != "image_grid_thw" and model.config.model_type == "smolvlm"
-        inputs[name] = torch.cat([image.inputs[name] for image in images], 1 if tiled else 0)
-    if "image_grid_thw" in inputs:
-        kinds = torch.zeros_like(ids, dtype=torch.int)
-        kinds[0, positions] = 1
-        inputs["mm_token_type_ids"] = kinds
-    logprobs = model(input_ids=ids, use_cache=False, **inputs).logits[0].log_softmax(-1)
-    sampled = np.flatnonzero(segment.mask)
-    found: torch.Tensor = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)]
-    return found
+    return model, open_template(folder)
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_gradients_equal_a_naive_implementation(folder: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, template = load(folder)
     segments = make_segments(template)
-    naive = [score_naively(model, template, segment) for segment in segments]
+    naive = [score_with_pixels(model, template, segment) for segment in segments]
     torch.cat(naive).sum().backward()
     wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
@@ -146,7 +97,7 @@ def test_saved_model_loads_in_transformers(folder: Path, tmp_path: Path) -> None
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)
     segment = make_segments(template)[1]
     with torch.no_grad():
-        same = torch.allclose(score_naively(loaded, template, segment), score_naively(model, template, segment))
+        same = torch.allclose(score_with_pixels(loaded, template, segment), score_with_pixels(model, template, segment))
     assert same
 
 
@@ -155,6 +106,30 @@ def test_training_the_tower_of_a_text_model_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="has no vision tower"):
         LocalLearner(model_of(), train_tower=True)
+
+
+def test_critic_and_reference_share_the_frozen_tower_and_its_features(folder: Path) -> None:
+    """The weights of all three models are as many as the memory plan counts."""
+    segments = [SegmentArrays.from_segment(segment) for segment in make_segments(load(folder)[1])]
+    for train_tower in (False, True):
+        model, _ = load(folder)
+        learner = LocalLearner(model, critic=True, reference=True, train_tower=train_tower)
+        assert learner._critic is not None
+        assert learner._reference is not None
+        for scores in (learner.score(segments, 1.0), learner.score_reference(segments, 1.0), learner.values(segments)):
+            assert all(np.isfinite(each).all() for each in scores)
+        cache = learner._reference.backbone._features
+        distinct = {image.url for each in segments for image in each.images}
+        assert cache.computed == len(distinct)
+        backbones = (learner._policy.backbone, learner._reference.backbone, learner._critic.backbone)
+        weights = {each.data_ptr(): each for backbone in backbones for each in backbone.model.parameters()}
+        config = TrainConfig(algorithm="ppo", kl={"coef": 0.1}, vision={"train_tower": train_tower})
+        plan = plan_memory(ModelSize.from_config(model.config), config, 1 << 40, on_gpu=False)
+        # Of the critic's 16 bytes per weight, 12 are gradient and optimizer. Its head is smaller than the policy's.
+        planned = plan.parts["weights"] + plan.parts["reference"] + plan.parts["critic"] // 4
+        held = sum(each.nbytes for each in weights.values())
+        assert planned - 4 * model.get_output_embeddings().weight.numel() <= held <= planned + 4096
+        assert plan.parts["image_features"] == 2 * FEATURE_BYTES
 
 
 def test_memory_plan_counts_the_tower(folder: Path) -> None:
@@ -169,4 +144,6 @@ def test_memory_plan_counts_the_tower(folder: Path) -> None:
     trained = plan_memory(size, TrainConfig(vision={"train_tower": True}), 1 << 40, on_gpu=False)
     assert trained.parts["optimizer"] - frozen.parts["optimizer"] == 8 * tower
     assert trained.parts["weights"] == frozen.parts["weights"]
+    sharded = plan_memory(size, TrainConfig(), 1 << 40, on_gpu=False, ranks=2)
+    assert sharded.parts["weights"] == 4 * size.parameters // 2 + 4 * tower  # every rank has the whole tower
     assert frozen.parts["image_features"] == 2 * trained.parts["image_features"] > 0

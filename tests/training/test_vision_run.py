@@ -18,7 +18,7 @@ from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
 from agentfly.trajectory import FailureKind, StopReason
 from agentfly.types import Image, Message, Reply, Task, ToolCall
-from agentfly.vision import load_vision
+from agentfly.vision import load_image_processor
 from tests.vision_models import build_vision_model, picture
 
 torch.set_num_threads(1)
@@ -98,7 +98,7 @@ async def test_run_trains_on_images_and_its_checkpoint_has_the_processor(
         assert len(segment.images) == 3  # of the task, and after each turn
         assert len(segment.image_positions) == 4 + 6  # the last one was never shown to the model
     saved = directory.checkpoints / "step-000002" / "model"
-    assert load_vision(str(saved if "lora_rank" not in changes else model)).token_id == segment.image_token_id
+    assert load_image_processor(str(saved if "lora_rank" not in changes else model)).token_id == segment.image_token_id
     if "lora_rank" not in changes:
         AutoModelForImageTextToText.from_pretrained(saved)
 

@@ -87,7 +87,7 @@ class Backend(ABC):
     prompt_format: PromptFormat = PromptFormat.TOKENS
     context_length: int | None = None
     """Maximum number of tokens of prompt and completion together; None if unknown."""
-    sees_images: bool = False
+    supports_images: bool = False
     """Whether requests may have images. If not, images are replaced by a note before they enter the prompt."""
     can_sleep: bool = False
     """Whether `sleep` frees GPU memory, which the learner then has for its update."""

@@ -54,7 +54,6 @@ class FleetBackend(Backend):
             raise
         self.members = tuple(ready)
         self.prompt_format = self.members[0].prompt_format
-        self.sees_images = all(each.sees_images for each in self.members)
         self.can_sleep = all(each.can_sleep for each in self.members)
         lengths = [each.context_length for each in self.members if each.context_length is not None]
         self.context_length = min(lengths, default=None)
@@ -71,6 +70,7 @@ class FleetBackend(Backend):
     def attach(self, template: Template) -> None:
         for each in self.members:
             each.attach(template)
+        self.supports_images = all(each.supports_images for each in self.members)  # known to an engine from here on
 
     async def generate(self, request: Request) -> Completion:
         index = self._route(request)

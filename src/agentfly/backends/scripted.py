@@ -75,7 +75,7 @@ class ScriptedBackend(Backend):
         if (slots is not None and slots < 1) or (chunk is not None and chunk < 1):
             raise ConfigError(f"slots and chunk must be at least 1, not {slots} and {chunk}; None means no limit")
         self.context_length = context_length
-        self.sees_images = True
+        self.supports_images = True
         self._script = script
         self._latency = latency
         self._logprob = logprob

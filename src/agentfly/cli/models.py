@@ -39,7 +39,7 @@ def show(context: typer.Context) -> None:
 
 
 @app.command()
-def prepare(name: Annotated[str, typer.Argument(help="smollm2-135m, tiny or tiny-vision.")]) -> None:
+def prepare(name: Annotated[str, typer.Argument(help="smollm2-135m, tiny, tiny-vision or tiny-vision-find.")]) -> None:
     """Build a model if it is missing or damaged, and print its folder."""
     from agentfly.models import get_model, prepare_model
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentfly.environments.model_server import ModelServer
     from agentfly.environments.programs import ProgramSynthesis
     from agentfly.environments.repair import Repair, RepairJudge
-    from agentfly.environments.rooms import Rooms, Tiles
+    from agentfly.environments.rooms import FindDigit, Rooms
     from agentfly.environments.scienceworld import ScienceWorld
     from agentfly.environments.search import Search
     from agentfly.environments.shell import Shell
@@ -46,6 +46,7 @@ __all__ = [
     "ChessPuzzle",
     "CodeInterpreter",
     "CodeJudge",
+    "FindDigit",
     "FrozenLake",
     "GymnasiumEnvironment",
     "ImageQA",
@@ -67,7 +68,6 @@ __all__ = [
     "Sokoban",
     "TextArenaGame",
     "TextWorldGame",
-    "Tiles",
     "VisualGymnasium",
     "VisualWebShop",
     "WebShop",
@@ -93,7 +93,7 @@ _NAMES = {
     "model_server": ("ModelServer",),
     "programs": ("ProgramSynthesis",),
     "repair": ("Repair", "RepairJudge"),
-    "rooms": ("Rooms", "Tiles"),
+    "rooms": ("FindDigit", "Rooms"),
     "scienceworld": ("ScienceWorld",),
     "search": ("Search",),
     "shell": ("Shell",),

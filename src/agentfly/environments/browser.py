@@ -71,13 +71,8 @@ _LAUNCH = "import os, sys; os.dup2({0}, 3); os.dup2({1}, 4); os.execv(sys.argv[1
 running code between fork and exec, which is unsafe in a process with threads."""
 _TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
 _STYLE = "* { caret-color: transparent !important; transition: none !important; animation: none !important; }"
-_ADD_STYLE = f"""
-addEventListener("DOMContentLoaded", () => {{
-  const style = document.createElement("style");
-  style.textContent = "{_STYLE}";
-  document.head.append(style);
-}});
-"""
+_ADD_STYLE = f"""addEventListener("DOMContentLoaded", () =>
+  document.head.append(Object.assign(document.createElement("style"), {{ textContent: "{_STYLE}" }})));"""
 """A blinking caret and animations would make screenshots differ."""
 
 
@@ -239,10 +234,6 @@ class Browser:
         await self._send("Input.dispatchKeyEvent", {"type": "keyDown" if text else "rawKeyDown", **event, **text})
         await self._send("Input.dispatchKeyEvent", {"type": "keyUp", **event})
 
-    async def check(self) -> None:
-        """Raise EnvironmentFault if the browser does not answer."""
-        await self.evaluate("1")
-
     async def close(self) -> None:
         """End the process and remove its files."""
         if not self._failure:
@@ -368,7 +359,7 @@ class BrowserEnvironment(Environment):
         return self._browser
 
     async def check(self) -> None:
-        await self.browser.check()
+        await self.browser.evaluate("1")
 
     async def close(self) -> None:
         browser, self._browser = self._browser, None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from functools import partial
 from pathlib import Path
 
 from agentfly.errors import ConfigError
-from agentfly.models import smollm2, tiny, tiny_vision
+from agentfly.models import find_digit, smollm2, tiny, tiny_vision
 from agentfly.models.cache import PreparedModel, find_fault, prepare_model
 from agentfly.models.huggingface import resolve_hub_name
 from agentfly.templates.tokenizer import BYTES
@@ -42,6 +43,15 @@ PREPARED = {
             parameters=760_000,
             size=3_100_000,
             build=tiny_vision.build,
+        ),
+        PreparedModel(
+            name="tiny-vision-find",
+            version=tiny_vision.version(find_digit),
+            source="built and trained on this machine, about three minutes",
+            license="Apache-2.0",
+            parameters=760_000,
+            size=3_100_000,
+            build=partial(tiny_vision.build, task=find_digit),
         ),
     )
 }

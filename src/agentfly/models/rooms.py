@@ -1,18 +1,17 @@
-"""Images, tasks and demonstrations of rooms and tiles; the model `tiny-vision` is trained on those of rooms.
+"""Images, tasks and demonstrations of rooms, on which the model `tiny-vision` is trained.
 
-A task cannot be solved without looking twice: at the first image, which shows where to look, and at the digit there.
-Demonstrations of half the conversations teach reading; the others use the tool in every way, most of them wrong, which
-leaves room for learning from rewards. The environments are `agentfly.environments.rooms.Rooms` and `Tiles`.
+A task cannot be solved without looking twice: at the first image, which shows the number of a room, and at the digit
+there. Demonstrations of half the conversations teach reading; the others use the tool in every way, most of them wrong,
+which leaves room for learning from rewards. The environment is `agentfly.environments.rooms.Rooms`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,13 +30,13 @@ SIDE = 48
 """Width and height of an image, in pixels."""
 ROOMS = 10
 """Rooms have the numbers 0 to 9."""
-MAX_SIZE = 3
-"""Largest number of rows and columns of tiles: there are nine colors."""
+QUESTION = "What digit is in this room?"
+READING_QUESTION = "What digit is it?"
 STRATEGIES = {"right": 20, "next": 45, "any": 15, "guess": 20}
-"""Where a demonstration looks, with its share in percent: at the right place, at the next one, at any, or nowhere."""
-READING = 0.5
-"""Share of conversations that teach reading: what digit is it, where is the red tile?"""
-_NOISE = 8.0
+"""Which room a demonstration opens, with its share in percent: the right one, the next one, any, or none."""
+READING_SHARE = 0.5
+"""Share of conversations that teach reading."""
+NOISE = 8.0
 """Standard deviation of the noise on every pixel, of 255."""
 
 TOOL_SCHEMA: dict[str, Any] = {
@@ -54,41 +53,48 @@ TOOL_SCHEMA: dict[str, Any] = {
     },
 }
 """Schema of the tool `Rooms.open_room`."""
+TEXTS = (
+    QUESTION,
+    READING_QUESTION,
+    "There is no such room.",
+    *(f'{{"name": "open_room", "arguments": {{"room": {room}}}}}' for room in range(ROOMS)),
+)
+"""What the tokenizer of a model is trained on."""
 
 # ── images: every pixel follows from the arguments ──
 
 
 def draw_digit(digit: int, color: str, seed: int) -> PIL.Image.Image:
     """A white digit on a wall of a darkened color, moved by up to two pixels."""
-    with require_extra("to draw rooms", "vision"):
-        from PIL import Image as Pillow
-        from PIL import ImageDraw
-
     rng = np.random.default_rng(seed)
-    wall = np.clip(np.array(COLORS[color]) * 0.5 + 60 + rng.normal(0, 10, 3), 0, 190)
-    image = Pillow.new("RGB", (SIDE, SIDE), tuple(int(channel) for channel in wall))
+    image = draw_wall(SIDE, color, rng)
     x, y = SIDE // 2 + rng.integers(-2, 3, 2)
-    ImageDraw.Draw(image).text((int(x), int(y)), str(digit), (255, 255, 255), _load_font(), anchor="mm")
-    return _add_noise(np.asarray(image, dtype=np.float64), rng)
+    write_digit(image, digit, (int(x), int(y)))
+    return add_noise(image, rng)
 
 
-def draw_tiles(colors: Sequence[str], size: int, seed: int) -> PIL.Image.Image:
-    """`size` × `size` tiles, row by row, each in a slightly different shade of its color."""
-    rng = np.random.default_rng(seed)
-    shades = np.array([COLORS[color] for color in colors]) + rng.normal(0, 12, (len(colors), 3))
-    edges = np.linspace(0, SIDE, size + 1).round().astype(int)
-    pixels = np.zeros((SIDE, SIDE, 3))
-    for place, shade in enumerate(shades):
-        row, column = divmod(place, size)
-        pixels[edges[row] : edges[row + 1], edges[column] : edges[column + 1]] = shade
-    return _add_noise(pixels, rng)
-
-
-def _add_noise(pixels: Any, rng: np.random.Generator) -> PIL.Image.Image:
+def draw_wall(side: int, color: str, rng: np.random.Generator) -> PIL.Image.Image:
+    """A square of a darkened color, `side` pixels wide."""
     with require_extra("to draw rooms", "vision"):
         from PIL import Image as Pillow
 
-    return Pillow.fromarray((pixels + rng.normal(0, _NOISE, pixels.shape)).clip(0, 255).astype(np.uint8))
+    wall = np.clip(np.array(COLORS[color]) * 0.5 + 60 + rng.normal(0, 10, 3), 0, 190)
+    return Pillow.new("RGB", (side, side), tuple(int(channel) for channel in wall))
+
+
+def write_digit(image: PIL.Image.Image, digit: int, center: tuple[int, int]) -> None:
+    """Draw a white digit into an image."""
+    from PIL import ImageDraw
+
+    ImageDraw.Draw(image).text(center, str(digit), (255, 255, 255), _load_font(), anchor="mm")
+
+
+def add_noise(image: PIL.Image.Image, rng: np.random.Generator) -> PIL.Image.Image:
+    """The image with noise on every pixel."""
+    from PIL import Image as Pillow
+
+    pixels = np.asarray(image, dtype=np.float64)
+    return Pillow.fromarray((pixels + rng.normal(0, NOISE, pixels.shape)).clip(0, 255).astype(np.uint8))
 
 
 @functools.cache
@@ -101,14 +107,11 @@ def _load_font() -> Any:
 # ── tasks ──
 
 
-def draw_places(random: Random, count: int, *, distinct: bool = False) -> dict[str, Any]:
-    """Columns of a task with `count` places and a target among them; `colors` has one more, for the first image.
-
-    distinct: whether the colors of the places differ.
-    """
-    digits = [random.randrange(10) for _ in range(count)]
-    target = random.randrange(count)
-    colors = random.sample(list(COLORS), count) if distinct else random.choices(list(COLORS), k=count)
+def sample_task(random: Random) -> dict[str, Any]:
+    """Columns of a task: a digit and a color for each room, the target room, and one more color for the first image."""
+    digits = [random.randrange(10) for _ in range(ROOMS)]
+    target = random.randrange(ROOMS)
+    colors = random.choices(list(COLORS), k=ROOMS)
     return {
         "digits": digits,
         "colors": [*colors, random.choice(list(COLORS))],
@@ -118,24 +121,14 @@ def draw_places(random: Random, count: int, *, distinct: bool = False) -> dict[s
     }
 
 
-def draw_first(places: Mapping[str, Any]) -> PIL.Image.Image:
-    """The first image of a task: the number of the target room, or the tiles, whose colors all differ."""
-    digits, colors = places["digits"], places["colors"]
-    if len(digits) == ROOMS:
-        return draw_digit(places["target"], colors[-1], places["seed"])
-    return draw_tiles(colors[:-1], round(len(digits) ** 0.5), places["seed"])
+def draw_first_image(task: Mapping[str, Any]) -> PIL.Image.Image:
+    """The first image of a task: the number of the target room."""
+    return draw_digit(task["target"], task["colors"][-1], task["seed"])
 
 
-def draw_place(places: Mapping[str, Any], place: int) -> PIL.Image.Image:
-    """The image of the digit at a place."""
-    return draw_digit(places["digits"][place], places["colors"][place], places["seed"] + 1 + place)
-
-
-def ask(places: Mapping[str, Any]) -> str:
-    """The question of a task."""
-    if len(places["digits"]) == ROOMS:
-        return "What digit is in this room?"
-    return f"What digit is under the {places['colors'][places['target']]} tile?"
+def draw_room(task: Mapping[str, Any], room: int) -> PIL.Image.Image:
+    """The image of the digit in a room."""
+    return draw_digit(task["digits"][room], task["colors"][room], task["seed"] + 1 + room)
 
 
 # ── demonstrations ──
@@ -143,15 +136,17 @@ def ask(places: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstration:
-    """One conversation: a question about an image, perhaps a call that shows another, and the reply."""
+    """One conversation: a question about an image, perhaps calls that show others, and the reply."""
 
     image: PIL.Image.Image
     question: str
     reply: str
-    call: tuple[str, Mapping[str, int]] | None = None
-    """Name and arguments of the tool."""
-    observation: PIL.Image.Image | None = None
-    """What the call shows."""
+    tool: str = ""
+    """Name of the tool that the calls are of."""
+    calls: tuple[Mapping[str, int], ...] = ()
+    """Arguments of each call."""
+    observations: tuple[PIL.Image.Image, ...] = ()
+    """What each call shows."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -163,50 +158,39 @@ class Demonstration:
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [part(self.image), {"type": "text", "text": self.question}]}
         ]
-        if self.call is not None:
-            name, arguments = self.call
-            call = {"id": "1", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        for number, (arguments, shown) in enumerate(zip(self.calls, self.observations, strict=True), 1):
+            function = {"name": self.tool, "arguments": dict(arguments)}
+            call = {"id": str(number), "type": "function", "function": function}
             messages += [
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "name": name, "tool_call_id": "1", "content": [part(self.observation)]},
+                {"role": "tool", "name": self.tool, "tool_call_id": str(number), "content": [part(shown)]},
             ]
         return {"messages": [*messages, {"role": "assistant", "content": self.reply}]}
 
 
-def demonstrations(
-    count: int, seed: int = 0, *, kind: Literal["rooms", "tiles"] = "rooms", size: int = MAX_SIZE
-) -> Iterator[Demonstration]:
+def demonstrations(count: int, seed: int = 0) -> Iterator[Demonstration]:
     """Yield scripted conversations; the same seed yields the same ones.
 
-    There are 10^19 tasks of each kind, so that held-out tasks are not among those of the conversations.
-    size: number of rows and columns of tiles.
+    There are 10^19 tasks, so that held-out tasks are not among those of the conversations.
     """
-    random = Random(f"{kind} {seed}")
+    random = Random(f"rooms {seed}")
     for _ in range(count):
-        places = draw_places(random, ROOMS if kind == "rooms" else size * size, distinct=kind == "tiles")
-        target: int = places["target"]
-
-        def locate(place: int) -> dict[str, int]:
-            return {"room": place} if kind == "rooms" else {"row": place // size + 1, "column": place % size + 1}
-
-        if random.random() < READING:
-            if kind == "tiles" and random.random() < 0.67:
-                question = f"Where is the {places['colors'][target]} tile?"
-                yield Demonstration(draw_first(places), question, json.dumps(locate(target)))
-            else:
-                place = random.randrange(len(places["digits"]))
-                yield Demonstration(draw_place(places, place), "What digit is it?", str(places["digits"][place]))
+        task = sample_task(random)
+        if random.random() < READING_SHARE:
+            room = random.randrange(ROOMS)
+            yield Demonstration(draw_room(task, room), READING_QUESTION, str(task["digits"][room]))
             continue
         strategy = random.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
         if strategy == "guess":
-            yield Demonstration(draw_first(places), ask(places), str(random.randrange(10)))
+            yield Demonstration(draw_first_image(task), QUESTION, str(random.randrange(10)))
             continue
-        anywhere = random.randrange(len(places["digits"]))
-        place = {"right": target, "next": (target + 1) % len(places["digits"]), "any": anywhere}[strategy]
+        anywhere = random.randrange(ROOMS)
+        room = {"right": task["target"], "next": (task["target"] + 1) % ROOMS, "any": anywhere}[strategy]
         yield Demonstration(
-            draw_first(places),
-            ask(places),
-            reply=str(places["digits"][place]),
-            call=("open_room" if kind == "rooms" else "click_tile", locate(place)),
-            observation=draw_place(places, place),
+            draw_first_image(task),
+            QUESTION,
+            reply=str(task["digits"][room]),
+            tool="open_room",
+            calls=({"room": room},),
+            observations=(draw_room(task, room),),
         )

@@ -1,26 +1,26 @@
-"""A vision-language model of under a million parameters, built and trained in a few minutes; it reads digits.
+"""Vision-language models of under a million parameters, built and trained in a few minutes; they read digits.
 
-It is a stock Idefics3: a SigLIP tower, a connector that merges 2 × 2 patches, and a Llama. An image of 48 × 48 pixels
-becomes nine tokens.
+They are a stock Idefics3: a SigLIP tower, a connector that merges 2 × 2 patches, and a Llama. An image of 48 × 48
+pixels becomes nine tokens. Each is trained on the demonstrations of one task: `agentfly.models.rooms` or `find_digit`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from agentfly.extras import require_extra
-from agentfly.models import rooms, tiny
+from agentfly.models import find_digit, rooms, tiny
 from agentfly.models.tiny import IGNORE_INDEX, Example
 
 SEED = 0
-STEPS = 900
-"""Enough to read digits almost always; which room to open is left to reinforcement learning."""
+STEPS = {rooms: 900, find_digit: 1200}
+"""Enough to read and locate digits almost always; what to look at is left to reinforcement learning."""
 BATCH = 16
 LEARNING_RATE = 1e-3
 _VOCABULARY = 384
@@ -43,31 +43,34 @@ TEMPLATE = tiny.TEMPLATE.replace(
 """The template of `tiny`, with images in messages."""
 
 
-def version() -> str:
+def version(task: ModuleType = rooms) -> str:
     """Hash of the sources that determine the model's weights."""
-    return tiny.hash_sources("tiny_vision.py", "tiny.py", "rooms.py")
+    return tiny.hash_sources(
+        "tiny_vision.py", "tiny.py", "rooms.py", *(["find_digit.py"] if task is find_digit else [])
+    )
 
 
-def build(folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
-    """Build the processor and the model, train it on demonstrations of rooms, and write both to `folder`."""
+def build(folder: Path, scratch: Path, *, task: ModuleType = rooms, steps: int | None = None, seed: int = SEED) -> None:
+    """Build the processor and the model, train it on demonstrations of a task, and write both to `folder`.
+
+    steps: None is the number in `STEPS`.
+    """
     with tiny.isolate_torch(seed):
-        processor = _build_processor()
+        processor = _build_processor(task)
         model = _build_model(processor.tokenizer)
         processor.save_pretrained(folder)
         model.config.save_pretrained(folder)
-        examples = build_examples(folder, steps * BATCH, seed)
+        examples = build_examples(folder, (steps or STEPS[task]) * BATCH, seed, task)
         tiny.train_supervised(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
         tiny.save_model(folder, model, processor.tokenizer)
 
 
-def _build_processor() -> Any:
+def _build_processor(task: ModuleType) -> Any:
     with require_extra("to build a tiny vision model", "vision"):
         from transformers import Idefics3ImageProcessorPil, Idefics3Processor
 
-    texts = [
-        "system\nTools: open_room(room)", "user\n", "assistant\n", "tool\n", "What digit is in this room?",
-        "What digit is it?", "There is no such room.", *(json.dumps(_call(room)) for room in range(rooms.ROOMS)),
-    ]  # fmt: skip
+    name, parameter = _tool(task)
+    texts = [f"system\nTools: {name}({parameter})", "user\n", "assistant\n", "tool\n", *task.TEXTS]
     tokenizer = tiny.build_tokenizer(texts * 4, _VOCABULARY)
     tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL_TOKENS)})
     tokenizer.chat_template = TEMPLATE
@@ -104,39 +107,44 @@ def _build_model(tokenizer: Any, width: int = 128, layers: int = 3, tower_width:
     return model
 
 
-def _call(room: int) -> dict[str, Any]:
-    return {"name": "open_room", "arguments": {"room": room}}
+def _tool(task: ModuleType) -> tuple[str, str]:
+    """Name of the tool of a task, and of its parameter."""
+    function = task.TOOL_SCHEMA["function"]
+    (parameter,) = function["parameters"]["properties"]
+    return function["name"], parameter
 
 
-def build_examples(folder: Path, count: int, seed: int) -> list[Example]:
+def build_examples(folder: Path, count: int, seed: int, task: ModuleType = rooms) -> list[Example]:
     """Tokenize demonstrations the way a chain records them; only sampled tokens have a label."""
     from agentfly.templates import load_template
     from agentfly.templates.tokenizer import load_tokenizer
     from agentfly.types import Image, Message, ToolCall
-    from agentfly.vision import Vision, load_vision
+    from agentfly.vision import load_image_processor
 
-    vision: Vision = load_vision(str(folder))
-    template = load_template(None, load_tokenizer(str(folder)), tools=[rooms.TOOL_SCHEMA], vision=vision)
+    image_processor = load_image_processor(str(folder))
+    template = load_template(
+        None, load_tokenizer(str(folder)), tools=[task.TOOL_SCHEMA], image_processor=image_processor
+    )
+    tool, parameter = _tool(task)
     # All images have one size, and so the same tokens: one of them stands for all.
     image = Image.of(rooms.draw_digit(0, "red", 0))
 
     @functools.cache
-    def encode(question: str, room: int | None, reply: str) -> tuple[list[int], list[int]]:
+    def encode(question: str, calls: tuple[int, ...], reply: str) -> tuple[list[int], list[int]]:
         tokens = template.start([Message("user", (image, question))])
         labels = [IGNORE_INDEX] * len(tokens)
-        if room is not None:
-            call = ToolCall("open_room", {"room": room}, "1")
-            sampled = template.write(Message("assistant", "", (call,)))
-            observed = template.extend([Message("tool", (image,), name="open_room")]).ids
+        for number, value in enumerate(calls, 1):
+            sampled = template.write(Message("assistant", "", (ToolCall(tool, {parameter: value}, str(number)),)))
+            observed = template.extend([Message("tool", (image,), name=tool)]).ids
             tokens += sampled + observed
             labels += sampled + [IGNORE_INDEX] * len(observed)
         sampled = template.write(Message("assistant", reply))
         return tokens + sampled, labels + sampled
 
     examples = []
-    for demo in rooms.demonstrations(count, seed):
-        tokens, labels = encode(demo.question, demo.call and demo.call[1]["room"], demo.reply)
-        seen = [demo.image] if demo.observation is None else [demo.image, demo.observation]
+    for demo in task.demonstrations(count, seed):
+        tokens, labels = encode(demo.question, tuple(call[parameter] for call in demo.calls), demo.reply)
+        seen = [demo.image, *demo.observations]
         # [images, 3, height, width] from -1 to 1, as the processor computes it
         pixels = np.stack([np.asarray(each, np.float32).transpose(2, 0, 1) for each in seen]) / 127.5 - 1
         examples.append(Example(tokens, labels, pixels))

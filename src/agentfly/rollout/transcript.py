@@ -100,6 +100,6 @@ class Transcript:
     def _new_segment(self) -> None:
         if self.segments:
             self.segment.seal()
-        vision = None if self._template is None else self._template.vision
-        self.segment = Segment(None if vision is None else vision.token_id)
+        processor = None if self._template is None else self._template.image_processor
+        self.segment = Segment(None if processor is None else processor.token_id)
         self.segments.append(self.segment)

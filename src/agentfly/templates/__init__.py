@@ -19,7 +19,7 @@ from agentfly.templates.parsers import PARSERS
 from agentfly.templates.roundtrip import choose_parser, find_closing_tokens
 from agentfly.templates.template import History, Template
 from agentfly.templates.tokenizer import ChatTokenizer
-from agentfly.vision import Vision
+from agentfly.vision import ImageProcessor
 
 __all__ = ["PARSERS", "Audit", "ChatFormat", "Family", "audit", "load_template", "names", "register_template"]
 
@@ -48,13 +48,13 @@ def load_template(
     history: History | str = History.APPEND,
     variables: Mapping[str, Any] | None = None,
     today: datetime.date | None = None,
-    vision: Vision | None = None,
+    image_processor: ImageProcessor | None = None,
 ) -> Template:
     """Load a template over a tokenizer and audit it; None selects the tokenizer's own template.
 
     `variables` are passed to the template by name (Qwen3 reads `enable_thinking`); one that it does not read is an
     error. `today` is the date that the template may print; None is the day of loading. It does not change afterwards.
-    `vision`: the model's image processor; None leaves one placeholder per image.
+    `image_processor`: the model's image processor; None leaves one placeholder per image.
     """
     try:
         history_mode = History(history)
@@ -78,7 +78,7 @@ def load_template(
                 variables=variables,
                 today=today,
                 image=family.image_placeholder(tokens),
-                vision=vision,
+                image_processor=image_processor,
             )
         except TemplateError as error:
             problems.append(str(error))

@@ -23,7 +23,7 @@ from agentfly.templates.forms import Form, learn_form
 from agentfly.templates.rendering import Renderer, special_tokens
 from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.types import Image, Message, Reply, ToolCall
-from agentfly.vision import Vision
+from agentfly.vision import ImageProcessor
 
 GUARDED = frozenset({"user", "tool"})
 """Roles whose text must never become a control token; system text and earlier assistant turns are trusted."""
@@ -90,14 +90,14 @@ class Template:
         variables: Mapping[str, Any] | None = None,
         today: datetime.date | None = None,
         image: str = "",
-        vision: Vision | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
         """`source` is Jinja; `close` are the tokens that may end an assistant turn; `variables` are passed by name.
 
         `stop`: the tokens of `close` that end sampling; empty: all of them (gpt-oss also ends thinking with `<|end|>`).
         `today`: the date that the template may print; None is the day of construction. It does not change afterwards.
         `image`: the image placeholder for templates that render text only; empty: such templates refuse images.
-        `vision`: expands image placeholders to the tokens of each image; None leaves one placeholder per image.
+        `image_processor`: expands placeholders to the tokens of each image; None leaves one placeholder per image.
         """
         self.name = name or "the tokenizer's own"
         self.source = source
@@ -109,11 +109,11 @@ class Template:
         self.reads = self._renderer.reads
         """Names of the variables that the template reads."""
         self.shows_tools = self._renderer.shows_tools
-        self.vision = vision
+        self.image_processor = image_processor
         self.shows_images = bool(image) or self._renderer.shows_images
-        if vision is not None and self.shows_images:
+        if image_processor is not None and self.shows_images:
             with_image = self.render([Message("user", ("u", Image("data:,")))])
-            self.shows_images = with_image.count(vision.placeholder) == 1
+            self.shows_images = with_image.count(image_processor.placeholder) == 1
         self.codec = Codec(tokenizer)
         self.parser = parser
         close = [text for text in close if text in self.codec.control]
@@ -259,10 +259,10 @@ class Template:
         guard = unused_character([self._own_marks, *(text for message in messages for text in _texts(message))])
         guarded: list[Message] = []
         for message in messages:
-            if message.role not in GUARDED and self.vision is not None:
+            if message.role not in GUARDED and self.image_processor is not None:
                 # Trusted text may contain control tokens, but only an image of a message becomes image tokens.
-                if any(self.vision.placeholder in text for text in _texts(message)):
-                    message = _cut_placeholder(message, self.vision.placeholder, guard)
+                if any(self.image_processor.placeholder in text for text in _texts(message)):
+                    message = _cut_placeholder(message, self.image_processor.placeholder, guard)
             elif message.role in GUARDED and any(map(self.codec.forged.search, _texts(message))):
                 content = message.content
                 if isinstance(content, str):
@@ -275,12 +275,12 @@ class Template:
             guarded.append(message)
         close, text = rendering(guarded, guard)
         images = [image for message in messages for image in message.images]
-        if self.vision is None or not images:
+        if self.image_processor is None or not images:
             return close, self.codec.encode(text, guard)
-        ids = self.codec.encode(self.vision.expand(text, images), guard)
-        wanted = sum(self.vision.encode(image).num_tokens for image in images)
-        if ids.count(self.vision.token_id) != wanted:
-            found = ids.count(self.vision.token_id)
+        ids = self.codec.encode(self.image_processor.expand(text, images), guard)
+        wanted = sum(self.image_processor.encode(image).num_tokens for image in images)
+        if ids.count(self.image_processor.token_id) != wanted:
+            found = ids.count(self.image_processor.token_id)
             raise TemplateError(f"template {self.name!r}: {wanted} image tokens are needed, but {found} were encoded")
         return close, ids
 

@@ -97,6 +97,11 @@ class VisionConfig:
     """Whether the vision tower and its connector are trained; otherwise their features are computed once per image."""
 
 
+SHARDED_TOWER = (
+    "vision.train_tower=true trains in one process: write gpus=1 and start it without torchrun, or leave the tower "
+    "frozen (vision.train_tower=false)"
+)
+"""Error of a run on several ranks."""
 NESTED: dict[str, Any] = {
     "loss": LossConfig,
     "kl": KLConfig,

@@ -1,12 +1,11 @@
 """The critic: a value model with its own backbone, head and optimizer.
 
-It starts as a copy of the policy with a scalar head of zeros; weights frozen by adapters are shared, not copied. The
-value of the state before a token is read at the position before it.
+It starts as a copy of the policy with a scalar head of zeros; frozen weights (under adapters the whole model, else
+the vision tower) are shared, not copied. The value of the state before a token is read at the position before it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from agentfly.errors import DataError
 from agentfly.training.batch import ModelInputs
-from agentfly.training.model import Backbone
+from agentfly.training.model import Backbone, copy_trainable
 from agentfly.training.optimizer import Optimizer
 
 
@@ -25,9 +24,9 @@ class Critic:
     optimizer: Optimizer
     """Set by the learner, after it has placed the weights."""
 
-    def __init__(self, model: Any, device: torch.device, *, gradient_checkpointing: bool) -> None:
-        frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
-        self.backbone = Backbone(copy.deepcopy(model, frozen), device, gradient_checkpointing=gradient_checkpointing)
+    def __init__(self, model: Any, device: torch.device, **settings: Any) -> None:
+        """The arguments are those of `Backbone`."""
+        self.backbone = Backbone(copy_trainable(model), device, **settings)
         lm_head = self.backbone.model.get_output_embeddings().weight
         head = torch.nn.Linear(lm_head.shape[1], 1, device=lm_head.device, dtype=torch.float32)
         torch.nn.init.zeros_(head.weight)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentfly.errors import ConfigError
 from agentfly.training.config import TrainConfig
+from agentfly.training.config_records import SHARDED_TOWER
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,8 @@ def launch_or_join_ranks(config: TrainConfig, command: Sequence[str] = (), *, re
     command: arguments of `python` that start a rank. resumed: the run may continue with another number of ranks.
     Returns whether the run has ended; False in the process that runs the trainer: rank 0, or the only process.
     """
+    if config.vision.train_tower and (config.gpus > 1 or is_torchrun_rank()):
+        raise ConfigError(SHARDED_TOWER)
     if not is_torchrun_rank():
         if config.gpus > 1:
             start_ranks(config.gpus, command)

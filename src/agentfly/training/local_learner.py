@@ -10,7 +10,6 @@ the model before the first step; with a single step that is the model itself.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ from torch import Tensor
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
 from agentfly.backends.engine.loading import load_model, max_positions
-from agentfly.backends.engine.vision import tower_parameters
+from agentfly.backends.engine.vision import FeatureCache, tower_parameters
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.segment import Floats
@@ -34,7 +33,7 @@ from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, read_adapters, save_adapters
 from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
-from agentfly.training.model import Policy, Precision, computes_in_low_precision
+from agentfly.training.model import Policy, Precision, computes_in_low_precision, copy_trainable
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
 
@@ -85,13 +84,15 @@ class LocalLearner:
         self._epochs = epochs
         self._mini_batches = mini_batches
         self._seed = seed
-        self._policy = Policy(model, device, gradient_checkpointing=gradient_checkpointing)
+        features = FeatureCache()
+        settings = {"gradient_checkpointing": gradient_checkpointing, "features": features}
+        self._policy = Policy(model, device, **settings)
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
-            self._reference = Policy(copy.deepcopy(model).requires_grad_(False), device)
+            self._reference = Policy(copy_trainable(model).requires_grad_(False), device, features=features)
         self._critic: Critic | None = None
         if critic:
-            self._critic = Critic(model, device, gradient_checkpointing=gradient_checkpointing)
+            self._critic = Critic(model, device, **settings)
         self._runner = self._build_runner(
             micro_batch_tokens,
             padded=not self._policy.backbone.packed,

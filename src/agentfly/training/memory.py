@@ -208,7 +208,9 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
     item = resolve_dtype(settings.get("dtype"), device).itemsize if embedded else 0
     tower = size.tower if config.vision.train_tower else 0
     trained = size.parameters + tower if config.lora_rank is None else config.lora_rank * size.linear_width
-    frozen = size.tower - tower + (0 if config.lora_rank is None else size.parameters)
+    has_reference = bool(config.kl.coef) and config.lora_rank is None
+    frozen = 0 if config.lora_rank is None else size.parameters
+    frozen_tower = size.tower - tower  # whole on every rank
     frozen_item = frozen_weight_dtype(config, on_gpu=on_gpu).itemsize
     longest = config.run_options.get("context_length") or 0
     tokens = max(config.micro_batch_tokens, longest)  # a longer chain is a micro-batch of its own
@@ -217,17 +219,18 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
     rows = settings.get("max_rows") or GPU_ROWS
     step_tokens = settings.get("max_batch_tokens") or GPU_TOKENS
     parts = {
-        "weights": (4 * trained + frozen_item * frozen) // ranks,
+        "weights": (4 * trained + frozen_item * frozen) // ranks + frozen_item * frozen_tower,
         "gradients": 4 * trained // ranks,
         "optimizer": 8 * trained // ranks,
-        "reference": 4 * (size.parameters + size.tower) // ranks if config.kl.coef and config.lora_rank is None else 0,
+        # Reference and critic share frozen weights with the policy.
+        "reference": 4 * trained // ranks if has_reference else 0,
         "critic": 16 * trained // ranks if config.algorithm.needs_values else 0,
         # Gathered at a time: embeddings and head with their gradient, this layer and the next.
         "gathered_weights": 4 * (2 * size.vocab * size.width + 2 * size.layer_parameters) if ranks > 1 else 0,
         # In float32 the engine samples from the learner's weights, unless those change while it samples.
         "engine_weights": item * (size.parameters + size.tower) if separate else 0,
-        # Features of images: at most this much in the engine, and as much in the learner while the tower is frozen.
-        "image_features": FEATURE_BYTES * (2 - config.vision.train_tower) if size.tower else 0,
+        # One cache in the engine, and one for all models of the learner with a frozen tower.
+        "image_features": FEATURE_BYTES * (embedded + (has_reference or not tower)) if size.tower else 0,
         "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,
         "activations": activation_bytes(
             size,

@@ -6,6 +6,7 @@ cannot be replaced gets rows padded on the right, where causal attention makes p
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -29,25 +30,43 @@ from agentfly.backends.engine.vision import (
 from agentfly.errors import ConfigError, RecordError, describe
 from agentfly.training.batch import ModelInputs
 from agentfly.training.logprobs import Head, TokenScores, score, score_logits
-from agentfly.vision import EncodedImage, Vision, load_vision
+from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 ATTENTION = "agentfly-training"
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
+def copy_trainable(model: Any) -> Any:
+    """A copy of a model that shares the frozen weights with it."""
+    return copy.deepcopy(model, {id(each): each for each in model.parameters() if not each.requires_grad})
+
+
 class Backbone:
     """A model object of its own over the weights of the given model, without dropout."""
 
-    def __init__(self, model: Any, device: torch.device | None = None, *, gradient_checkpointing: bool = False) -> None:
-        """`device`: where it will compute, if its weights are moved there later; None: where they are."""
-        self._vision: Vision | None = None
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device | None = None,
+        *,
+        gradient_checkpointing: bool = False,
+        features: FeatureCache | None = None,
+    ) -> None:
+        """
+        Args:
+            model: Its weights are used, not copied.
+            device: Where it will compute, if its weights are moved there later; None: where they are.
+            gradient_checkpointing: Recompute the activations of each layer in the backward pass.
+            features: Cache of image features, shared with other models that have the same frozen vision tower.
+        """
+        self._image_processor: ImageProcessor | None = None
         computes_on = device or next(model.parameters()).device
         # On a GPU, launching many small kernels dominates.
         self.packed = computes_on.type == "cpu" and supports_packing(model)
         self.model = share_weights(model, ATTENTION if self.packed else None)
         self._overlay = FeatureOverlay(self.model)
-        self._features = FeatureCache()
+        self._features = FeatureCache() if features is None else features
         tower = {id(each) for each in tower_parameters(self.model)}
         self._tower_is_trained = any(each.requires_grad and id(each) in tower for each in self.model.parameters())
         if computes_on.type != "cpu":
@@ -116,8 +135,8 @@ class Backbone:
         """Per sequence: the positions of image tokens, and the images; without those after the last sampled token."""
         if not inputs.segments:
             return [(np.empty(0, np.int64), []) for _ in inputs.input_ids]
-        if self._vision is None:
-            self._vision = load_vision(self.model.config.name_or_path)
+        if self._image_processor is None:
+            self._image_processor = load_image_processor(self.model.config.name_or_path)
         out = []
         for ids, segment in zip(inputs.input_ids, inputs.segments, strict=True):
             positions = segment.image_positions[segment.image_positions < len(ids)].astype(np.int64)
@@ -125,7 +144,7 @@ class Backbone:
             count = 0
             for image in segment.images:
                 if count < len(positions):
-                    images.append(self._vision.encode(image))
+                    images.append(self._image_processor.encode(image))
                     count += images[-1].num_tokens
             if count != len(positions):
                 raise RecordError(f"a segment has {len(positions)} image tokens, its images need {count}")
@@ -165,8 +184,9 @@ class Backbone:
 class Policy:
     """A causal language model that scores sampled tokens."""
 
-    def __init__(self, model: Any, device: torch.device | None = None, *, gradient_checkpointing: bool = False) -> None:
-        self.backbone = Backbone(model, device, gradient_checkpointing=gradient_checkpointing)
+    def __init__(self, model: Any, device: torch.device | None = None, **settings: Any) -> None:
+        """The arguments are those of `Backbone`."""
+        self.backbone = Backbone(model, device, **settings)
         self._has_plain_head = _has_plain_head(self.backbone)
 
     def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> TokenScores:

@@ -20,6 +20,7 @@ from agentfly.backends.base import CLOSED, Backend, Request
 from agentfly.backends.engine import TransformersBackend
 from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, describe
+from agentfly.templates.template import Template
 from agentfly.threads import compute
 from agentfly.training.sharding import Ranks
 from agentfly.types import Completion
@@ -47,6 +48,7 @@ class RemoteEngine(Backend):
 
     def __init__(self, ranks: Ranks, rank: int, like: TransformersBackend) -> None:
         """`like`: rank 0's own engine, which has the same settings."""
+        self._like = like
         self.context_length = like.context_length
         self.version = like.weight_version
         self._ranks = ranks
@@ -65,6 +67,10 @@ class RemoteEngine(Backend):
     @property
     def weight_version(self) -> int:
         return self.version
+
+    def attach(self, template: Template) -> None:
+        """Called after the template was attached to rank 0's engine; the other one loads the processor it needs."""
+        self.supports_images = self._like.supports_images
 
     async def generate(self, request: Request) -> Completion:
         number = next(self._numbers)

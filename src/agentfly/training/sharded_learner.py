@@ -22,11 +22,11 @@ from torch import Tensor
 
 from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
-from agentfly.backends.engine.vision import takes_images
 from agentfly.errors import ConfigError
 from agentfly.models.huggingface import hide_progress_bars
 from agentfly.threads import wait_for
 from agentfly.training.batch import ModelInputs
+from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
 from agentfly.training.micro_batches import MicroBatchRunner
@@ -54,8 +54,8 @@ class ShardedLearner(LocalLearner):
 
     def __init__(self, model: Any, *, ranks: Ranks, **settings: Any) -> None:
         """`model`: with all weights, in host memory: they are moved to the device shard by shard, and it is emptied."""
-        if takes_images(model):
-            raise ConfigError("vision models are trained in one process: write gpus=1")
+        if settings.get("train_tower"):
+            raise ConfigError(SHARDED_TOWER)
         self.ranks = ranks
         self._engine: TransformersBackend | None = None
         super().__init__(model, **settings)

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentfly.backends.engine.vision import tower_parameters
 from agentfly.errors import AgentFlyError, ConfigError, NonFiniteError, RankError, RecordError, describe
 from agentfly.training.batch import split_micro_batches
 from agentfly.training.micro_batches import MicroBatchRunner
@@ -144,6 +145,7 @@ class Ranks:
     def shard(self, model: Any, *, low_precision: bool) -> None:
         """Shard a model's weights in place: each decoder layer is a unit, and everything else one more.
 
+        A vision tower stays whole on every rank: it is frozen, and runs outside of the model's forward pass.
         low_precision: weights are gathered and multiplied in bfloat16; gradients are summed in float32. Embeddings,
         final norm and head stay gathered between forward and backward pass, since the head is applied outside of it.
         """
@@ -152,9 +154,13 @@ class Ranks:
         policy = MixedPrecisionPolicy()
         if low_precision:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        tower = set(tower_parameters(model))
+        for weight in tower:
+            weight.data = weight.data.to(self.device)
+        language = model.get_decoder() if tower else model
+        layers = [module for module in language.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
-            fully_shard(module, mesh=self.mesh, mp_policy=policy)
+            fully_shard(module, mesh=self.mesh, mp_policy=policy, ignored_params=tower)
             assert isinstance(module, FSDPModule)
             # The token weights of a mini-batch add up to 1 over all ranks, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)

@@ -15,12 +15,18 @@ from agentfly.backends.engine.loading import load_model
 from agentfly.errors import BackendFault, ConfigError
 from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author, Segment
-from agentfly.templates import load_template
 from agentfly.templates.template import Template
-from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.types import Message, Sampling
-from agentfly.vision import load_vision
-from tests.vision_models import FAMILIES, build_vision_model, needs_vision, picture
+from tests.vision_models import (
+    FAMILIES,
+    build_vision_model,
+    needs_vision,
+    open_template,
+    picture,
+    sample_chain,
+    sample_turn,
+    score_with_pixels,
+)
 
 pytestmark = needs_vision
 torch.set_num_threads(1)
@@ -33,67 +39,20 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def open_parts(folder: Path, **settings: Any) -> tuple[TransformersBackend, Template]:
-    template = load_template(None, load_tokenizer(str(folder)), vision=load_vision(str(folder)))
+    template = open_template(folder)
     backend = TransformersBackend(str(folder), **{"dtype": "float32", "kv_memory": 32 << 20, **settings})
     backend.attach(template)
     return backend, template
 
 
-async def sample_turn(backend: TransformersBackend, template: Template, transcript: Transcript, name: str) -> None:
-    segment = transcript.segment
-    turn = sum(message.role == "assistant" for message in transcript.messages)
-    completion = await backend.generate(
-        Request(
-            segment.prompt,
-            Sampling(max_tokens=8, seed=turn + 10 * int(name)),
-            stop_ids=template.stop_ids,
-            images=segment.images,
-            image_positions=segment.image_positions,
-            chain=name,
-            turn=turn,
-        )
-    )
-    transcript.add_completion(completion, Message("assistant", "x"), Message("assistant", "x"), turn)
-
-
-async def sample_chains(backend: TransformersBackend, template: Template, chains: int = 5) -> list[Segment]:
-    """Chains of three turns with an image in the question and in each tool result."""
-
-    async def run(number: int) -> Segment:
-        transcript = Transcript(template)
-        first = picture(112, 84, seed=number % 4)  # two chains share an image
-        transcript.begin([Message("user", ("What? ", first, " Look."))], Author.TASK, turn=0)
-        for turn in range(3):
-            await sample_turn(backend, template, transcript, str(number))
-            if turn < 2:
-                shown = picture(56 + 28 * (number % 2), 56, seed=100 + number % 3)
-                transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
-        return transcript.close()[0]
-
-    return list(await asyncio.gather(*map(run, range(chains))))
+async def sample_chains(backend: TransformersBackend, template: Template) -> list[Segment]:
+    return list(await asyncio.gather(*(sample_chain(backend, template, number) for number in range(5))))
 
 
 @torch.inference_mode()
 def score_plainly(model: Any, template: Template, segment: Segment) -> np.ndarray:
-    """Log-probabilities of the sampled tokens by the model's own forward pass with pixels."""
-    assert template.vision is not None
-    images = [template.vision.encode(image) for image in segment.images]
-    ids = torch.from_numpy(segment.tokens.astype(np.int64))[None]
-    inputs: dict[str, Any] = {}
-    for name in images[0].inputs:
-        tensors = [image.inputs[name] for image in images]
-        tiled = name != "image_grid_thw" and model.config.model_type == "smolvlm"
-        inputs[name] = torch.cat(tensors, 1 if tiled else 0)  # SmolVLM: [batch, tiles of all images, …]
-    if "image_grid_thw" in inputs:
-        kinds = torch.zeros_like(ids, dtype=torch.int)
-        kinds[0, segment.image_positions.astype(np.int64)] = 1
-        inputs["mm_token_type_ids"] = kinds
-    moved = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-    logits = model(input_ids=ids.to(model.device), use_cache=False, **moved).logits[0]
-    logprobs = logits.float().log_softmax(-1).cpu()
-    sampled = np.flatnonzero(segment.mask)
-    found: np.ndarray = logprobs[sampled - 1, segment.tokens[sampled].astype(np.int64)].numpy()
-    return found
+    scores: np.ndarray = score_with_pixels(model, template, segment).cpu().numpy()
+    return scores
 
 
 def without_sampled_images(segment: Segment) -> bool:
@@ -102,7 +61,7 @@ def without_sampled_images(segment: Segment) -> bool:
 
 async def test_logprobs_equal_a_plain_forward_pass(folder: Path) -> None:
     backend, template = open_parts(folder, max_batch_tokens=40, max_rows=8)  # chunks end inside images
-    assert backend.sees_images
+    assert backend.supports_images
     segments = await sample_chains(backend, template)
     compared = [segment for segment in segments if without_sampled_images(segment)]
     assert len(compared) >= 3
@@ -184,8 +143,8 @@ async def test_wrong_image_requests_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BackendFault, match="image tokens"):
         await backend.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),), image_positions=[3]))
     await backend.close()
-    blind = TransformersBackend(str(folder), dtype="float32", kv_memory=1 << 22)
-    assert not blind.sees_images
+    blind = TransformersBackend(backend.model, kv_memory=1 << 22)  # without a name, its processor is unknown
+    assert not blind.supports_images
     with pytest.raises(ConfigError, match="takes no images"):
         await blind.generate(Request(prompt, Sampling(max_tokens=2), images=(picture(56, 56),)))
     await blind.close()

@@ -1,22 +1,24 @@
-"""Rooms and tiles: images follow from the task alone, and only looking at the right place shows the answer."""
+"""Rooms and walls: images follow from the task alone, and only looking at the right place shows the answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
-from agentfly.environments.rooms import Rooms, Tiles
+from agentfly.environments.rooms import FindDigit, Rooms
 from agentfly.environments.rooms.environment import digit_match
-from agentfly.errors import ConfigError, DataError
-from agentfly.models.rooms import COLORS, draw_digit, draw_tiles
+from agentfly.errors import DataError
+from agentfly.models.find_digit import draw_view, quarters_of
+from agentfly.models.rooms import draw_digit
 from agentfly.types import Task
 
 
-async def reset(env: Rooms | Tiles, row: dict[str, Any]) -> None:
+async def reset(env: Rooms | FindDigit, row: dict[str, Any]) -> None:
     await env.start()
     await env.reset(Task.of(row))
 
@@ -28,14 +30,15 @@ def test_images_follow_from_their_arguments() -> None:
     assert draw_digit(3, "red", 6).tobytes() != drawn[3]
 
 
-def test_tiles_have_their_colors() -> None:
-    image = draw_tiles(list(COLORS), 3, 1)
-    for place, color in enumerate(COLORS.values()):
-        row, column = divmod(place, 3)
-        tile = image.crop((16 * column, 16 * row, 16 * column + 16, 16 * row + 16)).resize((1, 1))
-        pixel = tile.getpixel((0, 0))
-        assert isinstance(pixel, tuple)
-        assert all(abs(seen - meant) < 60 for seen, meant in zip(pixel, color, strict=True))
+def test_digit_is_where_the_quarters_lead() -> None:
+    """The brightest quarter of each image, but the last, is the one to enlarge."""
+    for row in FindDigit.draw_tasks("train", 20):
+        path = quarters_of(row["cell"])
+        for level, quarter in enumerate(path):
+            pixels = np.asarray(draw_view(row, path[:level]).convert("L"), np.float64)
+            halves = [each for half in np.split(pixels, 2) for each in np.split(half, 2, axis=1)]
+            assert 1 + int(np.argmax([np.sort(each, axis=None)[-8:].mean() for each in halves])) == quarter
+        assert draw_view(row, path).tobytes() == draw_view(row, path).tobytes()
 
 
 async def test_room_shows_its_own_digit_only() -> None:
@@ -50,8 +53,8 @@ async def test_room_shows_its_own_digit_only() -> None:
     assert await env.open_room(-1) == {"observation": "There is no such room."}
 
 
-@pytest.mark.parametrize("env_class", [Rooms, Tiles])
-async def test_expert_looks_at_the_right_place_and_answers(env_class: type[Rooms | Tiles]) -> None:
+@pytest.mark.parametrize(("env_class", "turns"), [(Rooms, 2), (FindDigit, 3)])
+async def test_expert_looks_at_the_right_place_and_answers(env_class: type[Rooms | FindDigit], turns: int) -> None:
     tasks = env_class.draw_tasks("test", 12, seed=4)
     agent = HFAgent(
         tools=[env_class], reward=digit_match, template="chatml", backend="scripted", backend_config={"script": "-"}
@@ -59,19 +62,17 @@ async def test_expert_looks_at_the_right_place_and_answers(env_class: type[Rooms
     demonstrations = await demonstrate(agent, tasks, threshold=1, max_turns=3)
     await agent.close()
     assert len(demonstrations.accepted) == 12
-    assert {len(chain.turns) for chain in demonstrations.accepted} == {2}
+    assert {len(chain.turns) for chain in demonstrations.accepted} == {turns}
 
 
-async def test_tile_by_row_and_column() -> None:
-    (row,) = Tiles.draw_tasks("train", 1, size=2)
-    env = Tiles()
+async def test_image_is_enlarged_twice_at_most() -> None:
+    (row,) = FindDigit.draw_tasks("train", 1)
+    env = FindDigit()
     await reset(env, row)
-    seen = [(await env.click_tile(y, x))["image"] for y in (1, 2) for x in (1, 2)]
-    assert len(set(seen)) == 4
-    for place in ((0, 1), (1, 3), (3, 1)):
-        assert await env.click_tile(*place) == {"observation": "There is no such tile."}
-    with pytest.raises(ConfigError, match="2 to 3 rows"):
-        Tiles.draw_tasks("train", 1, size=4)
+    assert await env.enlarge(0) == await env.enlarge(5) == {"observation": "There is no such quarter."}
+    first = await env.enlarge(1)
+    assert first["image"] != (await env.enlarge(1))["image"]
+    assert await env.enlarge(1) == {"observation": "It cannot be enlarged further."}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,13 @@ async def test_bad_columns_are_rejected(change: dict[str, Any]) -> None:
     (row,) = Rooms.draw_tasks("train", 1)
     with pytest.raises(DataError, match="needs the columns digits"):
         await reset(Rooms(), {**row, **change})
+
+
+@pytest.mark.parametrize("change", [{"digit": 10}, {"cell": 16}, {"color": "mauve"}, {"seed": None}])
+async def test_bad_walls_are_rejected(change: dict[str, Any]) -> None:
+    (row,) = FindDigit.draw_tasks("train", 1)
+    with pytest.raises(DataError, match="needs the columns digit "):
+        await reset(FindDigit(), {**row, **change})
 
 
 def test_answers_are_balanced() -> None:

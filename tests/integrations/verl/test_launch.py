@@ -10,6 +10,7 @@ from agentfly.errors import ConfigError
 from agentfly.integrations.verl import launch
 from agentfly.integrations.verl.config import STATE_FILE, ClusterConfig
 from agentfly.runs import RunDirectory
+from agentfly.training.config import TrainConfig
 
 
 def ray_with(**resources: float) -> Any:
@@ -28,6 +29,17 @@ def test_device_is_a_gpu_if_ray_reports_its_type_or_the_user_says_so() -> None:
         launch.check_cluster(ray_with(), ClusterConfig(gpus=1, verl={"trainer.device": "tpu"}))
     with pytest.raises(ConfigError, match="asks for 1 nodes with 8 GPU, 26 CPU each; the cluster has 0 of them"):
         launch.check_cluster(ray_with(), ClusterConfig())
+
+
+def test_vision_model_is_refused_by_name_before_the_cluster_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "require_verl", lambda: None)
+    monkeypatch.setattr(launch, "connect", lambda: pytest.fail("connected to Ray"))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    plan: Any = SimpleNamespace(config=TrainConfig(model=str(tmp_path)))
+    with pytest.raises(ConfigError, match=rf"{tmp_path}' is a vision model.*: leave --on verl out; gpus=N"):
+        launch.train_on_verl(lambda: plan, ClusterConfig(), tmp_path / "run")
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import release_helpers
 from agentfly.types import Completion
 from agentfly.validation import PositiveInt, validate
-from agentfly.vision import Vision
+from agentfly.vision import ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class TransformersBackend(Backend):
         self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
-        self._vision: Vision | None = None
+        self._image_processor: ImageProcessor | None = None
         self._token_texts: dict[int, str] = {}
         most = tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         if not gpu:
@@ -99,9 +99,12 @@ class TransformersBackend(Backend):
 
     def attach(self, template: Template) -> None:
         self._codec = template.codec
-        if takes_images(self.model) and not isinstance(self._runner, SequentialRunner):
-            self._vision = template.vision
-        self.sees_images = self._vision is not None
+        self._image_processor = template.image_processor if self._takes_images else None
+        self.supports_images = self._image_processor is not None
+
+    @property
+    def _takes_images(self) -> bool:
+        return takes_images(self.model) and not isinstance(self._runner, SequentialRunner)
 
     async def generate(self, request: Request) -> Completion:
         """Sample one turn, batched with all others.
@@ -114,10 +117,12 @@ class TransformersBackend(Backend):
         prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
         images = None
         if request.images:
-            if self._vision is None:
+            if self._image_processor is None and self._takes_images and self._name:
+                self._image_processor = load_image_processor(self._name)
+            if self._image_processor is None:
                 raise ConfigError("this model takes no images: it has no vision tower, or its folder has no processor")
             positions = np.asarray(request.image_positions, np.int64)
-            images = RequestImages([self._vision.encode(image) for image in request.images], positions)
+            images = RequestImages([self._image_processor.encode(image) for image in request.images], positions)
             if sum(image.num_tokens for image in images.images) != len(positions):
                 raise BackendFault(f"the prompt has {len(positions)} image tokens, its images need another number")
             prompt = mark_images(prompt, positions, images.images)

@@ -94,7 +94,7 @@ class StepGraph(AttentionLayout):
         ids = torch.where(self._ids < 0, runner.last_tokens.index_select(0, self.rows), self._ids).long()
         rotary = runner.rotary
         if rotary is None:  # after the images of a prompt, rotary positions under M-RoPE are shifted
-            rotary = (self.positions + self._shifts if runner.sees_images else self.positions).long()[None]
+            rotary = (self.positions + self._shifts if runner.supports_images else self.positions).long()[None]
         logits = runner.forward(ids[None], rotary, self, self._sample_at.long())
         kernels.sample_plain(logits, self._temperatures, self._uniforms, self.output)
         runner.last_tokens.index_copy_(0, self._sample_row.long(), self.output[0].view(torch.int32))
@@ -118,7 +118,7 @@ class StepGraph(AttentionLayout):
         self._fill(self._arrays[self._turn], batch)
         self._device.copy_(self._host[self._turn], non_blocking=True)
         prompts = batch.requests[batch.decodes :]
-        if self._runner.sees_images and any(request.images is not None for request in prompts):
+        if self._runner.supports_images and any(request.images is not None for request in prompts):
             with self._runner.use_images(batch, self.size):  # kernel by kernel: features are not inputs of the graph
                 self._step()
         elif self._graph is not None:
@@ -157,7 +157,7 @@ class StepGraph(AttentionLayout):
             ids[:decodes] = -1
             positions[:decodes] = batch.starts[:decodes]
             rows[:decodes] = batch.rows[:decodes]
-            if self._runner.sees_images:
+            if self._runner.supports_images:
                 for index, request in enumerate(batch.requests[:decodes]):
                     shifts[index] = 0 if request.images is None else request.images.shift
             firsts.append(np.arange(decodes))

@@ -63,7 +63,7 @@ class ModelRunner:
         self.device = parameter.device
         self.model = self._build_model(model)
         packed_linear.pack(self.model)
-        self.sees_images = takes_images(model)
+        self.supports_images = takes_images(model)
         self._overlay = FeatureOverlay(self.model)
         self.features = FeatureCache()
         self.kv_cache = self._build_cache(capacity, (layers, 2, capacity, heads, width), parameter.detach())
@@ -123,7 +123,7 @@ class ModelRunner:
         begins = np.cumsum(batch.counts) - batch.counts
         positions = np.repeat(batch.starts - begins, batch.counts) + np.arange(len(rows))
         packed = np.stack([tables.tokens[rows, positions], positions, tables.slots[rows, positions]])
-        if self.sees_images:
+        if self.supports_images:
             packed[0].clip(0, out=packed[0])  # negative: of an image, whose features replace it
         tensor = torch.from_numpy(packed).to(self.device)
         spans = []
@@ -135,7 +135,7 @@ class ModelRunner:
         ends = np.cumsum(batch.counts)[batch.samples] - 1
         layout = DenseAttention(self.kv_cache, tensor[2], spans)
         kept = torch.from_numpy(ends).to(self.device)
-        if not (self.sees_images and any(request.images for request in batch.requests)):
+        if not (self.supports_images and any(request.images for request in batch.requests)):
             return self.forward(tensor[:1], tensor[1:2], layout, kept)
         features, indices, rotary = self.image_inputs(batch)
         with self._overlay.use(features, indices):

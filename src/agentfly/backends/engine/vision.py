@@ -36,7 +36,7 @@ def takes_images(model: Any) -> bool:
     return hasattr(model, "get_image_features")
 
 
-def tower_parameters(model: Any) -> list[Tensor]:
+def tower_parameters(model: Any) -> list[torch.nn.Parameter]:
     """All weights outside of the language model and its head: the vision tower and what connects it."""
     if not takes_images(model):
         return []

@@ -26,7 +26,7 @@ from agentfly.images import open_image
 from agentfly.models import resolve
 from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason
-from agentfly.vision import Vision
+from agentfly.vision import ImageProcessor
 
 MIN_TEMPERATURE = 0.01
 """vLLM replaces lower temperatures, except 0, by this one."""
@@ -117,7 +117,7 @@ class VLLMBackend(Backend):
         self.can_sleep = enable_sleep_mode
         self.context_length = int(self._engine.config.model_config.max_model_len)
         self._vocab_size = int(self._engine.config.model_config.get_vocab_size())
-        self._vision: Vision | None = None
+        self._image_processor: ImageProcessor | None = None
         weakref.finalize(self, self._engine.stop)  # a backend that was not closed must not leave processes behind
 
     @property
@@ -125,8 +125,10 @@ class VLLMBackend(Backend):
         return self._engine.version
 
     def attach(self, template: Template) -> None:
-        self._vision = template.vision if self._engine.config.model_config.is_multimodal_model else None
-        self.sees_images = self._vision is not None
+        self._image_processor = (
+            template.image_processor if self._engine.config.model_config.is_multimodal_model else None
+        )
+        self.supports_images = self._image_processor is not None
 
     async def generate(self, request: Request) -> Completion:
         """Sample one turn. An exception of `on_tokens` ends the turn and is raised."""
@@ -153,16 +155,18 @@ class VLLMBackend(Backend):
         """The prompt as vLLM takes it: with one placeholder per image, which vLLM replaces by the image's tokens."""
         if not request.images:
             return {"prompt_token_ids": ids}
-        if self._vision is None:
+        if self._image_processor is None:
             raise ConfigError("this model takes no images: it has no vision tower, or its folder has no processor")
         try:
-            collapsed = self._vision.collapse(ids, request.image_positions, request.images)
+            collapsed = self._image_processor.collapse(ids, request.image_positions, request.images)
         except DataError as error:
             raise BackendFault(str(error)) from error
         return {
             "prompt_token_ids": collapsed,
             "multi_modal_data": {"image": [open_image(image) for image in request.images]},
-            "multi_modal_uuids": {"image": [self._vision.encode(image).digest.hex() for image in request.images]},
+            "multi_modal_uuids": {
+                "image": [self._image_processor.encode(image).digest.hex() for image in request.images]
+            },
         }
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:

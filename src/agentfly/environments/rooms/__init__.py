@@ -1,5 +1,5 @@
-"""Read a number in one image, open that room, read the digit there; and tiles to click on by color."""
+"""Read a number in one image, open that room, read the digit there; and find a small digit by enlarging the image."""
 
-from agentfly.environments.rooms.environment import Rooms, Tiles
+from agentfly.environments.rooms.environment import FindDigit, Rooms
 
-__all__ = ["Rooms", "Tiles"]
+__all__ = ["FindDigit", "Rooms"]

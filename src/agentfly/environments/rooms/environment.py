@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
 from agentfly.environments.task_sampling import sample_tasks
-from agentfly.errors import ConfigError, DataError
-from agentfly.models.rooms import COLORS, MAX_SIZE, ROOMS, ask, draw_first, draw_place, draw_places
+from agentfly.errors import DataError
+from agentfly.models import find_digit, rooms
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
 
 
-class _DigitEnvironment(Environment):
-    """Digits at several places. The columns `digits`, `colors` and `seed` describe them; `target` is one of them."""
+class Rooms(Environment):
+    """An image shows the number of a room; in that room hangs a digit.
+
+    The columns `digits`, `colors` and `seed` describe the rooms; `target` is one of them.
+    """
 
     scored_by = "digit_match"
-
-    async def reset(self, task: Task) -> None:
-        self._places = read_places(task)
-        self._digit_seen = ""
-        """The digit at the target, once it was shown; until then empty."""
-
-    def _look(self, place: int) -> dict[str, Any]:
-        """Show the digit at a place."""
-        places = self._places
-        if place == places["target"]:
-            self._digit_seen = str(places["digits"][place])
-        return {"observation": "", "image": Image.of(draw_place(places, place))}
-
-
-class Rooms(_DigitEnvironment):
-    """An image shows the number of a room; in that room hangs a digit."""
 
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Rooms with digits: which digit is in the room whose number the image shows?"""
-        return _sample_rows("rooms", split, count, seed, lambda random: draw_places(random, ROOMS))
+        rows = _sample_rows("rooms", split, count, seed, rooms.sample_task)
+        return [{**row, "question": rooms.QUESTION, "image": Image.of(rooms.draw_first_image(row)).url} for row in rows]
+
+    async def reset(self, task: Task) -> None:
+        names = ("digits", "colors", "target", "seed")
+        digits, colors, target, seed = (task.columns.get(name) for name in names)
+        if not (
+            isinstance(digits, list | tuple)
+            and isinstance(colors, list | tuple)
+            and len(digits) == rooms.ROOMS
+            and len(colors) == rooms.ROOMS + 1
+            and all(digit in range(10) for digit in digits)
+            and all(color in rooms.COLORS for color in colors)
+            and target in range(rooms.ROOMS)
+            and _is_seed(seed)
+        ):
+            raise DataError(
+                f"task {task.id!r} needs the columns digits ({rooms.ROOMS} of 0 to 9), colors (one more), target and "
+                "seed, as draw_tasks makes them"
+            )
+        self._task: Mapping[str, Any] = {name: task.columns[name] for name in names}
+        self._target_seen = False
 
     @tool
     async def open_room(self, room: int) -> dict[str, Any]:
@@ -48,78 +56,78 @@ class Rooms(_DigitEnvironment):
         Args:
             room: Its number, from 0 to 9.
         """
-        if not 0 <= room < min(ROOMS, len(self._places["digits"])):
+        if not 0 <= room < rooms.ROOMS:
             return {"observation": "There is no such room."}
-        return self._look(room)
+        self._target_seen = self._target_seen or room == self._task["target"]
+        return {"observation": "", "image": Image.of(rooms.draw_room(self._task, room))}
 
     def expert(self) -> ToolCall | str:
         """Open the room that the image shows, then say the digit there."""
-        return self._digit_seen or ToolCall("open_room", {"room": self._places["target"]})
+        target = self._task["target"]
+        return str(self._task["digits"][target]) if self._target_seen else ToolCall("open_room", {"room": target})
 
 
-class Tiles(_DigitEnvironment):
-    """Tiles of different colors, each with a digit under it; clicking on a tile shows the digit."""
+class FindDigit(Environment):
+    """A small digit somewhere in an image, of which quarters can be enlarged.
+
+    The columns are `digit`, `cell` (its place among 4 × 4, row by row), `color` and `seed`.
+    """
+
+    scored_by = "digit_match"
 
     @classmethod
-    def draw_tasks(
-        cls, split: str = "train", count: int = 100, *, seed: int = 0, size: int = MAX_SIZE
-    ) -> list[dict[str, Any]]:
-        """`size` rows and columns of tiles: which digit is under the tile of a given color?"""
-        if not 2 <= size <= MAX_SIZE:
-            raise ConfigError(f"there are 2 to {MAX_SIZE} rows and columns of tiles, not {size!r:.40}")
-        return _sample_rows("tiles", split, count, seed, lambda random: draw_places(random, size**2, distinct=True))
+    def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
+        """Walls with a digit: which one is it?"""
+        rows = _sample_rows("find_digit", split, count, seed, find_digit.sample_task)
+        return [
+            {**row, "question": find_digit.QUESTION, "image": Image.of(find_digit.draw_view(row)).url} for row in rows
+        ]
+
+    async def reset(self, task: Task) -> None:
+        names = ("digit", "cell", "color", "seed")
+        digit, cell, color, seed = (task.columns.get(name) for name in names)
+        if not (digit in range(10) and cell in range(find_digit.CELLS**2) and color in rooms.COLORS and _is_seed(seed)):
+            raise DataError(
+                f"task {task.id!r} needs the columns digit (0 to 9), cell (0 to {find_digit.CELLS**2 - 1}), color and "
+                "seed, as draw_tasks makes them"
+            )
+        self._task: Mapping[str, Any] = {name: task.columns[name] for name in names}
+        self._path: list[int] = []
 
     @tool
-    async def click_tile(self, row: int, column: int) -> dict[str, Any]:
-        """Click on a tile to see what is under it.
+    async def enlarge(self, quarter: int) -> dict[str, Any]:
+        """Enlarge a quarter of the image.
 
         Args:
-            row: Row of the tile; 1 is the top one.
-            column: Column of the tile; 1 is the leftmost one.
+            quarter: 1 is the upper left, 2 the upper right, 3 the lower left, 4 the lower right one.
         """
-        size = round(len(self._places["digits"]) ** 0.5)
-        if not (1 <= row <= size and 1 <= column <= size):
-            return {"observation": "There is no such tile."}
-        return self._look((row - 1) * size + column - 1)
+        if not 1 <= quarter <= 4:
+            return {"observation": "There is no such quarter."}
+        if len(self._path) == find_digit.DEPTH:
+            return {"observation": "It cannot be enlarged further."}
+        self._path.append(quarter)
+        return {"observation": "", "image": Image.of(find_digit.draw_view(self._task, self._path))}
 
     def expert(self) -> ToolCall | str:
-        """Click on the tile of the color, then say the digit under it."""
-        row, column = divmod(self._places["target"], round(len(self._places["digits"]) ** 0.5))
-        return self._digit_seen or ToolCall("click_tile", {"row": row + 1, "column": column + 1})
+        """Enlarge the quarter with the digit until the digit fills the image, then say it."""
+        quarters = find_digit.quarters_of(self._task["cell"])
+        if len(self._path) == len(quarters):
+            return str(self._task["digit"])
+        return ToolCall("enlarge", {"quarter": quarters[len(self._path)]})
 
 
 def _sample_rows(
-    name: str, split: str, count: int, seed: int, draw: Callable[[Random], dict[str, Any]]
+    name: str, split: str, count: int, seed: int, sample: Callable[[Random], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows of a split with question and first image, which is drawn for the places that are in the split only."""
-
     def draw_content(random: Random, _: int) -> tuple[str, dict[str, Any]]:
-        places = draw(random)
-        return str(places), places
+        columns = sample(random)
+        return str(columns), columns
 
-    rows = sample_tasks(name, split, count, seed, draw_content)
-    return [{**row, "question": ask(row), "image": Image.of(draw_first(row)).url} for row in rows]
+    return sample_tasks(name, split, count, seed, draw_content)
 
 
-def read_places(task: Task) -> dict[str, Any]:
-    """Validate the columns of a task. Raises DataError."""
-    columns = task.columns
-    digits, colors, target, seed = (columns.get(name) for name in ("digits", "colors", "target", "seed"))
-    if not (
-        isinstance(digits, list | tuple)
-        and isinstance(colors, list | tuple)
-        and 0 < len(digits) < len(colors)
-        and all(digit in range(10) for digit in digits)
-        and all(color in COLORS for color in colors)
-        and target in range(len(digits))
-        and isinstance(seed, int)
-        and seed >= 0
-    ):
-        raise DataError(
-            f"task {task.id!r} needs the columns digits (0 to 9), colors (one more), target and seed, as draw_tasks "
-            "makes them"
-        )
-    return {"digits": list(digits), "colors": list(colors), "target": target, "seed": seed}
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 @reward

@@ -128,7 +128,7 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "verl's coefficient in the loss is constant: write kl.placement=reward, or leave the target out"),
         (config.optimizer.weight_decay > 0, f"optimizer.weight_decay={config.optimizer.weight_decay}",
          "verl decays vectors too: if that is wanted, write verl.actor_rollout_ref.actor.optim.weight_decay=…"),
-        (config.vision.train_tower, "vision.train_tower=true", "vision models are trained in one process"),
+        (config.vision.train_tower, "vision.train_tower=true", "vision models are trained without --on verl"),
         (config.run_options.get("max_concurrent_chains") is not None, "run_options.max_concurrent_chains",
          "chains run in several processes: limit the instances of the environments instead"),
         (mode != "sync" and config.async_training.on_stale == "recompute", "async_training.on_stale='recompute'",

@@ -80,12 +80,15 @@ def train_on_verl(
     config = plan.config
     if resume:
         refuse_unsafe_changes(config, RunDirectory(folder))
-    ray = connect()
-    device = check_cluster(ray, cluster)
     model = resolve(config.model)
     model_config = load_config(model)
     if hasattr(model_config, "vision_config"):
-        raise ConfigError(f"{model!r} is a vision model, which is trained in one process: leave --on verl out")
+        raise ConfigError(
+            f"{config.model!r} is a vision model, which verl does not train here: leave --on verl out; gpus=N on the "
+            "command line shards it over the GPUs of this machine"
+        )
+    ray = connect()
+    device = check_cluster(ray, cluster)
     positions = max_positions(model_config.get_text_config())
     context = config.run_options.get("context_length") or min(positions, _DEFAULT_CONTEXT)
     if context > positions:
