@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from agentfly.errors import ConfigError
+from agentfly.errors import (
+    BackendFault,
+    ConfigError,
+    EnvironmentFault,
+    Fault,
+    NonFiniteError,
+    RankError,
+    RewardFault,
+    WeightSyncError,
+)
 from agentfly.integrations.verl import launch
 from agentfly.integrations.verl.config import STATE_FILE, ClusterConfig
 from agentfly.runs import RunDirectory
@@ -28,6 +37,38 @@ def test_device_is_a_gpu_if_ray_reports_its_type_or_the_user_says_so() -> None:
         launch.check_cluster(ray_with(), ClusterConfig(gpus=1, verl={"trainer.device": "tpu"}))
     with pytest.raises(ConfigError, match="asks for 1 nodes with 8 GPU, 26 CPU each; the cluster has 0 of them"):
         launch.check_cluster(ray_with(), ClusterConfig())
+
+
+class ActorDied(Exception):
+    """What Ray raises for a call of an actor that is dead."""
+
+    def __init__(self, *, actor_init_failed: bool) -> None:
+        super().__init__()
+        self.actor_init_failed = actor_init_failed
+
+
+@pytest.mark.parametrize(
+    ("cause", "first", "later"),
+    [
+        (ActorDied(actor_init_failed=False), True, True),
+        (RuntimeError("connection closed by peer"), True, True),
+        (BackendFault("no server is left"), True, True),
+        (EnvironmentFault("its node died"), True, True),
+        (RankError("a group ended 8 workers"), True, True),
+        (ActorDied(actor_init_failed=True), False, True),
+        (KeyError("a key of verl"), False, True),
+        (ImportError("a package of the recipe"), False, True),
+        (ConfigError("a field"), False, False),
+        (Fault("every chain timed out"), False, False),
+        (RewardFault("the reward raised"), False, False),
+        (NonFiniteError("loss"), False, False),
+        (WeightSyncError("old weights"), False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_a_lost_process_starts_the_job_again(cause: BaseException, first: bool, later: bool) -> None:
+    assert launch.can_restart(cause, first_step=True) is first
+    assert launch.can_restart(cause, first_step=False) is later
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
