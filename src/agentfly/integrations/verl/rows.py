@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from agentfly.errors import ConfigError
 from agentfly.segment import Floats, Ids, Mask
@@ -97,6 +98,23 @@ class Row:
         out = np.zeros(length, np.float32)
         out[self.start : len(self.tokens)] = np.where(self.mask, values, 0.0)
         return out
+
+
+class TaskPositions(Dataset[dict[str, Any]]):
+    """verl's dataset: row i is position i in the stream of tasks, which the workers read from the recipe.
+
+    verl's data loader reads it in order, and saves how far it has read.
+    """
+
+    def __init__(self, data_files: Any = None, **_: Any) -> None:
+        # The stream of tasks has no end. verl's validation is not used: an evaluation asks the workers directly.
+        self._size = 2**31 - 1 if data_files == "train" else 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"raw_prompt": "", "position": index, "index": index}
 
 
 def build_rows(trajectory: Trajectory) -> list[Row]:
