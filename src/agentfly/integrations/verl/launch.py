@@ -31,7 +31,6 @@ from agentfly.integrations.verl.config import (
     field_of_key,
     list_checkpoints,
 )
-from agentfly.integrations.verl.job import TrainingJob
 from agentfly.integrations.verl.recorder import Recorder
 from agentfly.models import resolve
 from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
@@ -193,6 +192,33 @@ def supervise(
         finally:
             end_job(ray, job)
             loggers.close()
+
+
+class TrainingJob:
+    """Runs verl's trainer; a Ray actor. Its environment variables are set before it imports verl."""
+
+    def run(self, config: Any, spec: JobSpec) -> None:
+        """Train until the last step."""
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from agentfly.integrations.verl import engine
+        from agentfly.integrations.verl.manager import RolloutManager
+        from agentfly.integrations.verl.trainer import AgentFlyTrainer
+
+        engine.register()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        try:
+            base = get_trainer_cls(config.trainer.v1.trainer_mode)
+            trainer: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})(config, spec)
+            trainer.init()
+            trainer.rollout = RolloutManager(spec, trainer.get_llm_client())
+            trainer.fit(trainer.rollout)
+        finally:
+            tq.close()
 
 
 def can_restart(cause: BaseException, *, first_step: bool) -> bool:

@@ -147,13 +147,13 @@ def build_rows(trajectory: Trajectory) -> list[Row]:
     return rows
 
 
-def build_placeholder(version: int, token: int = 0) -> Row:
+def build_placeholder(version: int) -> Row:
     """A row without sampled tokens, for a group of which no chain is trained: verl expects rows of every group."""
     return Row(
         chain=0,
         segment=0,
         index=0,
-        tokens=np.full(2, token, np.int32),
+        tokens=np.zeros(2, np.int32),
         start=1,
         mask=np.zeros(1, np.bool_),
         logprobs=np.zeros(1, np.float32),
