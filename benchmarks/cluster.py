@@ -246,7 +246,10 @@ def run_step(replicas: int, chains: list[Chain], options: argparse.Namespace, fo
     trajectories = [chain for group in ray.get(recorder.take_groups.remote(uids)) for chain in group.chains]
     advantages: dict[str, Any] = {}
     seconds = {"generate": wall}
-    ray.get(recorder.write_step.remote(1, trajectories, advantages, metrics={}, seconds=seconds, evaluation=None))
+    write = recorder.write_step.remote(
+        1, trajectories, advantages, metrics={}, seconds=seconds, learner_logprobs={}, evaluation=None
+    )
+    ray.get(write)
     cpu = meter.stop()
     scored = sum(chain.reward == 1.0 for chain in trajectories)
     if len(trajectories) != len(chains):

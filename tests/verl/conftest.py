@@ -20,6 +20,8 @@ from agentfly.runs import RunDirectory
 RECIPE = Path(__file__).with_name("recipe_deaths.py")
 START_SECONDS = 120
 """Limit for the start of a Ray node on a busy machine."""
+SESSIONS = Path(f"/tmp/af{os.getpid()}")
+"""Ray's folder; short, because the path of a Unix socket has a limit of 107 characters."""
 _ENVIRONMENT = {
     # Ray's own limits are too short for a busy machine: a node would end because its agent starts slowly.
     "RAY_agent_register_timeout_ms": "600000",
@@ -45,8 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cal
     folder = tmp_path_factory.mktemp("ray")
     port = 6500 + os.getpid() % 3000
     address = f"127.0.0.1:{port}"
-    sessions = f"/tmp/af{os.getpid()}"  # short: the path of a Unix socket has a limit of 107 characters
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sessions}"]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={SESSIONS}"]
     nodes: list[subprocess.Popen[bytes]] = []
 
     def start(place: list[str]) -> None:
@@ -61,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cal
             node.send_signal(signal.SIGTERM)  # the node's own processes, not those of other clusters: no `ray stop`
         for node in nodes:
             node.wait(60)
-        shutil.rmtree(sessions, ignore_errors=True)
+        shutil.rmtree(SESSIONS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +95,7 @@ def start_node(log: Path, place: list[str]) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="session")
 def train(ray_address: str) -> Train:
-    """Runs `agentfly train` on the cluster, and returns the run directory."""
+    """Runs `agentfly train` on the cluster, and returns the run directory; the output is written to FOLDER.log."""
 
     def run(folder: Path, *arguments: str, recipe: str = str(RECIPE), succeeds: bool = True) -> RunDirectory:
         start = ["--resume", str(folder)] if (folder / "config.json").exists() else [recipe, "--run", str(folder)]
@@ -102,6 +103,7 @@ def train(ray_address: str) -> Train:
         command = [sys.executable, "-m", "agentfly.cli", "train", *start, *on, *arguments]
         environment = cluster_environment(ray_address)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        folder.with_suffix(".log").write_text(done.stdout + done.stderr)
         assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
         return RunDirectory(folder)
 

@@ -1,5 +1,5 @@
 """Training on verl, longer tests: resume after a kill, asynchronous rollout, a critic, environments that all workers
-share, and the death of a rank, of a node and of the recorder."""
+share, the death of a rank, of the balancer, of a node and of the recorder, and an error that no restart repairs."""
 
 import os
 import shutil
@@ -64,11 +64,34 @@ def test_critic_is_trained_on_our_returns(train: Train, tmp_path: Path) -> None:
     assert all(np.isfinite(each["critic/loss"]) for each in metrics)
 
 
-def test_killed_rank_restarts_the_job_from_its_checkpoint(train: Train, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "steps=4", recipe=prepare(tmp_path, rank=16))
-    assert (tmp_path / "deaths" / "rank.done").exists()
+def test_killed_rank_and_balancer_restart_the_job_from_its_checkpoint(train: Train, tmp_path: Path) -> None:
+    # A worker scores 20 chains until the end of the second step, and 24 from there to the end of the fourth.
+    run = train(tmp_path / "run", "steps=4", recipe=prepare(tmp_path, rank=16, balancer=22))
+    assert sorted(each.name for each in (tmp_path / "deaths").iterdir()) == ["balancer.done", "rank.done"]
     assert [each["step"] for each in read_metrics(run)] == [1, 2, 3, 4]
     assert os.path.exists(run.report)
+    assert (tmp_path / "run.log").read_text().count("the job failed and starts again") == 2
+
+
+def test_reward_that_always_raises_ends_the_run_without_a_restart(train: Train, tmp_path: Path) -> None:
+    recipe = Path(shutil.copy(RECIPE, tmp_path / "recipe.py"))
+    with recipe.open("a") as file:
+        file.write("""
+eval_tasks = []
+
+@reward
+def broken(prediction: str) -> float:
+    raise ValueError("no such column")
+
+def agent(**model: Any) -> HFAgent:
+    return HFAgent(**model, tools=[Lookup], reward=broken)
+""")
+    run = train(tmp_path / "run", recipe=str(recipe), succeeds=False)
+    output = " ".join((tmp_path / "run.log").read_text().split())
+    assert "not one of the 16 chains of step 1 can be trained; most often: reward" in output
+    assert "no such column" in output
+    assert "starts again" not in output
+    assert run.records() == []
 
 
 def test_killed_node_restarts_the_job_on_another_one(train: Train, another_node: None, tmp_path: Path) -> None:

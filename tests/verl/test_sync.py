@@ -20,7 +20,7 @@ from agentfly.cli.train import plan_recipe
 from agentfly.errors import ConfigError
 from agentfly.runs import RunDirectory
 from agentfly.training.rollout_batch import select_groups
-from tests.verl.conftest import RECIPE, Train, cluster_environment, read_metrics
+from tests.verl.conftest import RECIPE, SESSIONS, Train, cluster_environment, read_metrics
 
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(400)]
 STEPS = 3
@@ -148,6 +148,14 @@ def test_killed_worker_and_server_cost_no_chain(disturbed: RunDirectory) -> None
         assert line["treatment/lost"] == 0
         assert line["policy/mismatch_max"] < 1e-4  # a server that was restarted has the new weights
     assert metrics[-1]["rollout/reruns"] >= 1
+
+
+def test_workers_can_be_restarted_without_objects_of_other_processes(undisturbed: RunDirectory) -> None:
+    """Ray warns where the constructor of an actor that it restarts has arguments that may be lost."""
+    logs = list(SESSIONS.glob("session_*/logs/python-core-worker-*.log"))
+    assert logs
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+    assert not [line for line in lines if "max_restarts > 0" in line and "ChainWorker" in line]
 
 
 def test_restarted_server_without_weights_counts_as_dead(ray_address: str) -> None:

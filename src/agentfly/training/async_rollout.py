@@ -34,7 +34,15 @@ from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.runs.files import append_lines, encode_line, read_lines, write_atomic
 from agentfly.runs.record import Progress
 from agentfly.training.config import TrainConfig
-from agentfly.training.rollout_batch import ROUNDS, Collector, RolloutBatch, Selection, TaskSampler
+from agentfly.training.rollout_batch import (
+    ROUNDS,
+    Collector,
+    RolloutBatch,
+    Selection,
+    TaskSampler,
+    select_greedy,
+    select_sampled,
+)
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
@@ -166,9 +174,9 @@ class AsyncCollector(Collector):
                     positions.append(group.position)
                     chains = [replace(group.chains[chain], group=number) for chain in sorted(group.chains)]
                     if greedy is not None:
-                        greedy |= self._select_greedy([chains.pop()])
+                        greedy |= select_greedy([chains.pop()], self.config)
                     trajectories += chains
-                    selection += self._select(chains)
+                    selection += select_sampled(chains, self.config)
                     self._held = len(selection.groups) if resample else len(positions)
                     if self._held == config.tasks_per_step or len(positions) == ROUNDS * config.tasks_per_step:
                         break

@@ -23,13 +23,13 @@ import numpy as np
 
 from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group, SegmentReward
-from agentfly.errors import ConfigError, Fault
+from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, Fault, RewardFault
 from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.metrics import groups, is_uniform
 from agentfly.runs.record import Progress
 from agentfly.runs.selection import Exclusion, find_exclusions
 from agentfly.training.config import TrainConfig
-from agentfly.trajectory import TrainingTreatment, Trajectory
+from agentfly.trajectory import FailureKind, TrainingTreatment, Trajectory
 from agentfly.types import Task
 
 ROUNDS = 4
@@ -47,6 +47,15 @@ class Selection:
     """Chains that were masked, zeroed, dropped with their group, or left alone in it."""
     zero_variance: int = 0
     """Groups whose chains all have the same reward."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The counts, by the name of their metric."""
+        return {
+            **{f"selection/{name}": float(count) for name, count in self.chains.items()},
+            "selection/groups": float(len(self.groups)),
+            "selection/zero_variance_groups": float(self.zero_variance),
+        }
 
     def __add__(self, other: Selection) -> Selection:
         chains = Counter(self.chains) + Counter(other.chains)
@@ -83,6 +92,22 @@ def select_groups(
     return Selection(tuple(selected), counts, zero_variance)
 
 
+def select_sampled(chains: Iterable[Trajectory], config: TrainConfig) -> Selection:
+    """Select the chains to train by the rules of a configuration."""
+    return select_groups(
+        chains,
+        min_chains=2 if config.algorithm.needs_groups else 1,
+        keep_zero_variance=config.zero_variance_rule == "keep",
+        segment_reward=config.segment_reward,
+    )
+
+
+def select_greedy(chains: Iterable[Trajectory], config: TrainConfig) -> dict[int, Episode]:
+    """The greedy chains that can serve as a baseline, by group."""
+    selection = select_groups(chains, min_chains=1, keep_zero_variance=True, segment_reward=config.segment_reward)
+    return {each.trajectory.group: each for (each,) in selection.groups}
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
     """All chains of one step's rollout, and which of them are trained."""
@@ -106,6 +131,21 @@ class RolloutBatch:
             return [Group(each) for each in self.selection.groups]
         pairs = [(each, self.greedy.get(each[0].trajectory.group)) for each in self.selection.groups]
         return [Group(each, greedy) for each, greedy in pairs if greedy is not None]
+
+
+def require_trainable(step: int, trajectories: Sequence[Trajectory]) -> None:
+    """Raise Fault if no chain of a step can be trained, of the subclass for the component that failed most often."""
+    if any(each.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for each in trajectories):
+        return
+    kinds = Counter(each.failures[-1].kind for each in trajectories if each.failures)
+    kind = max(kinds, key=kinds.__getitem__, default=None)
+    faults = {
+        FailureKind.BACKEND: BackendFault, FailureKind.ENVIRONMENT: EnvironmentFault, FailureKind.REWARD: RewardFault,
+    }  # fmt: skip
+    fault = Fault if kind is None else faults.get(kind, Fault)
+    raise fault(
+        f"not one of the {len(trajectories)} chains of step {step} can be trained{most_common_failure(trajectories)}"
+    )
 
 
 def split_seconds(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
@@ -175,7 +215,7 @@ class Collector:
             if greedy is not None:
                 greedy |= await self._run_greedy(tasks, seed, offset)
             trajectories += chains
-            selection += self._select(chains)
+            selection += select_sampled(chains, self.config)
             if len(selection.groups) == config.tasks_per_step:
                 break
         return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)
@@ -200,21 +240,6 @@ class Collector:
     async def close(self) -> None:
         """Cancel chains that are running."""
 
-    def _select(self, chains: Sequence[Trajectory]) -> Selection:
-        return select_groups(
-            chains,
-            min_chains=2 if self.config.algorithm.needs_groups else 1,
-            keep_zero_variance=self.config.zero_variance_rule == "keep",
-            segment_reward=self.config.segment_reward,
-        )
-
-    def _select_greedy(self, chains: Iterable[Trajectory]) -> dict[int, Episode]:
-        """The greedy chains that can serve as a baseline, by group."""
-        selection = select_groups(
-            chains, min_chains=1, keep_zero_variance=True, segment_reward=self.config.segment_reward
-        )
-        return {each.trajectory.group: each for (each,) in selection.groups}
-
     def _build_batch(
         self,
         step: int,
@@ -225,11 +250,7 @@ class Collector:
         seconds: float,
     ) -> RolloutBatch:
         """The batch of a step that waited `seconds` for it. Raises Fault if no chain can be trained."""
-        if not any(each.treatment in (TrainingTreatment.TRAIN, TrainingTreatment.ZERO) for each in trajectories):
-            raise Fault(
-                f"not one of the {len(trajectories)} chains of step {step} can be trained"
-                f"{most_common_failure(trajectories)}"
-            )
+        require_trainable(step, trajectories)
         leased, waiting = self._leased, self._waiting
         self._leased = self._waiting = 0
         return RolloutBatch(
@@ -261,7 +282,7 @@ class Collector:
     async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
         sampling = replace(self.config.sampling, temperature=0.0)
         result = await self.agent.run(tasks, **self.config.agent_options(sampling=sampling, seed=seed))
-        return {group + offset: each for group, each in self._select_greedy(result).items()}
+        return {group + offset: each for group, each in select_greedy(result, self.config).items()}
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""

@@ -305,14 +305,11 @@ class Trainer:
         if self.config.async_training.max_staleness:
             rollout = elapsed  # chains run during the whole step
         self._seconds = {}  # a checkpoint is written after this: its time counts to the next step
-        selection = batch.selection
         metrics = {
             **chain_metrics(batch.trajectories, version=self.step - 1),
             **update_metrics,
             **self._collector.pop_metrics(elapsed),
-            **{f"selection/{name}": float(count) for name, count in selection.chains.items()},
-            "selection/groups": float(len(selection.groups)),
-            "selection/zero_variance_groups": float(selection.zero_variance),
+            **batch.selection.metrics,
             "throughput/tokens_per_second": sum(each.sampled_tokens for each in batch.trajectories) / rollout,
         }
         alarms = self._alarm_monitor.observe(self.step, metrics, batch.trajectories, self.agent.toolbox.names)

@@ -17,6 +17,7 @@ from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import Template
 from agentfly.types import Message, Sampling
+from agentfly.vision import load_image_processor
 from tests.vision_models import (
     FAMILIES,
     build_vision_model,
@@ -101,8 +102,8 @@ def test_attention_over_all_windows_at_once_gives_the_features_of_one_window_aft
 
     folder = build_vision_model(family, tmp_path)
     model = load_model(str(folder), torch.device("cpu"), torch.float32).eval()
-    vision = load_vision(str(folder))
-    images = [vision.encode(picture(224, 168, seed)) for seed in range(2)]
+    processor = load_image_processor(str(folder))
+    images = [processor.encode(picture(224, 168, seed)) for seed in range(2)]
     monkeypatch.setattr(engine_vision, "varlen_attn", attend_naively)  # torch has it on GPUs only
     with torch.no_grad():
         expected = engine_vision.compute_features(model, images)

@@ -8,13 +8,22 @@ import pytest
 from agentfly.errors import ConfigError
 from agentfly.integrations.verl.config import (
     _FIELDS,
-    HONORED_BY_US,
     ClusterConfig,
     build_settings,
     field_of_key,
     select_mode,
 )
 from agentfly.training.config import TrainConfig
+
+HONORED_BY_US = {
+    "advantages": ["algorithm", "segment_reward", "zero_variance", "kl.placement", "kl.target"],
+    "loss": ["loss.clip", "loss.correction", "loss.correction_cap", "mini_batches"],
+    "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
+    "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
+    "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
+    "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
+}
+"""The fields without a key of verl, by the part of our code that honors them."""
 
 
 def settings(cluster: dict[str, Any] | None = None, device: Any = "cuda", **fields: Any) -> dict[str, Any]:

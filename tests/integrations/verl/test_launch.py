@@ -1,15 +1,27 @@
-"""What the driver decides without a cluster: the device, and the checkpoint from which a job starts."""
+"""What the driver decides without a cluster: the device, the checkpoint of a start, and how often a job starts."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentfly.errors import ConfigError
+from agentfly.errors import (
+    AgentFlyError,
+    BackendFault,
+    ConfigError,
+    EnvironmentFault,
+    Fault,
+    NonFiniteError,
+    RankError,
+    RewardFault,
+    WeightSyncError,
+)
 from agentfly.integrations.verl import launch
 from agentfly.integrations.verl.config import STATE_FILE, ClusterConfig
-from agentfly.runs import RunDirectory
+from agentfly.runs import RunDirectory, StepRecord
 from agentfly.training.config import TrainConfig
 
 
@@ -40,6 +52,88 @@ def test_vision_model_is_refused_by_name_before_the_cluster_is_used(
     plan: Any = SimpleNamespace(config=TrainConfig(model=str(tmp_path)))
     with pytest.raises(ConfigError, match=rf"{tmp_path}' is a vision model.*: leave --on verl out; gpus=N"):
         launch.train_on_verl(lambda: plan, ClusterConfig(), tmp_path / "run")
+
+
+class ActorDied(Exception):
+    """What Ray raises for a call of an actor that is dead."""
+
+    def __init__(self, *, actor_init_failed: bool) -> None:
+        super().__init__()
+        self.actor_init_failed = actor_init_failed
+
+
+@pytest.mark.parametrize(
+    ("cause", "first", "later"),
+    [
+        (ActorDied(actor_init_failed=False), True, True),
+        (RuntimeError("connection closed by peer"), True, True),
+        (BackendFault("no server is left"), True, True),
+        (EnvironmentFault("its node died"), True, True),
+        (RankError("a group ended 8 workers"), True, True),
+        (ActorDied(actor_init_failed=True), False, True),
+        (KeyError("a key of verl"), False, True),
+        (ImportError("a package of the recipe"), False, True),
+        (ConfigError("a field"), False, False),
+        (Fault("every chain timed out"), False, False),
+        (RewardFault("the reward raised"), False, False),
+        (NonFiniteError("loss"), False, False),
+        (WeightSyncError("old weights"), False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_a_lost_process_starts_the_job_again(cause: BaseException, first: bool, later: bool) -> None:
+    assert launch.can_restart(cause, first_step=True) is first
+    assert launch.can_restart(cause, first_step=False) is later
+
+
+class RayError(Exception):
+    """Ray's error of a call, with the exception that the call raised."""
+
+    def __init__(self, cause: BaseException | None = None) -> None:
+        super().__init__()
+        self.cause = cause
+
+
+@pytest.mark.parametrize(
+    ("starts", "error", "begun"),
+    [
+        ([[1, RayError()], [2, RayError()], [3, RayError()], [4]], None, 4),  # each has a new step
+        ([[RayError()], [1, RayError()], [RayError()], [2]], None, 4),  # one failure in a row is allowed
+        ([[1, 2, RayError()], [1, 2, RayError()], [1, RayError()], [3]], AgentFlyError, 3),  # old steps are no progress
+        ([[1, RayError(BackendFault("lost"))], [RayError(BackendFault("lost"))], [2]], None, 3),
+        ([[RayError(BackendFault("lost"))], [RayError(BackendFault("lost"))], [1]], BackendFault, 2),
+        ([[1, RayError(RewardFault("broken"))], [2]], RewardFault, 1),
+        ([[RayError(KeyError("a key of verl"))], [1]], AgentFlyError, 1),
+    ],
+)
+def test_job_starts_again_at_most_once_without_a_new_step(
+    starts: list[list[Any]], error: Any, begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remaining = iter(starts)
+    ended: list[Any] = []
+
+    def follow(*_: Any) -> Iterator[StepRecord]:
+        for each in next(remaining):
+            if isinstance(each, Exception):
+                raise each
+            yield StepRecord(each, 9)
+
+    monkeypatch.setattr(launch, "follow", follow)
+    monkeypatch.setattr(launch, "wait_until_free", lambda *_: None)
+    monkeypatch.setattr(launch, "rewind", lambda *_: None)
+    monkeypatch.setattr(launch, "end_job", lambda ray, job: ended.append(job))
+    call = SimpleNamespace(remote=lambda *_: None)
+    actor = SimpleNamespace(remote=lambda: SimpleNamespace(run=call))
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError), remote=lambda _: SimpleNamespace(options=lambda **_: actor)
+    )
+    run: Any = SimpleNamespace(config={"loggers": []}, checkpoints=tmp_path)
+    spec: Any = SimpleNamespace(recorder=None)
+    cluster = ClusterConfig(restarts=1)
+    config = SimpleNamespace(trainer=SimpleNamespace())
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        launch.supervise(ray, cluster, run, spec, verl_config=config, environment={}, from_step=None)
+    assert len(ended) == begun
 
 
 def test_later_and_incomplete_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def build_settings(
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     out: dict[str, Any] = {
         # ── data: a position in the stream of tasks per row; workers read the tasks from the recipe ──
-        "data.custom_cls.path": "pkg://agentfly.integrations.verl.data",
+        "data.custom_cls.path": "pkg://agentfly.integrations.verl.rows",
         "data.custom_cls.name": "TaskPositions",
         "data.train_files": "train",
         "data.val_files": "val",
@@ -316,12 +316,3 @@ _FIELDS = {
     "trainer.total_training_steps": "steps", "trainer.v1.trainer_mode": "async_training.max_staleness",
     "trainer.v1.sampler.max_off_policy_threshold": "async_training.max_staleness", "rollout.nnodes": "rollout_nodes",
 }  # fmt: skip
-HONORED_BY_US = {
-    "advantages": ["algorithm", "segment_reward", "zero_variance", "kl.placement", "kl.target"],
-    "loss": ["loss.clip", "loss.correction", "loss.correction_cap", "mini_batches"],
-    "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
-    "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
-    "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
-    "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
-}
-"""The fields without a key of verl, by the part of our code that honors them."""

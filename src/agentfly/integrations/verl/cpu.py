@@ -57,15 +57,13 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
     def set_device(self, device_index: int) -> None: ...
-    def synchronize(self, device_index: int | None = None) -> None: ...
-    def set_allocator_settings(self, settings: str) -> None: ...
-    def empty_cache(self) -> None: ...
-    def profiler_start(self) -> None: ...
-    def profiler_stop(self) -> None: ...
+
+    synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = (
+        lambda self, *_, **__: None  # without effect on a CPU
+    )
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -88,6 +86,3 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None

@@ -77,16 +77,9 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
 
 def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
     """Whether the cluster has the nodes, GPUs and CPUs that the run would ask for."""
-    from agentfly.integrations.verl.launch import check_cluster
-    from agentfly.resources.runtimes.ray.cluster import connect
+    from agentfly.integrations.verl.launch import describe_cluster
 
-    ray = connect()
-    device = check_cluster(ray, cluster)
-    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
-    has = "; ".join(f"{node.get('GPU', 0):g} GPUs, {node.get('CPU', 0):g} CPUs" for node in nodes)
-    kind = "GPUs" if device == "cuda" else "logical GPUs: training on CPUs"
-    asked = f"{cluster.nodes} × {cluster.gpus} {kind}, {CPUS_PER_GPU} CPUs for each"
-    yield "resources", True, f"{asked}; the nodes have {has}"
+    yield "resources", True, f"{describe_cluster(cluster)}; {CPUS_PER_GPU} CPUs for each training process"
 
 
 def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:

@@ -40,11 +40,10 @@ class EngineServer:
             raise RayActorError(error_msg="the server was restarted and has no weights before the next sync")
         await self._open.wait()
         params = sampling_params
-        top_k = params.get("top_k", -1)
         sampling = Sampling(
             temperature=params["temperature"],
             top_p=params.get("top_p", 1.0),
-            top_k=max(top_k, 0),
+            top_k=max(params.get("top_k", -1), 0),
             min_p=params.get("min_p", 0.0),
             repetition_penalty=params.get("repetition_penalty", 1.0),
             max_tokens=params.get("max_tokens"),
@@ -77,25 +76,15 @@ class EngineServer:
     # verl's control of a server. Weights and cache stay in memory; only the admission of requests changes.
 
     @retry_after_restart
-    async def sleep(self) -> None:
+    async def sleep(self, reject_request: bool = False) -> None:
         self._open.clear()
 
-    @retry_after_restart
-    async def abort_all_requests(self, reject_request: bool = False) -> None:
-        self._open.clear()
+    abort_all_requests = sleep
 
     @retry_after_restart
-    async def wake_up(self) -> None: ...
-    @retry_after_restart
-    async def resume_generation(self) -> None: ...
-    @retry_after_restart
-    async def clear_kv_cache(self) -> None: ...
-    @retry_after_restart
-    async def release_kv_cache(self) -> None: ...
-    @retry_after_restart
-    async def resume_kv_cache(self) -> None: ...
-    async def start_profile(self, **_: Any) -> None: ...
-    async def stop_profile(self) -> None: ...
+    async def wake_up(self, **_: Any) -> None: ...
+
+    resume_generation = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
 
 def server_name(replica: int) -> str:

@@ -1,7 +1,7 @@
 """Start and supervise a training job on a Ray cluster, from the process of the command line.
 
-A job that fails for a reason other than its configuration is started again from the newest complete checkpoint: verl
-itself does not survive the death of a training process.
+A job that lost a process is started again from the newest complete checkpoint: verl itself does not survive the death
+of a training process. A job whose configuration or code is wrong is not: see `can_restart`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from agentfly.backends.engine.loading import load_config, max_positions
-from agentfly.errors import AgentFlyError, ConfigError, RankError, describe
+from agentfly.errors import AgentFlyError, BackendFault, ConfigError, EnvironmentFault, RankError, describe
 from agentfly.extras import require_extra
 from agentfly.integrations.verl.config import (
     CPU_ENVIRONMENT,
@@ -31,7 +31,6 @@ from agentfly.integrations.verl.config import (
     field_of_key,
     list_checkpoints,
 )
-from agentfly.integrations.verl.job import TrainingJob
 from agentfly.integrations.verl.recorder import Recorder
 from agentfly.models import resolve
 from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
@@ -154,9 +153,10 @@ def supervise(
     environment: Mapping[str, str],
     from_step: int | None,
 ) -> None:
-    """Run the job to its end, and start it again where a process of it died.
+    """Run the job to its end, and start it again where `can_restart` allows it.
 
-    Raises AgentFlyError when it has failed `cluster.restarts` + 1 times without a step that no earlier start completed.
+    Raises the job's AgentFlyError, or one with the traceback of another error, where it does not or where the job has
+    failed `cluster.restarts` + 1 times without a step that no earlier start completed.
     """
     failures = 0
     furthest = 0
@@ -178,13 +178,14 @@ def supervise(
             return
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            if isinstance(cause, AgentFlyError):
-                raise cause from error
             # Steps since an old checkpoint are no progress: a job that always fails at one step would never end.
             failures = 0 if completed > furthest else failures + 1
             furthest = max(furthest, completed)
-            if failures > cluster.restarts:
-                raise AgentFlyError(f"the job failed {failures} times without a new step: {describe(cause)}") from error
+            if failures > cluster.restarts or not can_restart(cause, first_step=furthest == 0):
+                if isinstance(cause, AgentFlyError):
+                    raise cause from error
+                # The text of Ray's error is the traceback in the job, which this process does not have.
+                raise AgentFlyError(f"the job failed, in start {failures} without a new step: {error}") from error
             newest = list_checkpoints(run.checkpoints)
             _LOG.warning(
                 "the job failed and starts again from %s: %s",
@@ -194,6 +195,47 @@ def supervise(
         finally:
             end_job(ray, job)
             loggers.close()
+
+
+class TrainingJob:
+    """Runs verl's trainer; a Ray actor. Its environment variables are set before it imports verl."""
+
+    def run(self, config: Any, spec: JobSpec) -> None:
+        """Train until the last step."""
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from agentfly.integrations.verl import engine
+        from agentfly.integrations.verl.manager import RolloutManager
+        from agentfly.integrations.verl.trainer import AgentFlyTrainer
+
+        engine.register()
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        tq.init(config.transfer_queue)
+        try:
+            base = get_trainer_cls(config.trainer.v1.trainer_mode)
+            trainer: Any = type(f"AgentFly{base.__name__}", (AgentFlyTrainer, base), {})(config, spec)
+            trainer.init()
+            trainer.rollout = RolloutManager(spec, trainer.get_llm_client())
+            trainer.fit(trainer.rollout)
+        finally:
+            tq.close()
+
+
+def can_restart(cause: BaseException, *, first_step: bool) -> bool:
+    """Whether a job that ended with this error may succeed when it is started again.
+
+    A process, server or environment that was lost may be back, at any step. Our other errors (configuration, rewards,
+    non-finite loss, weights out of sync) would come back. An error of another type may follow from a lost process, too;
+    but before the first step of the run, a wrong value or a constructor that raised is a mistake in the recipe or in a
+    raw key of verl.
+    """
+    if isinstance(cause, AgentFlyError):
+        return isinstance(cause, BackendFault | EnvironmentFault | RankError)
+    mistake = isinstance(cause, ImportError | TypeError | ValueError | LookupError | AttributeError | AssertionError)
+    return not (first_step and (mistake or getattr(cause, "actor_init_failed", False)))
 
 
 def end_job(ray: Any, job: Any) -> None:

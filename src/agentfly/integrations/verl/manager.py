@@ -16,7 +16,7 @@ import ray
 import transfer_queue as tq
 from ray.exceptions import RayActorError, RayTaskError
 
-from agentfly.errors import Fault, describe
+from agentfly.errors import RankError, describe
 from agentfly.integrations.verl.config import JobSpec
 from agentfly.integrations.verl.recorder import GroupRequest
 from agentfly.integrations.verl.worker import ChainWorker
@@ -24,7 +24,7 @@ from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 8
-"""Times a group is started before its worker's death ends the run."""
+"""Times a group is started before the death of its worker ends the job."""
 _WAIT_SECONDS = 0.5
 """Interval at which calls that have ended are looked for."""
 
@@ -34,11 +34,14 @@ class RolloutManager:
 
     def __init__(self, spec: JobSpec, client: Any) -> None:
         """`client`: verl's client of the servers."""
-        # Ray restarts a dead worker on a node that is alive; it makes its agent again.
+        # Ray restarts a dead worker on a node that is alive; it makes its agent again. Its arguments are serialized
+        # here: Ray warns about handles of actors among those of an actor that it restarts.
         worker: Any = ray.remote(ChainWorker).options(
             num_cpus=1, max_restarts=-1, max_concurrency=10_000, scheduling_strategy="SPREAD"
         )
-        self.workers: list[Any] = [worker.remote(spec, client) for _ in range(spec.workers)]
+        cloudpickle: Any = ray.cloudpickle
+        arguments = cloudpickle.dumps((spec, client))
+        self.workers: list[Any] = [worker.remote(arguments) for _ in range(spec.workers)]
         ray.get([each.ready.remote() for each in self.workers])
         self.reruns = 0
         """Groups that were started again after the death of their worker."""
@@ -86,7 +89,7 @@ class RolloutManager:
                     raise error.cause from error
                 except RayActorError as error:
                     if attempt == MAX_ATTEMPTS:
-                        raise Fault(f"a chain worker died in all {attempt} attempts: {describe(error)}") from error
+                        raise RankError(f"a chain worker died in all {attempt} attempts: {describe(error)}") from error
                     _LOG.warning("a chain worker died in the evaluation: its tasks are run again by another one")
                     shares.append(share)
             if shares:
@@ -127,17 +130,15 @@ class RolloutManager:
         request, number, attempt = self._running[call]
         try:
             ray.get(call)
+            return
         except RayTaskError as error:  # before RayActorError: it is also an instance of its cause's class
             self._fail(request, error.cause)
+            return
         except RayActorError as error:
-            self._rerun(request, number, attempt, error)
-        except Exception as error:
-            self._fail(request, error)
-
-    def _rerun(self, request: GroupRequest, number: int, attempt: int, error: BaseException) -> None:
+            death = describe(error)
         if attempt == MAX_ATTEMPTS:
-            message = f"the group at position {request.position} ended {attempt} workers: {describe(error)}"
-            self._fail(request, Fault(message))
+            message = f"the group at position {request.position} ended {attempt} workers: {death}"
+            self._fail(request, RankError(message))
             return
         tags = (tq.kv_list("train") or {}).get("train", {})
         if tags.get(request.uid, {}).get("status") == "finished":

@@ -47,14 +47,12 @@ class Recorder:
 
     def __init__(self, path: Path, config: Mapping[str, Any], recipe: Path | None, *, steps: int) -> None:
         """Create the run if the folder has none; `restart` continues it."""
-        self._path = path
         self._steps = steps
         self._groups: dict[str, FinishedGroup] = {}
         """Finished groups by verl's id, until they are trained."""
         self._alarms = AlarmMonitor()
         self._new_records: list[StepRecord] = []
         """Steps that the driver has not shown yet."""
-        self._unwritten: list[Alarm] = []
         self._progress = Progress("start")
         self._tools: tuple[str, ...] = ()
         if (path / "config.json").is_file():
@@ -113,10 +111,16 @@ class Recorder:
         advantages: one array per segment that was trained, by chain id. learner_logprobs: of its sampled tokens, by
         GROUP/CHAIN#SEGMENT. pools: environments leased, chains waiting.
         """
-        self._write_chains(step, chains, advantages)
+        evaluated = () if evaluation is None else evaluation[0]
+        unwritten = []
+        for held_out, written in ((False, chains), (True, evaluated)):
+            if written:
+                arrays = {} if held_out else advantages
+                failed = self._writer.write_trajectories(step, written, arrays, held_out=held_out)
+                if failed:
+                    message = f"{len(failed)} chains cannot be written: {failed[0]}"
+                    unwritten.append(Alarm("unwritten", message, step=step))
         self._writer.write_learner_logprobs(step, learner_logprobs)
-        if evaluation is not None:
-            self._write_chains(step, evaluation[0], {}, held_out=True)
         figures = {**chain_metrics(chains, version=step - 1), **metrics} if chains else {}
         alarms = self._alarms.observe(step, figures, chains, self._tools) if chains else ()
         record = StepRecord(
@@ -127,26 +131,10 @@ class Recorder:
             eval=None if evaluation is None else evaluation[1],
             leased=pools[0],
             waiting=pools[1],
-            alarms=(*alarms, *self._unwritten),
+            alarms=(*alarms, *unwritten),
         )
-        self._unwritten = []
         self._writer.append(record)
         self._new_records.append(record)
-
-    def _write_chains(
-        self,
-        step: int,
-        chains: Sequence[Trajectory],
-        advantages: Mapping[str, Sequence[Floats]],
-        *,
-        held_out: bool = False,
-    ) -> None:
-        if not chains:
-            return
-        failed = self._writer.write_trajectories(step, chains, advantages, held_out=held_out)
-        if failed:
-            message = f"{len(failed)} chains cannot be written: {failed[0]}"
-            self._unwritten.append(Alarm("unwritten", message, step=step))
 
     def poll(self) -> tuple[list[StepRecord], Progress]:
         """The steps written since the last call, and the progress of the one that runs."""

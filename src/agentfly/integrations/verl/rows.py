@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from agentfly.errors import ConfigError
 from agentfly.segment import Floats, Ids, Mask
@@ -99,6 +100,23 @@ class Row:
         return out
 
 
+class TaskPositions(Dataset[dict[str, Any]]):
+    """verl's dataset: row i is position i in the stream of tasks, which the workers read from the recipe.
+
+    verl's data loader reads it in order, and saves how far it has read.
+    """
+
+    def __init__(self, data_files: Any = None, **_: Any) -> None:
+        # The stream of tasks has no end. verl's validation is not used: an evaluation asks the workers directly.
+        self._size = 2**31 - 1 if data_files == "train" else 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"raw_prompt": "", "position": index, "index": index}
+
+
 def build_rows(trajectory: Trajectory) -> list[Row]:
     """The rows of a chain, in the order of its segments; none where the model sampled nothing."""
     rows: list[Row] = []
@@ -129,13 +147,13 @@ def build_rows(trajectory: Trajectory) -> list[Row]:
     return rows
 
 
-def build_placeholder(version: int, token: int = 0) -> Row:
+def build_placeholder(version: int) -> Row:
     """A row without sampled tokens, for a group of which no chain is trained: verl expects rows of every group."""
     return Row(
         chain=0,
         segment=0,
         index=0,
-        tokens=np.full(2, token, np.int32),
+        tokens=np.zeros(2, np.int32),
         start=1,
         mask=np.zeros(1, np.bool_),
         logprobs=np.zeros(1, np.float32),

@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
-from agentfly.algorithms.base import Episode, Group
+from agentfly.algorithms.base import Episode
 from agentfly.algorithms.kl import KLController
-from agentfly.errors import Fault, WeightSyncError
+from agentfly.errors import WeightSyncError
 from agentfly.evaluation.summary import ChainResult, summarize
 from agentfly.integrations.verl.advantages import compute_row_advantages
 from agentfly.integrations.verl.backend import ResilientAsyncClient, ResilientClient
@@ -38,13 +38,19 @@ from agentfly.integrations.verl.recorder import FinishedGroup
 from agentfly.integrations.verl.rows import nest
 from agentfly.integrations.verl.training_workers import ColocatedWorker, ScheduledWorker, SeparateWorker
 from agentfly.runs import EvalFigures, Progress
-from agentfly.runs.alarms import most_common_failure
 from agentfly.runs.files import write_atomic
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 from agentfly.training.optimizer import LRSchedule
-from agentfly.training.rollout_batch import RolloutBatch, Selection, select_groups, split_seconds
-from agentfly.trajectory import TrainingTreatment, Trajectory
+from agentfly.training.rollout_batch import (
+    RolloutBatch,
+    Selection,
+    require_trainable,
+    select_greedy,
+    select_sampled,
+    split_seconds,
+)
+from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
 MAX_PROBABILITY_GAP = 0.05
@@ -68,7 +74,6 @@ class AgentFlyTrainer:
 
     config: Any
     global_steps: int
-    timing_raw: dict[str, float]
 
     def __init__(self, config: Any, spec: JobSpec) -> None:
         super().__init__(config)  # type: ignore[call-arg]
@@ -96,18 +101,18 @@ class AgentFlyTrainer:
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # type: ignore[misc]
-        for role in self.role_worker_mapping:  # type: ignore[attr-defined]
-            if str(role) == "critic":
-                self.role_worker_mapping[role] = ray.remote(ScheduledWorker)  # type: ignore[attr-defined]
-            else:
-                separate = self.config.trainer.v1.trainer_mode == "separate_async" and str(role) == "actor"
-                self.role_worker_mapping[role] = ray.remote(SeparateWorker if separate else ColocatedWorker)  # type: ignore[attr-defined]
+        trainer: Any = self
+        separate = self.config.trainer.v1.trainer_mode == "separate_async"
+        workers = {"critic": ScheduledWorker, "actor": SeparateWorker if separate else ColocatedWorker}
+        for role in trainer.role_worker_mapping:
+            trainer.role_worker_mapping[role] = ray.remote(workers.get(str(role), ColocatedWorker))
 
     def get_llm_client(self) -> Any:
         """A client that sends the requests of a dead server to another one."""
         mode = self.config.trainer.v1.trainer_mode
         client = self._server_manager.get_client(client_cls=ResilientClient if mode == "sync" else ResilientAsyncClient)
-        # The part that it reads: the whole is too large for the arguments of an actor that Ray restarts.
+        # The part that it reads. The whole is 95 KB: with a few more, Ray would put the arguments of a worker into its
+        # object store, where they are lost with their node, and the worker could not be restarted.
         client.config = OmegaConf.create({"actor_rollout_ref": {"rollout": self.config.actor_rollout_ref.rollout}})
         return client
 
@@ -212,7 +217,7 @@ class AgentFlyTrainer:
         self._chains = [
             replace(chain, group=number) for number, group in enumerate(self._groups) for chain in group.chains
         ]
-        self._selection = self._select(self._chains, 2 if config.algorithm.needs_groups else 1)
+        self._selection = select_sampled(self._chains, config)
         # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
         numbers = {group.request.uid: number for number, group in enumerate(self._groups)}
         parts = [key.rsplit("_", 2) for key in batch.keys]
@@ -220,21 +225,7 @@ class AgentFlyTrainer:
         batch.reorder(sorted(range(len(order)), key=order.__getitem__))
         self._samples = []
         self._own_metrics = {}
-        trained = (TrainingTreatment.TRAIN, TrainingTreatment.ZERO)
-        if not any(each.treatment in trained for each in self._chains):
-            raise Fault(
-                f"not one of the {len(self._chains)} chains of step {self.global_steps} can be trained"
-                f"{most_common_failure(self._chains)}"
-            )
-
-    def _select(self, chains: Sequence[Trajectory], min_chains: int, *, keep: bool = False) -> Selection:
-        config = self._train_config
-        return select_groups(
-            chains,
-            min_chains=min_chains,
-            keep_zero_variance=keep or config.zero_variance_rule == "keep",
-            segment_reward=config.segment_reward,
-        )
+        require_trainable(self.global_steps, self._chains)
 
     def _check_weights(self, batch: Any, metrics: Mapping[str, Any]) -> None:
         """Raise WeightSyncError where the servers did not sample with the weights that are being trained."""
@@ -255,9 +246,14 @@ class AgentFlyTrainer:
         names += ["values"] if self.use_critic else []  # type: ignore[attr-defined]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         fields = {name: [each.float().numpy() for each in data[name].unbind()] for name in names}
+        greedy: dict[int, Episode] | None = None
+        if self._train_config.algorithm.needs_greedy:
+            chains = [replace(group.greedy, group=number) for number, group in enumerate(self._groups) if group.greedy]
+            greedy = select_greedy(chains, self._train_config)
+        groups = RolloutBatch(tuple(self._chains), self._selection, greedy).groups
         uids = [group.request.uid for group in self._groups]
         computed = compute_row_advantages(
-            self._build_groups(), uids, batch.keys, fields, config=self._train_config, kl_coef=self._kl.coef
+            groups, uids, batch.keys, fields, config=self._train_config, kl_coef=self._kl.coef
         )
         self._samples = computed.samples
         self._own_metrics |= computed.metrics
@@ -267,14 +263,6 @@ class AgentFlyTrainer:
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(out, batch_size=len(batch.keys))
         )
-
-    def _build_groups(self) -> list[Group]:
-        """The selected groups, with their greedy chains where the algorithm needs them."""
-        greedy: dict[int, Episode] | None = None
-        if self._train_config.algorithm.needs_greedy:
-            chains = [replace(group.greedy, group=number) for number, group in enumerate(self._groups) if group.greedy]
-            greedy = {each.trajectory.group: each for (each,) in self._select(chains, 1, keep=True).groups}
-        return RolloutBatch(tuple(self._chains), self._selection, greedy).groups
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Rows are padded so that all ranks have equally many in each of `mini_batches` steps."""
@@ -337,10 +325,8 @@ class AgentFlyTrainer:
         figures |= self._own_metrics
         if "policy/clip_low" in figures:
             figures["policy/clip_fraction"] = figures["policy/clip_low"] + figures["policy/clip_high"]
-        figures |= {f"selection/{name}": float(count) for name, count in self._selection.chains.items()}
+        figures |= self._selection.metrics
         figures |= {
-            "selection/groups": float(len(self._selection.groups)),
-            "selection/zero_variance_groups": float(self._selection.zero_variance),
             "rollout/reruns": float(self.rollout.reruns),
             "throughput/tokens_per_second": sum(each.sampled_tokens for each in self._chains) / rollout_seconds,
         }

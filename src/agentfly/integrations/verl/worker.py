@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import transfer_queue as tq
@@ -15,11 +15,11 @@ from agentfly.agent import BaseAgent
 from agentfly.integrations.verl.backend import VerlBackend, current_group
 from agentfly.integrations.verl.config import JobSpec
 from agentfly.integrations.verl.recorder import FinishedGroup, GroupRequest
-from agentfly.integrations.verl.rows import Row, build_placeholder, build_rows
+from agentfly.integrations.verl.rows import build_placeholder, build_rows
 from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_groups
+from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_sampled
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
 
@@ -27,8 +27,10 @@ from agentfly.types import Task
 class ChainWorker:
     """Runs groups and evaluations; a Ray actor."""
 
-    def __init__(self, spec: JobSpec, client: Any) -> None:
-        """Build the agent of the plan over verl's servers. `client`: verl's client of the servers."""
+    def __init__(self, arguments: bytes) -> None:
+        """Build the agent of the plan over verl's servers. `arguments`: the pickled JobSpec and verl's client."""
+        spec: JobSpec
+        spec, client = pickle.loads(arguments)
         torch.set_num_threads(1)
         tq.init()
         plan = spec.make_plan()
@@ -72,16 +74,8 @@ class ChainWorker:
             waiting=sum(each.waiting for each in pools),
             tools=tuple(self.agent.toolbox.names),
         )
-        selection = select_groups(
-            chains,
-            min_chains=2 if config.algorithm.needs_groups else 1,
-            keep_zero_variance=config.zero_variance_rule == "keep",
-            segment_reward=config.segment_reward,
-        )
-        rows: list[Row] = []
-        for episodes in selection.groups:
-            for episode in episodes:
-                rows += build_rows(episode.trajectory)
+        selected = [episode for episodes in select_sampled(chains, config).groups for episode in episodes]
+        rows = [row for episode in selected for row in build_rows(episode.trajectory)]
         rows = rows or [build_placeholder(version=request.step - 1)]
         await self._recorder.add_group.remote(finished)
         await tq.async_kv_batch_put(
