@@ -39,7 +39,7 @@ from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainab
 
 
 class LocalLearner:
-    """A causal language model in this process, with its optimizer and, where asked for, a critic and a reference."""
+    """A causal language model in this process, with its optimizer and, on request, critic, reference and teacher."""
 
     def __init__(
         self,
@@ -61,12 +61,14 @@ class LocalLearner:
         gradient_checkpointing: bool = False,
         precision: Precision = "auto",
         reference: bool = False,
+        teacher: Any = None,
         critic: bool = False,
         train_tower: bool = False,
         seed: int = 0,
     ) -> None:
         """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
 
+        teacher: a model with the same vocabulary, which is frozen; None without one.
         constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
         warmup_steps and total_steps count updates. train_tower: whether the vision tower of a vision model is trained.
         """
@@ -89,6 +91,7 @@ class LocalLearner:
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
             self._reference = Policy(copy.deepcopy(model).requires_grad_(False), device)
+        self._teacher = None if teacher is None else Policy(teacher.requires_grad_(False), device)
         self._critic: Critic | None = None
         if critic:
             self._critic = Critic(model, device, gradient_checkpointing=gradient_checkpointing)
@@ -195,6 +198,12 @@ class LocalLearner:
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
         with self._policy.backbone.model.disable_adapter():
             return self.score(segments, temperature)
+
+    def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities under the teacher."""
+        if self._teacher is None:
+            raise ConfigError("this learner has no teacher: make it with teacher=model")
+        return self._runner.score(segments, self._logprobs(self._teacher, temperature))
 
     def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
         """The critic's value of the state before each sampled token."""

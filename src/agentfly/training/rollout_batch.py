@@ -203,7 +203,7 @@ class Collector:
     def _select(self, chains: Sequence[Trajectory]) -> Selection:
         return select_groups(
             chains,
-            min_chains=2 if self.config.algorithm.needs_groups else 1,
+            min_chains=self.config.min_chains,
             keep_zero_variance=self.config.zero_variance_rule == "keep",
             segment_reward=self.config.segment_reward,
         )

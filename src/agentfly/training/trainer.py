@@ -43,7 +43,7 @@ from agentfly.runs.report import write_report_files
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, release_helpers, trim_heap, wait_for
-from agentfly.training.advantages import compute_samples
+from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
@@ -54,6 +54,7 @@ from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
+from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
 
@@ -114,6 +115,7 @@ class Trainer:
             self._canary = Canary(learner, agent.backend)
             beside_engine = config.async_training.max_staleness > 0 and learner.device.type == "cuda"
             self._stream = torch.cuda.Stream() if beside_engine else None
+            self._teacher = learner if config.teacher.base_url is None else TeacherServer(config)
             self._kl = KLController(config.kl.coef, config.kl.target)
             self._alarm_monitor = AlarmMonitor()
             self._unwritten: list[Alarm] = []
@@ -180,10 +182,12 @@ class Trainer:
                 # It sleeps until the sync wakes it up. Merged adapters are not all of the weights.
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
             learn = partial(_run_on_stream, self._stream)
-            samples = await compute(learn, compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
+            score = partial(compute_samples, teacher=self._teacher)
+            samples = await compute(learn, score, batch.groups, self.learner, self.config, self._kl.coef)
             writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
             try:
                 metrics = await compute(learn, self.learner.update, samples) if samples else {}
+                metrics |= measure_teacher(samples)
                 if not samples:
                     self.learner.skip_update()
             finally:

@@ -122,6 +122,8 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "the embedded engine takes whole weights from verl: train adapters on GPUs, or without --on verl"),
         (device == "cpu" and config.kl.coef > 0, f"kl.coef={config.kl.coef}",
          "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
+        (config.teacher.model is not None, f"teacher.model={config.teacher.model!r}",
+         "distillation runs in one process or with gpus=N: train without --on verl"),
         (config.zero_variance == "resample", "zero_variance='resample'",
          "verl takes a fixed number of groups per step: write skip or keep"),
         (config.kl.target is not None and config.kl.placement == "loss", f"kl.target={config.kl.target}",
@@ -322,6 +324,7 @@ HONORED_BY_US = {
     "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
     "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
+    "refused": ["teacher.model", "teacher.base_url", "teacher.coef", "teacher.reward_coef"],
     "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
 }
 """The fields without a key of verl, by the part of our code that honors them."""
