@@ -49,6 +49,15 @@ def test_every_field_is_documented() -> None:
         ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
         ({"num_chains": 1}, "compares the chains of a task"),
         ({"optimizer.warmup_steps": 100}, "leaves none of steps=100"),
+        (
+            {"run_options.branching": {"turn": 1, "branches": 2}, "algorithm": "gigpo"},
+            "run_options.branching does not work with algorithm=GiGPO",
+        ),
+        (
+            {"run_options.branching": {"turn": 1, "branches": 2}, "teacher.model": "tiny"},
+            "run_options.branching does not work with teacher.model='tiny'",
+        ),
+        ({"run_options.branching": {"turn": 10, "branches": 2}}, "chains have at most 10"),
         ({"loss.clip": (0.2,)}, "loss.clip is [low, high]"),
         ({"loss.clip": (2.0, 0.2)}, "loss.clip is [low, high]"),
         ({"loss.clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),

@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
-from agentfly.rollout.chain import ChainSettings
 from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
+from agentfly.rollout.settings import ChainSettings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,
@@ -160,13 +160,14 @@ class TrainConfig:
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
         return {"model_name_or_path": self.model, **named, **({"template": self.template} if self.template else {})}
 
-    def agent_options(self, **changes: Any) -> dict[str, Any]:
-        """Options of `agent.run`, with `changes` to them, such as a seed."""
-        return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling, **changes}
+    def agent_options(self, *, branching: bool = False, **changes: Any) -> dict[str, Any]:
+        """Options of `agent.run`, with `changes` to them, such as a seed. branching: those of training, if set."""
+        options = self.run_options if branching else {n: v for n, v in self.run_options.items() if n != "branching"}
+        return {**options, "max_turns": self.max_turns, "sampling": self.sampling, **changes}
 
     def chain_settings(self, **changes: Any) -> ChainSettings:
         """Settings of a chain: the options of `agent.run`, validated."""
-        options: Any = self.agent_options(**changes)
+        options: Any = self.agent_options(branching=True, **changes)
         return parse_settings(options.pop("max_turns"), options)
 
     def override(self, changes: Mapping[str, Any]) -> TrainConfig:
@@ -242,6 +243,14 @@ class TrainConfig:
                 f"teacher.base_url={self.teacher.base_url!r}: a server scores prompts at temperature 1, and chains are "
                 f"sampled at {self.sampling.temperature}: write sampling.temperature=1, or load the teacher here"
             )
+        if self.run_options.get("branching") is not None:
+            unsupported = [
+                (not self.algorithm.takes_branches, f"algorithm={self.algorithm}"),
+                (self.teacher.model is not None, f"teacher.model={self.teacher.model!r}"),
+                (self.async_training.max_staleness > 0, f"async_training.max_staleness={staleness}"),
+            ]
+            if wrong := [name for is_set, name in unsupported if is_set]:
+                raise ConfigError(f"run_options.branching does not work with {wrong[0]}")
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:

@@ -245,7 +245,7 @@ class Collector:
         """All chains of the tasks, in order, with their groups numbered from `offset`."""
         self._done = 0
         self._total = len(tasks) * self.config.num_chains
-        options = self.config.agent_options(num_chains=self.config.num_chains, seed=seed)
+        options = self.config.agent_options(branching=True, num_chains=self.config.num_chains, seed=seed)
         chains = []
         polling = asyncio.create_task(self._poll_environments())
         try:

@@ -98,6 +98,7 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
         ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
         ("kl.coef=0.1", {"kl": {"coef": 0.1}}, {}, "cpu"),
         ("teacher.model='tiny'", {"teacher": {"model": "tiny"}}, {}, "cuda"),
+        ("run_options.branching", {"run_options": {"branching": {"turn": 1, "branches": 2}}}, {}, "cuda"),
         ("zero_variance='resample'", {"zero_variance": "resample"}, {}, "cuda"),
         ("kl.target=0.1", {"kl": {"coef": 0.1, "target": 0.1}}, {}, "cuda"),
         ("optimizer.weight_decay=0.1", {"optimizer": {"weight_decay": 0.1}}, {}, "cuda"),

@@ -131,6 +131,8 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
         (config.optimizer.weight_decay > 0, f"optimizer.weight_decay={config.optimizer.weight_decay}",
          "verl decays vectors too: if that is wanted, write verl.actor_rollout_ref.actor.optim.weight_decay=…"),
         (config.vision.train_tower, "vision.train_tower=true", "vision models are trained in one process"),
+        (config.run_options.get("branching") is not None, "run_options.branching",
+         "verl takes a fixed number of chains per task"),
         (config.run_options.get("max_concurrent_chains") is not None, "run_options.max_concurrent_chains",
          "chains run in several processes: limit the instances of the environments instead"),
         (mode != "sync" and config.async_training.on_stale == "recompute", "async_training.on_stale='recompute'",
