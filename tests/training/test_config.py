@@ -49,6 +49,11 @@ def test_every_field_is_documented() -> None:
         ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
         ({"num_chains": 1}, "compares the chains of a task"),
         ({"optimizer.warmup_steps": 100}, "leaves none of steps=100"),
+        ({"algorithm": "ppo", "optimizer.critic_warmup_steps": 100}, "leaves none of steps=100 to the policy"),
+        (
+            {"async_training.max_staleness": 1, "loss.correction": "token-mask", "zero_variance": "avoid"},
+            "zero_variance='avoid' needs finished steps",
+        ),
         (
             {"run_options.branching": {"turn": 1, "branches": 2}, "algorithm": "gigpo"},
             "run_options.branching does not work with algorithm=GiGPO",
@@ -128,6 +133,7 @@ def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None
         ({"teacher.model": "tiny", "zero_variance": "skip"}, "teacher.reward_coef is 0"),
         ({"teacher.model": "tiny", "kl.coef": 0.1, "kl.placement": "reward"}, "teacher.reward_coef is 0"),
         ({"optimizer.critic_learning_rate": 1e-4}, "has no critic"),
+        ({"optimizer.critic_warmup_steps": 3}, "has no critic"),
     ],
 )
 def test_field_without_effect_is_rejected(changes: dict[str, Any], said: str) -> None:

@@ -80,9 +80,9 @@ class TrainConfig:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     segment_reward: SegmentReward = "broadcast"
     """How the reward of a chain of several segments is credited to them."""
-    zero_variance: Literal["skip", "keep", "resample"] | None = None
-    """Groups whose chains all have the same reward; None skips them where the algorithm compares within groups and no
-    teacher is used."""
+    zero_variance: Literal["skip", "keep", "resample", "avoid"] | None = None
+    """Groups whose chains all have the same reward: skipped, kept, replaced by other tasks, or avoided by preferring
+    tasks of medium success. None skips them where the algorithm compares within groups and no teacher is used."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     epochs: int = 1
     """Passes over each batch."""
@@ -138,7 +138,9 @@ class TrainConfig:
 
     @property
     def zero_variance_rule(self) -> Literal["skip", "keep", "resample"]:
-        """What happens to groups whose chains all have the same reward."""
+        """What happens to groups whose chains all have the same reward, once they are sampled."""
+        if self.zero_variance == "avoid":
+            return "skip"
         return self.zero_variance or ("skip" if self.algorithm.needs_groups and self.teacher.model is None else "keep")
 
     @property
@@ -196,7 +198,7 @@ class TrainConfig:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if isinstance(value, int) and name not in FLOATS:
-                least = 0 if name in ("optimizer.warmup_steps", "seed", "async_training.max_staleness") else 1
+                least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
                 if value < least:
                     raise ConfigError(f"{name} must be at least {least}, not {value}")
             elif name in ("kl.coef", "teacher.reward_coef", "optimizer.weight_decay", "loss.entropy_coef"):
@@ -215,6 +217,8 @@ class TrainConfig:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
         if (warmup := self.optimizer.warmup_steps) >= self.steps:
             raise ConfigError(f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate")
+        if (warmup := self.optimizer.critic_warmup_steps) >= self.steps:
+            raise ConfigError(f"optimizer.critic_warmup_steps={warmup} leaves none of steps={self.steps} to the policy")
         loss = self.loss
         if not 1 < loss.correction_cap < math.inf:
             raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")
@@ -233,6 +237,8 @@ class TrainConfig:
                 f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
                 "loss.correction=None would ignore that: write loss.correction=token-truncate"
             )
+        if staleness and self.zero_variance == "avoid":
+            raise ConfigError("zero_variance='avoid' needs finished steps, and async_training samples ahead of them")
         if staleness and self.backend_settings.get("on_update") == "abort":
             raise ConfigError(
                 "backend.on_update='abort' ends running chains at every update, which async_training.max_staleness="
@@ -278,7 +284,8 @@ class TrainConfig:
         if self.loss.correction is None:
             unused.append(("loss", self.loss, "correction_cap", "there is no correction"))
         if not self.algorithm.needs_values:
-            unused.append(("optimizer", self.optimizer, "critic_learning_rate", f"{self.algorithm} has no critic"))
+            for name in ("critic_learning_rate", "critic_warmup_steps"):
+                unused.append(("optimizer", self.optimizer, name, f"{self.algorithm} has no critic"))
         if not self.async_training.max_staleness:
             reason = "async_training.max_staleness is 0"
             unused.append(("async_training", self.async_training, "on_stale", reason))

@@ -63,6 +63,8 @@ class OptimizerConfig:
     """Peak learning rate."""
     critic_learning_rate: float | None = None
     """Peak learning rate of the critic; None is `learning_rate`. Refused without a critic."""
+    critic_warmup_steps: int = 0
+    """Training steps at the start in which only the critic is updated. Refused without a critic."""
     weight_decay: float = 0.0
     """Decoupled weight decay of matrices."""
     warmup_steps: int = 0

@@ -51,6 +51,7 @@ class LocalLearner:
         learning_rate: float = 1e-6,
         critic_learning_rate: float | None = None,
         weight_decay: float = 0.0,
+        critic_warmup_steps: int = 0,
         warmup_steps: int = 0,
         schedule: Schedule = "constant",
         total_steps: int = 1,
@@ -70,7 +71,8 @@ class LocalLearner:
 
         teacher: a model with the same vocabulary, which is frozen; None without one.
         constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
-        warmup_steps and total_steps count updates. train_tower: whether the vision tower of a vision model is trained.
+        critic_warmup_steps: updates before the policy's first one. warmup_steps and total_steps count updates, too.
+        train_tower: whether the vision tower of a vision model is trained.
         """
         tower = tower_parameters(model)
         if train_tower and not tower:
@@ -86,6 +88,7 @@ class LocalLearner:
         self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
         self._epochs = epochs
         self._mini_batches = mini_batches
+        self._critic_warmup_steps = critic_warmup_steps
         self._seed = seed
         self._policy = Policy(model, device, gradient_checkpointing=gradient_checkpointing)
         self._reference: Policy | None = None
@@ -143,6 +146,7 @@ class LocalLearner:
             learning_rate=config.optimizer.learning_rate,
             critic_learning_rate=config.optimizer.critic_learning_rate,
             weight_decay=config.optimizer.weight_decay,
+            critic_warmup_steps=config.optimizer.critic_warmup_steps,
             warmup_steps=config.optimizer.warmup_steps,
             schedule=config.optimizer.schedule,
             total_steps=config.steps,
@@ -274,9 +278,12 @@ class LocalLearner:
     def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """One optimizer step of the policy and, where there is one, of the critic."""
         try:
-            metrics = {f"policy/{name}": value for name, value in self._accumulate_policy(batch, on_policy).items()}
-            metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
-            self._optimizer.zero_grad()
+            metrics: dict[str, float] = {}
+            if self._updates >= self._critic_warmup_steps:
+                measured = self._accumulate_policy(batch, on_policy)
+                metrics = {f"policy/{name}": value for name, value in measured.items()}
+                metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
+                self._optimizer.zero_grad()
             if self._critic is not None:
                 metrics["critic/loss"] = self._accumulate_critic(batch)
                 metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)

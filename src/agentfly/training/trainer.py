@@ -51,7 +51,7 @@ from agentfly.training.launch import build_learner, is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
-from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
+from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
 from agentfly.training.teacher import TeacherServer
@@ -107,7 +107,8 @@ class Trainer:
             self._writer = writer
             self._save_tokenizer = tokenizer.save_pretrained
             self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
-            self._task_sampler = TaskSampler(plan.tasks, config.seed)
+            make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
+            self._task_sampler = make_sampler(plan.tasks, config.seed)
             make = partial(AsyncCollector, journal=writer.path / "rollout.jsonl")
             self._collector: Collector = (make if config.async_training.max_staleness else Collector)(
                 agent, self._task_sampler, config, self._loggers.progress
@@ -344,7 +345,7 @@ class Trainer:
     def _save_checkpoint(self) -> None:
         tensors, learner_state = self.learner.state_dict()
         values = {
-            "feed": self._task_sampler.position,
+            "tasks": self._task_sampler.state_dict(),
             "rollout": self._collector.state_dict(),
             "kl": self._kl.state_dict(),
             "best": self._best,
@@ -361,7 +362,7 @@ class Trainer:
     def _load_state(self, state: TrainerState) -> None:
         values = dict(state.values)
         self.step = state.step
-        self._task_sampler.position = values["feed"]
+        self._task_sampler.load_state_dict(values["tasks"] if "tasks" in values else {"position": values["feed"]})
         self._kl.load_state_dict(values["kl"])
         self.learner.set_kl_coef(self._kl.coef)
         self._best = None if values["best"] is None else (values["best"][0], values["best"][1])

@@ -98,6 +98,8 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
         ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
         ("kl.coef=0.1", {"kl": {"coef": 0.1}}, {}, "cpu"),
         ("teacher.model='tiny'", {"teacher": {"model": "tiny"}}, {}, "cuda"),
+        ("zero_variance='avoid'", {"zero_variance": "avoid"}, {}, "cuda"),
+        ("optimizer.critic_warmup_steps", {"algorithm": "ppo", "optimizer": {"critic_warmup_steps": 2}}, {}, "cuda"),
         ("run_options.branching", {"run_options": {"branching": {"turn": 1, "branches": 2}}}, {}, "cuda"),
         ("zero_variance='resample'", {"zero_variance": "resample"}, {}, "cuda"),
         ("kl.target=0.1", {"kl": {"coef": 0.1, "target": 0.1}}, {}, "cuda"),

@@ -124,8 +124,10 @@ def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
         (config.teacher.model is not None, f"teacher.model={config.teacher.model!r}",
          "distillation runs in one process or with gpus=N: train without --on verl"),
-        (config.zero_variance == "resample", "zero_variance='resample'",
-         "verl takes a fixed number of groups per step: write skip or keep"),
+        (config.zero_variance in ("resample", "avoid"), f"zero_variance={config.zero_variance!r}",
+         "verl takes a fixed number of groups per step, in a fixed order: write skip or keep"),
+        (config.optimizer.critic_warmup_steps > 0, "optimizer.critic_warmup_steps",
+         "policy and critic are updated from the first step on: train without --on verl"),
         (config.kl.target is not None and config.kl.placement == "loss", f"kl.target={config.kl.target}",
          "verl's coefficient in the loss is constant: write kl.placement=reward, or leave the target out"),
         (config.optimizer.weight_decay > 0, f"optimizer.weight_decay={config.optimizer.weight_decay}",
@@ -326,7 +328,13 @@ HONORED_BY_US = {
     "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
     "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
-    "refused": ["teacher.model", "teacher.base_url", "teacher.coef", "teacher.reward_coef"],
+    "refused": [
+        "optimizer.critic_warmup_steps",
+        "teacher.model",
+        "teacher.base_url",
+        "teacher.coef",
+        "teacher.reward_coef",
+    ],
     "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
 }
 """The fields without a key of verl, by the part of our code that honors them."""
