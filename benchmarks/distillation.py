@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, int, int, tuple[float, ...]]] = [
     ("distillation", 1, 1, (5e-4, 1e-3, 2e-3)),
     ("distillation", 4, 1, (1e-3, 2e-3)),
     ("SFT", 1, 1, (5e-4, 1e-3, 2e-3)),
+    ("SFT", 4, 1, (1e-3,)),
     ("SFT", 1, 4, (5e-4, 1e-3)),
 ]
 """Method, optimizer steps per batch and epoch, epochs, and the peak learning rates; all fall linearly to 0."""
