@@ -4,7 +4,8 @@ Standard library only: worker processes, sandboxes and containers import this mo
 
 An environment is a plain class; its `@tool` methods are its actions. Only the resource manager creates instances: it
 calls `start` once, `reset` before each chain, `check` on an instance that was idle, and `close` at the end. An
-environment may generate its own tasks (`draw_tasks`) and provide an expert policy (`expert`) for demonstrations.
+environment may generate its own tasks (`draw_tasks`), provide an expert policy (`expert`) for demonstrations, and copy
+its state in the middle of a chain (`snapshot`, `restore`) for tree sampling.
 """
 
 from __future__ import annotations
@@ -153,6 +154,17 @@ class Environment:
     async def check(self) -> None:
         """Raise if the instance can no longer be used. Called on an idle instance before it is leased."""
 
+    async def snapshot(self) -> Any:
+        """Return the state since `reset` as plain data that shares nothing with the instance, for `restore`."""
+        raise ConfigError(f"{type(self).__name__} cannot be branched: give it the methods `snapshot` and `restore`")
+
+    async def restore(self, state: Any) -> None:
+        """Continue from a snapshot. Called after `reset` for the same task, usually on another instance.
+
+        The same state may be restored several times, so it must not be changed.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot be branched: give it the methods `snapshot` and `restore`")
+
     def expert(self) -> ToolCall | str | Awaitable[ToolCall | str]:
         """Return the expert's next action in the current state: a tool call, or the final answer. May be async.
 
@@ -169,6 +181,11 @@ class Environment:
 def has_tasks(env_class: type[Environment]) -> bool:
     """Whether the environment generates its own tasks."""
     return env_class.draw_tasks.__func__ is not Environment.draw_tasks.__func__  # type: ignore[attr-defined]
+
+
+def can_branch(env_class: type[Environment]) -> bool:
+    """Whether the environment can be copied in the middle of a chain: `snapshot` and `restore`."""
+    return all(getattr(env_class, name) is not getattr(Environment, name) for name in ("snapshot", "restore"))
 
 
 def validate_constructor(env_class: type[Environment]) -> None:

@@ -180,6 +180,16 @@ class Segment:
             raise RecordError("this segment is sealed; a rewritten history begins a new one")
         self._ids += ids
 
+    def copy(self) -> Segment:
+        """A copy that grows on its own, with the same tokens so far."""
+        other = Segment(self.image_token_id)
+        other._ids = self._ids[:]
+        other._logprobs = self._logprobs[:]
+        other._spans = list(self._spans)
+        other._images = self._images
+        other._exact = self._exact
+        return other
+
     def seal(self) -> Segment:
         """Close the segment. A rewritten history goes into a new segment, never into this one."""
         if not self._sealed:

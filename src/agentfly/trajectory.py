@@ -213,6 +213,10 @@ class Trajectory:
     failures: tuple[Failure, ...] = ()
     seconds: float = 0.0
     attempts: int = 1
+    branch_of: int | None = None
+    """Index in the group of the chain that it was forked from; None: it began with the task."""
+    branch_turn: int = 0
+    """Turns that it shares with that chain."""
 
     def __repr__(self) -> str:
         reward = "" if self.score is None else f", reward {self.score.total:g}"
@@ -237,7 +241,11 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(segment.num_sampled_tokens for segment in self.segments)
+        """Tokens sampled for this chain; those before its fork were sampled for the chain it was forked from."""
+        if self.branch_of is None:
+            return sum(segment.num_sampled_tokens for segment in self.segments)
+        spans = (span for segment in self.segments for span in segment.spans if span.turn >= self.branch_turn)
+        return sum(len(span) for span in spans if span.author.carries_loss)
 
     @property
     def untrainable(self) -> str | None:
@@ -271,6 +279,7 @@ class Trajectory:
             "failures": [failure.to_json() for failure in self.failures],
             "seconds": self.seconds,
             "attempts": self.attempts,
+            **({} if self.branch_of is None else {"branch_of": self.branch_of, "branch_turn": self.branch_turn}),
         }
 
     @classmethod
@@ -290,6 +299,8 @@ class Trajectory:
             failures=tuple(map(Failure.from_json, value["failures"])),
             seconds=value["seconds"],
             attempts=value["attempts"],
+            branch_of=value.get("branch_of"),
+            branch_turn=value.get("branch_turn", 0),
         )
 
     def parts(

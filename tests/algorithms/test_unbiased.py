@@ -131,6 +131,43 @@ def test_wrong_critic_does_not_bias_the_gradient() -> None:
     assert np.abs(expected(by(PPO(lam=0.5, whiten=False)), 1) - TRUE).max() > 1e-2
 
 
+FAMILIES: list[tuple[float, tuple[int, ...]]] = []
+"""Every family of a chain that is forked once after its first turn, with its probability."""
+for _start in range(3):
+    _ends = [n for n, (path, _) in enumerate(CHAINS) if path[0] == ("start", _start)]
+    _first = float(policy("start")[_start])
+    _pairs = product(_ends, repeat=1 if _start == 0 else 2)
+    FAMILIES += [(_first * prod(PROBABILITIES[n] / _first for n in pair), pair) for pair in _pairs]
+
+
+def expected_of_trees(algorithm: Algorithm, *, marked: bool = True) -> Array:
+    """The mean of the estimated gradient over all groups of two families. marked: branches are known as such."""
+    total = np.zeros(PARAMETERS)
+    for (p, one), (q, other) in product(FAMILIES, repeat=2):
+        group, steps = [], []
+        for root, family in enumerate((one, other)):
+            for at, number in enumerate(family):
+                made = chain(number)
+                fields = {"chain": root} if at == 0 else {"chain": 2 + root, "branch_of": root, "branch_turn": 1}
+                group.append(replace(made, trajectory=replace(made.trajectory, **(fields if marked else {}))))
+                steps.append(CHAINS[number][0])
+        (rows,) = advantages(algorithm, group)
+        for path, row in zip(steps, rows, strict=True):
+            for step, advantage in zip(path, row[::2], strict=True):
+                total += p * q / 2 * advantage * score(*step)
+    return total
+
+
+def test_branches_give_an_unbiased_gradient_and_their_prefix_counts_once() -> None:
+    assert sum(probability for probability, _ in FAMILIES) == pytest.approx(1)
+    np.testing.assert_allclose(expected_of_trees(RLOO()), TRUE, atol=1e-10)
+    np.testing.assert_allclose(2 * expected_of_trees(DrGRPO()), TRUE, atol=1e-10)
+    # Taken for independent chains, the branches are a biased estimate, in its direction too.
+    naive = expected_of_trees(RLOO(), marked=False)
+    best = (naive @ TRUE) / (naive @ naive)
+    assert np.abs(best * naive - TRUE).max() > 1e-2
+
+
 def natural(group: Sequence[int]) -> list[list[float]]:
     """Each turn's reward less the others' mean for that turn, summed over the turns that the chain took."""
     rewards = [CHAINS[n][1] for n in group]

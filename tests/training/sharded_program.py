@@ -51,6 +51,8 @@ def build(case: str, folder: Path, make: Callable[..., LocalLearner] = LocalLear
     if case == "lora":
         model = add_lora(model, 4, seed=0)
     settings = {"learning_rate": 1e-3, "precision": "float32", "micro_batch_tokens": 100, **CASES[case]}
+    if case == "grpo":
+        settings["teacher"] = model_of(seed=1, config=LlamaConfig(**{**CONFIG.to_dict(), "num_hidden_layers": 1}))
     learner: Any = make(model, **settings, **placement)
     learner.gradients = {}
     for optimizer, prefix in ((learner._optimizer, ""), (learner._critic and learner._critic.optimizer, "critic/")):
@@ -88,6 +90,8 @@ def exercise(learner: LocalLearner, folder: Path, *, brief: bool = False) -> dic
     batch = given(learner)
     segments = [each.segment for each in batch]
     found: dict[str, Any] = {"scores": learner.score(segments, 0.9)}
+    if learner._teacher is not None:
+        found["scores"] += learner.score_teacher(segments, 0.9)
     found["metrics"] = [learner.update(batch)]
     found["logprobs"] = learner.update_logprobs
     found["metrics"] += [learner.update(batch) for _ in range(0 if brief else 2)]

@@ -49,6 +49,20 @@ def test_every_field_is_documented() -> None:
         ({"mini_batches": 3}, "8 tasks × 8 chains are 64 chains a step"),
         ({"num_chains": 1}, "compares the chains of a task"),
         ({"optimizer.warmup_steps": 100}, "leaves none of steps=100"),
+        ({"algorithm": "ppo", "optimizer.critic_warmup_steps": 100}, "leaves none of steps=100 to the policy"),
+        (
+            {"async_training.max_staleness": 1, "loss.correction": "token-mask", "zero_variance": "avoid"},
+            "zero_variance='avoid' needs finished steps",
+        ),
+        (
+            {"run_options.branching": {"turn": 1, "branches": 2}, "algorithm": "gigpo"},
+            "run_options.branching does not work with algorithm=GiGPO",
+        ),
+        (
+            {"run_options.branching": {"turn": 1, "branches": 2}, "teacher.model": "tiny"},
+            "run_options.branching does not work with teacher.model='tiny'",
+        ),
+        ({"run_options.branching": {"turn": 10, "branches": 2}}, "chains have at most 10"),
         ({"loss.clip": (0.2,)}, "loss.clip is [low, high]"),
         ({"loss.clip": (2.0, 0.2)}, "loss.clip is [low, high]"),
         ({"loss.clip": (0.2, 0.2, 0.5)}, "dual above 1 + high"),
@@ -60,6 +74,13 @@ def test_every_field_is_documented() -> None:
         ({"steps": True}, "it takes no truth value"),
         ({"learning_rate": 1e-5}, "write optimizer.learning_rate"),
         ({"kl_in": "reward"}, "write kl.placement"),
+        ({"teacher": "tiny"}, "write teacher.model='tiny'"),
+        ({"teacher.model": "tiny", "teacher.coef": 0.0}, "teacher.coef must be above 0"),
+        ({"teacher.model": "tiny", "teacher.reward_coef": 1.0, "num_chains": 1}, "compares the chains of a task"),
+        (
+            {"teacher.model": "tiny", "teacher.base_url": "http://localhost:8000/v1", "sampling.temperature": 0.7},
+            "write sampling.temperature=1",
+        ),
         ({"kl": 0.1}, "write kl.coef=0.1"),
         ({"loss": "gspo"}, "write loss.type='gspo'"),
         ({"optimizer.learning_rat": 1}, "Did you mean 'learning_rate'?"),
@@ -106,7 +127,13 @@ def test_invalid_values_are_rejected(changes: dict[str, Any], said: str) -> None
         ({"loss.type": "plain", "loss.clip": (0.1, 0.1)}, "clips nothing"),
         ({"loss.type": "cispo", "loss.clip": (0.1, 0.1, 3.0)}, "no dual clip"),
         ({"loss.correction_cap": 3.0}, "there is no correction"),
+        ({"teacher.coef": 2.0}, "there is no teacher.model"),
+        ({"teacher.base_url": "http://localhost:8000/v1"}, "there is no teacher.model"),
+        ({"teacher.model": "tiny", "algorithm": "rloo"}, "teacher.reward_coef is 0"),
+        ({"teacher.model": "tiny", "zero_variance": "skip"}, "teacher.reward_coef is 0"),
+        ({"teacher.model": "tiny", "kl.coef": 0.1, "kl.placement": "reward"}, "teacher.reward_coef is 0"),
         ({"optimizer.critic_learning_rate": 1e-4}, "has no critic"),
+        ({"optimizer.critic_warmup_steps": 3}, "has no critic"),
     ],
 )
 def test_field_without_effect_is_rejected(changes: dict[str, Any], said: str) -> None:

@@ -54,6 +54,24 @@ def test_a_value_is_of_the_state_before_the_token() -> None:
         assert (abs(after[at] - before[at]) < 1e-6) == same
 
 
+def test_critic_warmup_updates_the_critic_alone() -> None:
+    model, given = model_of(), samples(*LENGTHS)
+    learner = learner_of(model, learning_rate=1e-2, critic_warmup_steps=2)
+    segments = [each.segment for each in given]
+    before = [each.detach().clone() for each in model.parameters()]
+    for _ in range(2):
+        metrics = learner.update(given)
+        assert metrics["critic/grad_norm"] > 0
+        assert "policy/grad_norm" not in metrics
+    assert all(map(torch.equal, before, model.parameters()))
+    assert any(each.any() for each in learner.values(segments))
+    resumed = learner_of(model, learning_rate=1e-2, critic_warmup_steps=2)
+    resumed.load_state_dict(*learner.state_dict())
+    for each in (learner, resumed):
+        assert each.update(given)["policy/grad_norm"] > 0
+    assert not all(map(torch.equal, before, model.parameters()))
+
+
 def test_the_policy_is_not_moved_by_the_critic_nor_the_critic_by_the_policy() -> None:
     model = model_of()
     before = [each.detach().clone() for each in model.parameters()]

@@ -181,6 +181,8 @@ class Algorithm:
     """Needs one greedy chain per task."""
     needs_groups: ClassVar[bool] = False
     """Needs at least two chains per task."""
+    takes_branches: ClassVar[bool] = False
+    """Whether it takes chains that share a prefix (`Trajectory.branch_of`), and weighs them so that it counts once."""
 
     def __post_init__(self) -> None:
         for name in ("gamma", "lam"):

@@ -22,6 +22,7 @@ class GRPO(Algorithm):
     """
 
     needs_groups: ClassVar[bool] = True
+    takes_branches: ClassVar[bool] = True
 
     def turn_advantages(self, group: Group) -> list[Array]:
         return group_relative_returns(group, std=True)
@@ -35,6 +36,7 @@ class DrGRPO(Algorithm):
     """
 
     needs_groups: ClassVar[bool] = True
+    takes_branches: ClassVar[bool] = True
 
     def turn_advantages(self, group: Group) -> list[Array]:
         return group_relative_returns(group)
@@ -45,8 +47,7 @@ class RLOO(Algorithm):
     """A[i, t] = G[i, t] − mean_{j≠i} G[j, t]; unbiased, since the baseline does not depend on chain i."""
 
     needs_groups: ClassVar[bool] = True
+    takes_branches: ClassVar[bool] = True
 
     def turn_advantages(self, group: Group) -> list[Array]:
-        n = len(group.episodes)
-        scale = n / max(n - 1, 1)  # x − mean of the others = n/(n−1) · (x − mean of all)
-        return [scale * row for row in group_relative_returns(group)]
+        return group_relative_returns(group, leave_one_out=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,15 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -
 def kl_penalty(logprobs: Floats, reference: Floats, estimator: KLEstimator, coef: float) -> Floats:
     """[tokens] The penalty where KL is part of the reward: `Episode.penalties` of one segment."""
     return (coef * kl_divergence(torch.from_numpy(logprobs), torch.from_numpy(reference), estimator)).numpy()
+
+
+def teacher_advantages(logprobs: Floats, teacher: Floats, coef: float) -> Floats:
+    """[tokens] coef · (log π_teacher − log π) of sampled tokens: descent on the reverse KL divergence to a teacher.
+
+    The tokens are the student's own, so E[(log π − log π_teacher) ∇log π] is the gradient of KL(π ‖ π_teacher) in the
+    states it visits. Later tokens are not credited: each token is compared with the teacher in its own state.
+    """
+    return (coef * (teacher - logprobs).clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)).astype(np.float32)
 
 
 @dataclass

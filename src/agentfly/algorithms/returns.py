@@ -71,20 +71,45 @@ def _turn_rewards(episode: Episode) -> tuple[Array, npt.NDArray[np.int32], npt.N
     return rewards / (1 + segments) if episode.segment_reward == "uniform" else rewards, segments, last
 
 
-def group_relative_returns(group: Group, gamma: float = 1.0, *, std: bool = False) -> list[Array]:
+def group_relative_returns(
+    group: Group, gamma: float = 1.0, *, std: bool = False, leave_one_out: bool = False
+) -> list[Array]:
     """Per episode, [turns]: G[i, t] − mean_i G[i, t], divided by std_i G[i, t] + ε where `std` is set.
+
+    leave_one_out: the mean is that of the other chains.
 
     A chain that ended early enters the mean with its last turn's return, so chains whose only reward is at the end are
     compared by that reward in all turns. Of the mean, only the chain's own entry depends on its actions from the turn
     on: subtracting it scales an unbiased gradient by (n−1)/n and changes nothing else. (A mean of rewards per turn,
     summed over the turns a chain took, does not have this property.)
+
+    Chains that were forked from one another (`Trajectory.branch_of`) are one sample of the turns before the fork, worth
+    the mean of their returns, which is compared between such families; after the fork they are compared with each
+    other. Each of n branches has the weight 1/n: the sum over a family is then an unbiased estimate of what a single
+    chain estimates, and the tokens of the prefix, which all of them have, count once.
     """
     returns = [turn_returns(episode, gamma) for episode in group.episodes]
     if not returns:
         return []
     longest = max(map(len, returns))
     table = np.stack([np.pad(each, (0, longest - len(each)), mode="edge") for each in returns])  # [chains, turns]
-    return [row[: len(own)] for row, own in zip(center(table, std=std), returns, strict=True)]
+
+    def relative(rows: Array) -> Array:
+        scale = len(rows) / max(len(rows) - 1, 1) if leave_one_out else 1.0
+        return scale * center(rows, std=std)  # x − mean of the others = n/(n−1) · (x − mean of all)
+
+    chains = [episode.trajectory for episode in group.episodes]
+    advantages = relative(table)
+    if any(chain.branch_of is not None for chain in chains):
+        families: dict[int, list[int]] = {}  # by the number of the chain that was forked
+        for index, chain in enumerate(chains):
+            families.setdefault(chain.chain if chain.branch_of is None else chain.branch_of, []).append(index)
+        between = relative(np.stack([table[family].mean(0) for family in families.values()]))  # [families, turns]
+        for family, shared in zip(families.values(), between, strict=True):
+            fork = max(chains[index].branch_turn for index in family) if len(family) > 1 else longest
+            within = relative(table[family])  # [branches, turns]
+            advantages[family] = np.where(np.arange(longest) < fork, shared, within) / len(family)
+    return [row[: len(own)] for row, own in zip(advantages, returns, strict=True)]
 
 
 def center(table: Array, *, std: bool = False) -> Array:

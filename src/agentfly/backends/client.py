@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -36,7 +36,15 @@ from agentfly.backends.openai_api import (
     reason,
     status_error,
 )
-from agentfly.backends.openai_responses import ModelCard, ResponseLimits, read_chat, read_completion, read_models
+from agentfly.backends.openai_responses import (
+    ModelCard,
+    ResponseLimits,
+    read_chat,
+    read_completion,
+    read_models,
+    read_prompt_ids,
+    read_prompt_logprobs,
+)
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
 from agentfly.retrying import RateLimiter, WaitAsAsked
@@ -172,6 +180,22 @@ class ClientBackend(Backend):
             max_tokens = await self._max_tokens(len(request.prompt), request.sampling.max_tokens)
             body = {**completions_body(self.model, request, max_tokens), **self.extra_body}
             return await self._send("/completions", body, read, chain=request.chain)
+
+    async def score_prompt(self, tokens: Sequence[int]) -> list[float]:
+        """[tokens] The log-probability of each token given those before it, at temperature 1; 0 for the first.
+
+        Raises BackendFault unless the server returns `prompt_logprobs`, as vLLM does.
+        """
+        body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": 0, **self.extra_body}
+        return await self._send("/completions", body, partial(read_prompt_logprobs, prompt=tokens))
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text in the server's vocabulary, without special tokens added to it.
+
+        Raises BackendFault unless the server returns the ids of a prompt, as vLLM does from 0.10.2 on.
+        """
+        body = {"model": self.model, "prompt": text, "max_tokens": 1, "add_special_tokens": False}
+        return await self._send("/completions", {**body, "return_token_ids": True, **self.extra_body}, read_prompt_ids)
 
     async def list_models(self) -> list[ModelCard]:
         """The models that the server lists."""

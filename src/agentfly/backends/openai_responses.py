@@ -103,6 +103,8 @@ class _Choice(_ResponseModel):
     finish_reason: str | None = None
     token_ids: _List[_TokenId] | None = None
     prompt_token_ids: _List[_TokenId] | None = None
+    prompt_logprobs: _List[dict[str, _LogprobEntry] | None] | None = None
+    """By token id, the token itself among them; None for the first token."""
     logprobs: _Logprobs | None = None
 
 
@@ -190,6 +192,33 @@ async def read_completion(
     if not ids and finish is not FinishReason.ABORTED:
         raise BackendFault(f"{response.url} ended the turn without one sampled token")
     return Completion(ids, logprobs, [version] * len(ids), finish)
+
+
+async def read_prompt_logprobs(
+    response: httpx.Response, limits: ResponseLimits, *, prompt: Sequence[int]
+) -> list[float]:
+    """Read the log-probabilities of a prompt's tokens from a response of /completions; 0 for the first token."""
+    _, choice = _parse_response(await read_body(response, limits.max_bytes))
+    entries = (choice and choice.prompt_logprobs) or []
+    found = [(entry or {}).get(str(token)) for token, entry in zip(prompt[1:], entries[1:], strict=False)]
+    logprobs = [each.logprob for each in found if each is not None and each.logprob is not None]
+    if len(entries) != len(prompt) or len(logprobs) != len(prompt) - 1:
+        raise BackendFault(
+            f"the server returned log-probabilities of {len(logprobs)} of the {len(prompt)} tokens it was sent; it "
+            "must know `prompt_logprobs` on /completions (vLLM does)"
+        )
+    return [0.0, *logprobs]
+
+
+async def read_prompt_ids(response: httpx.Response, limits: ResponseLimits) -> list[int]:
+    """Read the token ids of a prompt that was sent as text from a response of /completions."""
+    _, choice = _parse_response(await read_body(response, limits.max_bytes))
+    if choice is None or choice.prompt_token_ids is None:
+        raise BackendFault(
+            "the server did not return the token ids of the prompt; it must know `return_token_ids` on /completions "
+            "(vLLM does, from 0.10.2 on)"
+        )
+    return choice.prompt_token_ids
 
 
 async def read_chat(response: httpx.Response, limits: ResponseLimits, *, request: Request, version: int) -> Completion:

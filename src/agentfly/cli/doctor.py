@@ -124,14 +124,22 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
     from agentfly.backends.engine.loading import load_config, resolve_device
     from agentfly.backends.engine.memory import cache_bytes
     from agentfly.models import resolve
-    from agentfly.training.memory import GIB, NO_CHANGE_FITS, ModelSize, device_memory, format_gib, plan_memory
+    from agentfly.training.memory import (
+        GIB,
+        NO_CHANGE_FITS,
+        ModelSize,
+        count_teacher,
+        device_memory,
+        format_gib,
+        plan_memory,
+    )
 
     device = resolve_device(None)
     total = device_memory(device) if device_gib is None else int(device_gib * GIB)
     on_gpu = device_gib is not None or device.type == "cuda"
     size = ModelSize.from_config(load_config(resolve(config.model)))
     kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU the least; a run gives it what is left
-    plan = plan_memory(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache)
+    plan = plan_memory(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, teacher=count_teacher(config))
     where = "GPU" if on_gpu else "this machine's main memory"
     table = Table("part", "GiB", title=f"{config.model} on {total / GIB:.1f} GiB ({where})", title_justify="left")
     for name, size_of_part in plan.parts.items():

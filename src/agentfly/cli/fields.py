@@ -30,6 +30,7 @@ _RECORDS = {
     "run_options": ("rollout/config", "RunOptions"),
     "loss": ("training/config_records", "LossConfig"),
     "kl": ("training/config_records", "KLConfig"),
+    "teacher": ("training/config_records", "TeacherConfig"),
     "optimizer": ("training/config_records", "OptimizerConfig"),
     "async_training": ("training/config_records", "AsyncTrainingConfig"),
     "checkpoint": ("training/config_records", "CheckpointConfig"),

@@ -18,9 +18,9 @@ from typing import Any, Literal, Self, Unpack
 from agentfly.agent import BaseAgent
 from agentfly.errors import ConfigError, DataError, RecordError
 from agentfly.evaluation.summary import ChainResult, Evaluation, summarize
-from agentfly.rollout.chain import ChainSettings
 from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings, parse_tasks
 from agentfly.rollout.scheduler import ChainJob, run_chains
+from agentfly.rollout.settings import ChainSettings
 from agentfly.runs.files import append_lines, explain_write_error
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -67,6 +67,8 @@ async def evaluate(
     if options.get("seed") is None and parse_sampling(options.get("sampling")).seed is None:
         options["seed"] = 0
     settings = parse_settings(max_turns, options)
+    if settings.branching is not None:
+        raise ConfigError("an evaluation runs independent chains: leave branching out")
     plan = dict.fromkeys(range(chains), settings)
     if greedy:
         if settings.sampling.temperature == 0:

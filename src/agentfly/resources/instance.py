@@ -55,9 +55,9 @@ class Instance:
     def lease_info(self) -> LeaseInfo:
         return LeaseInfo(self.number, tuple(self.holders), time.monotonic() - self.leased_at)
 
-    async def step(self, method: str, timeout: float, *args: Any) -> None:
-        """Call `start`, `reset`, `check` or `close` with a timeout in seconds. Every failure is an EnvironmentFault."""
-        await self._call(timeout, method, getattr(self.environment, method), *args)
+    async def step(self, method: str, timeout: float, *args: Any) -> Any:
+        """Call a method such as `reset` with a timeout in seconds. Every failure is an EnvironmentFault."""
+        return await self._call(timeout, method, getattr(self.environment, method), *args)
 
     async def pause(self, timeout: float) -> None:
         """Pause it. If that fails it is not leased again."""
@@ -74,10 +74,10 @@ class Instance:
                 await self._call(timeout, "resume", self.handle.resume)
                 self.pausing = None
 
-    async def _call(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> None:
+    async def _call(self, timeout: float, name: str, method: Callable[..., Any], *args: Any) -> Any:
         limit = asyncio.timeout(timeout)
         try:
-            await run_within(limit, call(method, *args))
+            return await run_within(limit, call(method, *args))
         except EnvironmentFault:
             raise
         except Exception as error:

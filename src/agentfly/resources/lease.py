@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
@@ -197,6 +197,26 @@ class Leases:
             finally:
                 for instance in instances:
                     self._provider.pool(instance.env_class).step.add(time.monotonic() - begun)
+
+    async def snapshot(self) -> dict[type[Environment], Any]:
+        """The states of the chain's own instances, for `restore` in another chain of the task; empty before the first
+        use. An instance that all chains share has no state of a chain."""
+        return {
+            env_class: await instance.step("snapshot", self._provider.pool(env_class).settings.reset_timeout)
+            for env_class, instance in self._held.items()
+            if not self._provider.pool(env_class).is_shared
+        }
+
+    async def restore(self, states: Mapping[type[Environment], Any]) -> None:
+        """Acquire the chain's instances and set them to these states."""
+        for env_class, state in states.items():
+            await self.get(env_class)
+            instance = self._held[env_class]
+            try:
+                await instance.step("restore", self._provider.pool(env_class).settings.reset_timeout, state)
+            except BaseException as error:
+                instance.evict_reason = instance.evict_reason or describe(error)
+                raise
 
     async def release(self) -> None:
         """Release all instances."""

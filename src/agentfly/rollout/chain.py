@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from agentfly.backends.base import Backend, PromptFormat, Request
+from agentfly.backends.base import PromptFormat, Request
 from agentfly.errors import (
     BackendFault,
     ConfigError,
@@ -26,15 +26,15 @@ from agentfly.errors import (
     describe,
 )
 from agentfly.resources import Leases
-from agentfly.rollout.events import ChainScored, ChainStarted, Event, Observer, ReplyReceived, TokensSampled
-from agentfly.rollout.history import Folding, append_user_text, join_content
-from agentfly.rollout.limits import ChainLimits, FailurePolicy, LoopControl, StopPolicy
+from agentfly.rollout.branching import ForkPoint
+from agentfly.rollout.events import ChainScored, ChainStarted, Event, ReplyReceived, TokensSampled
+from agentfly.rollout.history import append_user_text, join_content
+from agentfly.rollout.limits import StopPolicy
+from agentfly.rollout.settings import ChainAgent, ChainSettings
 from agentfly.rollout.tool_calls import ToolRunner
 from agentfly.rollout.transcript import Transcript
-from agentfly.scoring import Scorer
 from agentfly.segment import Author
-from agentfly.templates.template import Template
-from agentfly.tooling import Context, Toolbox, ToolResult
+from agentfly.tooling import Context, ToolResult
 from agentfly.trajectory import (
     CallStatus,
     Failure,
@@ -51,58 +51,24 @@ _UNSCORED = {FailureKind.ENVIRONMENT, FailureKind.BACKEND, FailureKind.AGENT, Fa
 """Failures after which the model's behavior cannot be scored."""
 
 
-class ChainAgent(Protocol):
-    """What a chain needs of an agent."""
-
-    backend: Backend
-    template: Template | None
-    """None if the server renders the prompt."""
-    toolbox: Toolbox
-    scorer: Scorer | None
-    control: LoopControl
-
-    @property
-    def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools in OpenAI function format."""
-
-    def initial_messages(self, task: Task) -> Sequence[Message]:
-        """The conversation a chain starts with."""
-
-    async def generate_async(self, request: Request) -> Completion:
-        """Sample one turn."""
-
-    def read(self, request: Request, completion: Completion) -> Reply:
-        """Parse a sampled turn."""
-
-    def history_message(self, message: Message) -> Message:
-        """The message of a turn as it is rendered when the history is rewritten."""
-
-    def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
-        """The messages that show tool results to the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainSettings:
-    """Settings shared by the chains of a run."""
-
-    sampling: Sampling = field(default_factory=Sampling)
-    limits: ChainLimits = field(default_factory=ChainLimits)
-    failures: FailurePolicy = field(default_factory=FailurePolicy)
-    folding: Folding | None = None
-    """None: the history only grows."""
-    seed: int | None = None
-    """Seeds the sampling of each chain and turn independently of scheduling order; None uses a random seed."""
-    observer: Observer | None = None
-    priority: int = 0
-    """Backends with a queue may prefer chains with low values."""
-
-
 class Chain:
     """One attempt at a task."""
 
     def __init__(
-        self, agent: ChainAgent, task: Task, group: int, chain: int, settings: ChainSettings, leases: Leases
+        self,
+        agent: ChainAgent,
+        task: Task,
+        group: int,
+        chain: int,
+        settings: ChainSettings,
+        leases: Leases,
+        *,
+        start: ForkPoint | None = None,
+        on_fork: Callable[[ForkPoint], None] | None = None,
     ) -> None:
+        """`start`: where the chain continues; None begins with the task. on_fork: called at the branching point."""
+        self._start = start
+        self._on_fork = on_fork
         self.agent = agent
         self.task = task
         self.group = group
@@ -180,8 +146,21 @@ class Chain:
             self.turns.append(TurnRecord(self._unrecorded))
         return stop
 
-    async def _loop(self) -> StopReason:
+    async def _begin(self) -> StopReason | None:
+        """Show the task to the model, or continue from a fork point. Returns a stop reason where that is impossible."""
         self._emit(ChainStarted, self.task)
+        if (start := self._start) is not None:
+            self.transcript = start.transcript.copy()
+            self.turns = list(start.turns)
+            self.failures = [] if self._attempt else list(start.failures)  # an earlier attempt has recorded them
+            self._stop_policy = start.stop_policy.copy()
+            self._initial = start.initial
+            self.prediction = start.prediction
+            self._summarizing = start.summarizing
+            self._num_calls = start.num_calls
+            self._num_sampled = start.num_sampled
+            await self.leases.restore(start.environments)
+            return None
         try:
             prepare = partial(self.agent.initial_messages, self.task)
             has_images = any(message.images for message in self.task.messages)  # decoding would block other chains
@@ -190,7 +169,33 @@ class Chain:
             self._add_failure(FailureKind.AGENT, f"task {self.task.id!r}: {error}")
             return StopReason.AGENT_FAULT
         self.transcript.begin(self._initial, Author.TASK, turn=0)
+        return None
+
+    async def _fork(self) -> None:
+        """At the branching point: pass on the state that other chains continue from."""
+        branching = self.settings.branching
+        if self._on_fork is None or branching is None or len(self.turns) != branching.turn:
+            return
+        point = ForkPoint(
+            transcript=self.transcript.copy(),
+            turns=tuple(self.turns),
+            failures=tuple(self.failures),
+            stop_policy=self._stop_policy.copy(),
+            initial=self._initial,
+            prediction=self.prediction,
+            summarizing=self._summarizing,
+            num_calls=self._num_calls,
+            num_sampled=self._num_sampled,
+            environments=await self.leases.snapshot(),
+        )
+        self._on_fork(point)
+        self._on_fork = None
+
+    async def _loop(self) -> StopReason:
+        if (failed := await self._begin()) is not None:
+            return failed
         while True:
+            await self._fork()
             sampling = self._next_sampling()
             if isinstance(sampling, StopReason):
                 return sampling

@@ -10,10 +10,11 @@ from typing import Any, Literal, TypedDict
 from pydantic import StrictInt
 
 from agentfly.errors import ConfigError
-from agentfly.rollout.chain import ChainSettings
+from agentfly.rollout.branching import Branching
 from agentfly.rollout.events import Observer
 from agentfly.rollout.history import Folding, StepHistory
 from agentfly.rollout.limits import ChainLimits, FailurePolicy
+from agentfly.rollout.settings import ChainSettings
 from agentfly.types import Message, Sampling, Task
 from agentfly.validation import validate
 
@@ -39,6 +40,8 @@ class RunOptions(TypedDict, total=False):
     """`chain`: one growing history. `step`: each step is its own segment with a bounded history."""
     folding: Folding
     """How the history is shortened; absent: it is not."""
+    branching: Branching | Mapping[str, Any] | None
+    """Tree sampling: `{"turn": 1, "branches": 4}` continues each chain four times after its first turn; None: not."""
     seed: int | None
     """The same seed repeats a run if the backend is deterministic; None: a random seed."""
     observer: Observer
@@ -89,6 +92,7 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
         limits=ChainLimits(max_turns, **{name: options[name] for name in _LIMITS if name in options}),  # type: ignore[literal-required]
         failures=FailurePolicy.of(options.get("failures")),
         folding=_parse_folding(options.get("strategy", "chain"), options.get("folding")),
+        branching=Branching.of(options.get("branching"), max_turns),
         seed=seed,
         observer=observer,
     )

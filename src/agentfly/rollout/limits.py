@@ -103,6 +103,12 @@ class StopPolicy:
         ends = self._control.on_no_call.then is NextStep.END
         return self._count_failure(self._control.on_no_call, StopReason.ANSWER if ends else StopReason.NO_CALL)
 
+    def copy(self) -> StopPolicy:
+        """A copy with the same counts."""
+        other = StopPolicy(self._control)
+        other._failed_turns = dict(self._failed_turns)
+        return other
+
     def _count_failure(self, rule: RecoveryRule, stop: StopReason) -> StopDecision:
         count = self._failed_turns[stop] = self._failed_turns.get(stop, 0) + 1
         if rule.then is NextStep.END or (rule.limit is not None and count > rule.limit):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
-from agentfly.environment import Environment
+from agentfly.environment import Environment, Scope, can_branch
 from agentfly.errors import ConfigError
 from agentfly.resources import GroupLeases, ResourceManager
-from agentfly.rollout.chain import Chain, ChainAgent, ChainSettings
+from agentfly.rollout.branching import ForkPoint
+from agentfly.rollout.chain import Chain
 from agentfly.rollout.events import ChainEnded, ChainRetried, Event
+from agentfly.rollout.settings import ChainAgent, ChainSettings
 from agentfly.runs import metrics as run_metrics
 from agentfly.trajectory import Failure, Trajectory, chain_id
 from agentfly.types import Task
@@ -69,6 +72,10 @@ class ChainJob:
     group: int
     chain: int
     settings: ChainSettings
+    branch_of: int | None = None
+    """Chain of the group that it is forked from; None: it begins with the task."""
+    start: ForkPoint | None = None
+    """Where it is forked; None: it begins with the task."""
 
 
 async def rollout(
@@ -103,30 +110,60 @@ async def run_chains(
     max_concurrent_chains: int | None = None,
     manager: ResourceManager | None = None,
 ) -> AsyncGenerator[Trajectory, None]:
-    """Run the given chains, each with its own settings, and yield each trajectory when it is finished."""
+    """Run the given chains, each with its own settings, and yield each trajectory when it is finished.
+
+    Branches of a chain are further jobs, added when it reaches its branching point.
+    """
     tasks = list({job.group: job.task for job in jobs}.values())
     validate_run(agent, tasks)
     manager = manager or ResourceManager()
     if tasks and (env_classes := _environments_of(agent, tasks[0])):
         await manager.warm_up(env_classes)
-    groups = Groups(manager, Counter(job.group for job in jobs))
+    if any(job.settings.branching is not None for job in jobs):
+        _refuse_unbranchable(_environments_of(agent, tasks[0]))
+    roots = Counter(job.group for job in jobs)
+    groups = Groups(manager, roots)
     done: asyncio.Queue[Trajectory | Exception] = asyncio.Queue()
-    pending = iter(jobs)
+    pending = deque(jobs)
+    workers: list[asyncio.Task[None]] = []
+    unfinished = len(jobs)
+    idle = 0
 
     async def work() -> None:
-        for job in pending:
+        nonlocal idle
+        while pending:
+            job = pending.popleft()
             settings = _guard_observer(job.settings, done.put_nowait)
             try:
-                done.put_nowait(await run_chain(agent, job.task, job.group, job.chain, settings, groups))
+                done.put_nowait(await run_chain(agent, replace(job, settings=settings), groups, partial(fork, job)))
             except Exception as error:
                 done.put_nowait(error)
                 return
+        idle += 1
+
+    def start_workers(chains: int) -> None:
+        """One worker per chain, up to the limit."""
+        room = chains if max_concurrent_chains is None else max_concurrent_chains - (len(workers) - idle)
+        workers.extend(asyncio.create_task(work()) for _ in range(min(chains, room)))
+
+    def fork(job: ChainJob, point: ForkPoint) -> None:
+        """Add the branches of a chain, to run before chains that have not begun: its prefix is in the cache now."""
+        nonlocal unfinished
+        assert job.settings.branching is not None
+        more = job.settings.branching.branches - 1
+        first = roots[job.group] + job.chain * more
+        numbers = range(first, first + more)
+        pending.extendleft(replace(job, chain=each, branch_of=job.chain, start=point) for each in numbers)
+        groups.add(job.group, more)
+        unfinished += more
+        start_workers(more)
 
     with infrequent_gc:
-        workers = [asyncio.create_task(work()) for _ in range(min(len(jobs), max_concurrent_chains or len(jobs)))]
+        start_workers(len(jobs))
         try:
-            for _ in jobs:
+            while unfinished:
                 finished = await done.get()
+                unfinished -= 1
                 if isinstance(finished, Exception):
                     raise finished
                 yield finished
@@ -178,6 +215,16 @@ def validate_run(agent: ChainAgent, tasks: Sequence[Task]) -> None:
         agent.template.start(agent.initial_messages(tasks[0]))
 
 
+def _refuse_unbranchable(env_classes: Sequence[type[Environment]]) -> None:
+    """Raise ConfigError for environments whose state cannot be copied."""
+    for env_class in env_classes:
+        scope = env_class.pool.scope
+        if scope is Scope.GROUP:
+            raise ConfigError(f"{env_class.__name__} is shared by the chains of a task: they cannot be branched")
+        if scope is Scope.CHAIN and not can_branch(env_class):
+            raise ConfigError(f"{env_class.__name__} cannot be branched: give it the methods `snapshot` and `restore`")
+
+
 def _guard_observer(settings: ChainSettings, report: Callable[[Exception], None]) -> ChainSettings:
     """Wrap the observer: what it raises fails the run, not the chain of the event."""
     observer = settings.observer
@@ -209,6 +256,12 @@ class Groups:
         self._chains = chains
         self._open: dict[int, tuple[GroupLeases, int]] = {}
 
+    def add(self, number: int, count: int) -> None:
+        """Expect further chains of a group, one of which is running."""
+        if number in self._open:
+            leases, left = self._open[number]
+            self._open[number] = (leases, left + count)
+
     def enter(self, number: int) -> GroupLeases:
         """Return the leases of a group for a chain that starts."""
         if number not in self._open:
@@ -231,9 +284,20 @@ class Groups:
 
 
 async def run_chain(
-    agent: ChainAgent, task: Task, group: int, chain: int, settings: ChainSettings, groups: Groups
+    agent: ChainAgent, job: ChainJob, groups: Groups, on_fork: Callable[[ForkPoint], None]
 ) -> Trajectory:
-    """Run one chain; retry it with new environment instances as the failure policy says."""
+    """Run one chain; retry it with new environment instances as the failure policy says.
+
+    on_fork: called once, at the branching point; later attempts of the chain continue from there, too.
+    """
+    task, group, chain, settings = job.task, job.group, job.chain, job.settings
+    start = job.start
+
+    def fork(point: ForkPoint) -> None:
+        nonlocal start
+        start = point
+        on_fork(point)
+
     failures: tuple[Failure, ...] = ()
     attempt = 0
     env_classes = _environments_of(agent, task)
@@ -241,7 +305,10 @@ async def run_chain(
     shared = groups.enter(group) if env_classes else None
     while True:
         async with groups.manager.leases(task, env_classes, group=shared, chain=name) as leases:
-            trajectory = await Chain(agent, task, group, chain, settings, leases).run(attempt, failures)
+            own = Chain(
+                agent, task, group, chain, settings, leases, start=start, on_fork=fork if start is None else None
+            )
+            trajectory = await own.run(attempt, failures)
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.should_retry(kind) or attempt >= settings.failures.retries:
             break
@@ -251,6 +318,8 @@ async def run_chain(
             settings.observer(ChainRetried(group, chain, failures[-1]))
     if shared is not None:
         groups.leave(group)
+    if job.branch_of is not None and job.start is not None:
+        trajectory = replace(trajectory, branch_of=job.branch_of, branch_turn=len(job.start.turns))
     if settings.observer is not None:
         settings.observer(ChainEnded(group, chain, trajectory))
     return trajectory

@@ -91,6 +91,15 @@ class Transcript:
             self.messages.extend(delta)
             self.segment.append(author, [], delta, turn=turn)
 
+    def copy(self) -> Transcript:
+        """A copy that goes on separately; sealed segments are shared."""
+        other = Transcript(self._template)
+        other.messages = list(self.messages)
+        other.segment = self.segment.copy()
+        other.segments = [*self.segments[:-1], other.segment]
+        other._pending = self._pending
+        return other
+
     def close(self) -> tuple[Segment, ...]:
         """Seal all segments and return them."""
         if self.segments and self._pending[1]:  # the server never replied

@@ -1,7 +1,8 @@
 """Groups of finished chains → training samples with per-token advantages.
 
-The learner is asked in one batched pass each for what the configuration needs (old and reference log-probabilities,
-values). Where KL is part of the reward, its penalty is subtracted there; the algorithm does the rest.
+The learner is asked in one batched pass each for what the configuration needs (old, reference and teacher
+log-probabilities, values). Where KL is part of the reward, its penalty is subtracted there; the algorithm does the
+rest. With a teacher, A = teacher.coef · (log π_teacher − log π) + teacher.reward_coef · A_algorithm, token by token.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentfly.algorithms.base import Group
-from agentfly.algorithms.kl import kl_penalty
+import numpy as np
+
+from agentfly.algorithms.base import AdvantageEstimate, Group
+from agentfly.algorithms.kl import kl_penalty, teacher_advantages
 from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 from agentfly.training.config import TrainConfig
-from agentfly.training.learner import Learner
+from agentfly.training.learner import Learner, Teacher
 
 
-def compute_samples(groups: Sequence[Group], learner: Learner, config: TrainConfig, kl_coef: float) -> list[Sample]:
+def compute_samples(
+    groups: Sequence[Group], learner: Learner, config: TrainConfig, kl_coef: float, *, teacher: Teacher | None = None
+) -> list[Sample]:
     """One sample per segment that contains sampled tokens.
 
-    kl_coef: the current KL coefficient, which changes during a run when `kl.target` is set.
+    kl_coef: the current KL coefficient, which changes during a run when `kl.target` is set. teacher: scores the tokens
+    where the configuration has a teacher; None is the learner.
     """
     segments = [segment for group in groups for episode in group.episodes for segment in episode.segments]
     temperature = config.sampling.temperature
@@ -28,13 +34,15 @@ def compute_samples(groups: Sequence[Group], learner: Learner, config: TrainConf
 
     # Each list is aligned with `segments`; None where this configuration does not read it.
     missing: list[Floats | None] = [None] * len(segments)
-    old = learner.score(segments, temperature) if in_reward else missing
+    distill = config.teacher.model is not None
+    old = learner.score(segments, temperature) if in_reward or distill else missing
     reference = learner.score_reference(segments, temperature) if config.kl.coef else missing
+    taught = (teacher or learner).score_teacher(segments, temperature) if distill else missing
     values = learner.values(segments) if config.algorithm.needs_values else missing
     penalties = [
         kl_penalty(mine, theirs, config.kl.estimator, kl_coef)
         for mine, theirs in zip(old, reference, strict=True)
-        if mine is not None and theirs is not None
+        if in_reward and mine is not None and theirs is not None
     ]
 
     # Give each episode the values and penalties of its own segments.
@@ -50,24 +58,49 @@ def compute_samples(groups: Sequence[Group], learner: Learner, config: TrainConf
             episodes.append(replace(episode, values=own_values, penalties=own_penalties))
         scored_groups.append(replace(group, episodes=tuple(episodes)))
 
-    estimates = config.algorithm.compute_advantages(scored_groups)
+    if config.learns_from_rewards:
+        estimates = config.algorithm.compute_advantages(scored_groups)
+    else:
+        estimates = [
+            [
+                AdvantageEstimate(episode.scatter_sampled_tokens(np.zeros(len(episode.turn_index))))
+                for episode in each.episodes
+            ]
+            for each in scored_groups
+        ]
     samples = []
     index = 0
     for group, group_estimates in zip(scored_groups, estimates, strict=True):
         for episode, estimate in zip(group.episodes, group_estimates, strict=True):
             returns = estimate.returns or (None,) * len(episode.segments)
             for number, segment in enumerate(episode.segments):
+                advantages = estimate.advantages[number]
+                mine, theirs = old[index], taught[index]
+                if mine is not None and theirs is not None:
+                    gain = teacher_advantages(mine, theirs, config.teacher.coef)
+                    advantages = gain + config.teacher.reward_coef * advantages
                 if segment.mask.any():  # a segment without sampled tokens has nothing to train
                     samples.append(
                         Sample(
                             segment,
-                            estimate.advantages[number],
+                            advantages,
                             temperature,
                             returns=returns[number],
                             reference_logprobs=reference[index],
+                            teacher_logprobs=taught[index],
                             old_logprobs=old[index],
                             name=f"{episode.trajectory.id}#{number}",
                         )
                     )
                 index += 1
     return samples
+
+
+def measure_teacher(samples: Sequence[Sample]) -> dict[str, float]:
+    """The reverse KL divergence to the teacher before the update, in nats per token; empty without a teacher."""
+    gaps = [
+        (each.old_logprobs - each.teacher_logprobs)[each.segment.mask]
+        for each in samples
+        if each.old_logprobs is not None and each.teacher_logprobs is not None
+    ]
+    return {"policy/teacher_kl": float(np.concatenate(gaps).mean())} if gaps else {}

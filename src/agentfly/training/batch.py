@@ -76,6 +76,8 @@ class Sample:
     """The critic's regression targets; None without a critic."""
     reference_logprobs: Floats | None = None
     """Log-probabilities under the reference model; None without one."""
+    teacher_logprobs: Floats | None = None
+    """Log-probabilities under the teacher; None without one."""
     old_logprobs: Floats | None = None
     """Log-probabilities before the update; None lets the learner compute them where it needs them."""
     name: str = ""
@@ -83,7 +85,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         length = len(self.segment.tokens)
-        for name in ("advantages", "returns", "reference_logprobs", "old_logprobs"):
+        for name in ("advantages", "returns", "reference_logprobs", "teacher_logprobs", "old_logprobs"):
             array = getattr(self, name)
             if array is not None and len(array) != length:
                 raise RecordError(f"sample {self.name} has {length} tokens but {len(array)} {name}: one each")

@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
-from agentfly.rollout.chain import ChainSettings
 from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
+from agentfly.rollout.settings import ChainSettings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,
@@ -35,6 +35,7 @@ from agentfly.training.config_records import (
     KLConfig,
     LossConfig,
     OptimizerConfig,
+    TeacherConfig,
     VisionConfig,
 )
 from agentfly.types import Sampling
@@ -76,10 +77,12 @@ class TrainConfig:
     """A name, or an algorithm object with its hyperparameters, such as `PPO(lam=0.95)`."""
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KLConfig = field(default_factory=KLConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     segment_reward: SegmentReward = "broadcast"
     """How the reward of a chain of several segments is credited to them."""
-    zero_variance: Literal["skip", "keep", "resample"] | None = None
-    """Groups whose chains all have the same reward; None skips them where the algorithm compares within groups."""
+    zero_variance: Literal["skip", "keep", "resample", "avoid"] | None = None
+    """Groups whose chains all have the same reward: skipped, kept, replaced by other tasks, or avoided by preferring
+    tasks of medium success. None skips them where the algorithm compares within groups and no teacher is used."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     epochs: int = 1
     """Passes over each batch."""
@@ -124,9 +127,21 @@ class TrainConfig:
         return self.tasks_per_step * self.num_chains
 
     @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards enter the loss: always, but for distillation from a teacher alone."""
+        return self.teacher.model is None or self.teacher.reward_coef > 0
+
+    @property
+    def min_chains(self) -> int:
+        """Chains that a group needs to be trained."""
+        return 2 if self.learns_from_rewards and self.algorithm.needs_groups else 1
+
+    @property
     def zero_variance_rule(self) -> Literal["skip", "keep", "resample"]:
-        """What happens to groups whose chains all have the same reward."""
-        return self.zero_variance or ("skip" if self.algorithm.needs_groups else "keep")
+        """What happens to groups whose chains all have the same reward, once they are sampled."""
+        if self.zero_variance == "avoid":
+            return "skip"
+        return self.zero_variance or ("skip" if self.algorithm.needs_groups and self.teacher.model is None else "keep")
 
     @property
     def longest_chain(self) -> int | None:
@@ -147,13 +162,14 @@ class TrainConfig:
         named = {"backend": self.backend} if isinstance(self.backend, str) else {"backend_config": self.backend}
         return {"model_name_or_path": self.model, **named, **({"template": self.template} if self.template else {})}
 
-    def agent_options(self, **changes: Any) -> dict[str, Any]:
-        """Options of `agent.run`, with `changes` to them, such as a seed."""
-        return {**self.run_options, "max_turns": self.max_turns, "sampling": self.sampling, **changes}
+    def agent_options(self, *, branching: bool = False, **changes: Any) -> dict[str, Any]:
+        """Options of `agent.run`, with `changes` to them, such as a seed. branching: those of training, if set."""
+        options = self.run_options if branching else {n: v for n, v in self.run_options.items() if n != "branching"}
+        return {**options, "max_turns": self.max_turns, "sampling": self.sampling, **changes}
 
     def chain_settings(self, **changes: Any) -> ChainSettings:
         """Settings of a chain: the options of `agent.run`, validated."""
-        options: Any = self.agent_options(**changes)
+        options: Any = self.agent_options(branching=True, **changes)
         return parse_settings(options.pop("max_turns"), options)
 
     def override(self, changes: Mapping[str, Any]) -> TrainConfig:
@@ -182,10 +198,10 @@ class TrainConfig:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if isinstance(value, int) and name not in FLOATS:
-                least = 0 if name in ("optimizer.warmup_steps", "seed", "async_training.max_staleness") else 1
+                least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
                 if value < least:
                     raise ConfigError(f"{name} must be at least {least}, not {value}")
-            elif name in ("kl.coef", "optimizer.weight_decay", "loss.entropy_coef"):
+            elif name in ("kl.coef", "teacher.reward_coef", "optimizer.weight_decay", "loss.entropy_coef"):
                 if not 0 <= value < math.inf:
                     raise ConfigError(f"{name} must be a number from 0, not {value}")
             elif not 0 < value < math.inf:
@@ -197,10 +213,12 @@ class TrainConfig:
                 f"{self.tasks_per_step} tasks × {self.num_chains} chains are {self.chains_per_step} chains a step, "
                 f"which do not divide into mini_batches={self.mini_batches}"
             )
-        if self.algorithm.needs_groups and self.num_chains < 2:
+        if self.num_chains < self.min_chains:
             raise ConfigError(f"{self.algorithm} compares the chains of a task: num_chains must be at least 2")
         if (warmup := self.optimizer.warmup_steps) >= self.steps:
             raise ConfigError(f"optimizer.warmup_steps={warmup} leaves none of steps={self.steps} at the full rate")
+        if (warmup := self.optimizer.critic_warmup_steps) >= self.steps:
+            raise ConfigError(f"optimizer.critic_warmup_steps={warmup} leaves none of steps={self.steps} to the policy")
         loss = self.loss
         if not 1 < loss.correction_cap < math.inf:
             raise ConfigError(f"loss.correction_cap is a ratio above 1, not {loss.correction_cap}")
@@ -219,11 +237,26 @@ class TrainConfig:
                 f"async_training.max_staleness={staleness} trains tokens that older weights sampled, and "
                 "loss.correction=None would ignore that: write loss.correction=token-truncate"
             )
+        if staleness and self.zero_variance == "avoid":
+            raise ConfigError("zero_variance='avoid' needs finished steps, and async_training samples ahead of them")
         if staleness and self.backend_settings.get("on_update") == "abort":
             raise ConfigError(
                 "backend.on_update='abort' ends running chains at every update, which async_training.max_staleness="
                 f"{staleness} lets run on: write backend.on_update=continue"
             )
+        if self.teacher.base_url is not None and self.sampling.temperature != 1:
+            raise ConfigError(
+                f"teacher.base_url={self.teacher.base_url!r}: a server scores prompts at temperature 1, and chains are "
+                f"sampled at {self.sampling.temperature}: write sampling.temperature=1, or load the teacher here"
+            )
+        if self.run_options.get("branching") is not None:
+            unsupported = [
+                (not self.algorithm.takes_branches, f"algorithm={self.algorithm}"),
+                (self.teacher.model is not None, f"teacher.model={self.teacher.model!r}"),
+                (self.async_training.max_staleness > 0, f"async_training.max_staleness={staleness}"),
+            ]
+            if wrong := [name for is_set, name in unsupported if is_set]:
+                raise ConfigError(f"run_options.branching does not work with {wrong[0]}")
         if self.sampling.seed is not None:
             raise ConfigError("sampling.seed and seed are two names for one thing; write seed=…")
         if self.sampling.temperature <= 0:
@@ -234,12 +267,25 @@ class TrainConfig:
         unused: list[tuple[str, Any, str, str]] = []  # record name, record, field, reason
         if not self.kl.coef:
             unused += [("kl", self.kl, name, "kl.coef is 0") for name in ("estimator", "placement", "target")]
+        if self.teacher.model is None:
+            unused += [("teacher", self.teacher, name, "there is no teacher.model") for name in _TEACHER_FIELDS]
+        if not self.learns_from_rewards:
+            reason = "teacher.reward_coef is 0, so rewards are not trained on"
+            unused.append(("kl", self.kl, "placement", reason))
+            for name, default in (
+                ("algorithm", build_algorithm("grpo")),
+                ("segment_reward", "broadcast"),
+                ("zero_variance", None),
+            ):
+                if (value := getattr(self, name)) != default:
+                    raise ConfigError(f"{name}={value!r} would have no effect: {reason}")
         if self.loss.type == "plain":
             unused.append(("loss", self.loss, "clip", "loss.type='plain' clips nothing"))
         if self.loss.correction is None:
             unused.append(("loss", self.loss, "correction_cap", "there is no correction"))
         if not self.algorithm.needs_values:
-            unused.append(("optimizer", self.optimizer, "critic_learning_rate", f"{self.algorithm} has no critic"))
+            for name in ("critic_learning_rate", "critic_warmup_steps"):
+                unused.append(("optimizer", self.optimizer, name, f"{self.algorithm} has no critic"))
         if not self.async_training.max_staleness:
             reason = "async_training.max_staleness is 0"
             unused.append(("async_training", self.async_training, "on_stale", reason))
@@ -257,10 +303,12 @@ _NESTED_NAMES = {
     "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
     "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
     "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
-    "max_staleness": "async_training.max_staleness", "on_stale": "async_training.on_stale",
+    "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
+    "on_stale": "async_training.on_stale",
     **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
 }  # fmt: skip
 """Flat names that users try → the fields they mean, for error messages."""
+_TEACHER_FIELDS = [each.name for each in fields(TeacherConfig) if each.name != "model"]
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "algorithm": build_algorithm,
     "sampling": parse_sampling,

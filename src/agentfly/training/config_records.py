@@ -42,6 +42,20 @@ class KLConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """On-policy distillation: the reverse KL divergence to a teacher, per token of the student's own chains."""
+
+    model: str | None = None
+    """A name of `agentfly models`, a folder, a hub name, or the server's name of it; None trains without a teacher."""
+    base_url: str | None = None
+    """Address of an OpenAI-compatible server that scores prompts (vLLM), with /v1; None loads the model here."""
+    coef: float = 1.0
+    """Factor on the advantage log π_teacher − log π of each sampled token."""
+    reward_coef: float = 0.0
+    """Factor on the algorithm's advantage, which is added to it; 0 learns from the teacher alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
@@ -49,6 +63,8 @@ class OptimizerConfig:
     """Peak learning rate."""
     critic_learning_rate: float | None = None
     """Peak learning rate of the critic; None is `learning_rate`. Refused without a critic."""
+    critic_warmup_steps: int = 0
+    """Training steps at the start in which only the critic is updated. Refused without a critic."""
     weight_decay: float = 0.0
     """Decoupled weight decay of matrices."""
     warmup_steps: int = 0
@@ -105,6 +121,7 @@ SHARDED_TOWER = (
 NESTED: dict[str, Any] = {
     "loss": LossConfig,
     "kl": KLConfig,
+    "teacher": TeacherConfig,
     "optimizer": OptimizerConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,

@@ -114,16 +114,18 @@ def build_learner(config: TrainConfig, device: torch.device, ranks: Ranks | None
     from agentfly.training.local_learner import LocalLearner
     from agentfly.training.lora import add_lora
     from agentfly.training.memory import frozen_weight_dtype
+    from agentfly.training.teacher import load_teacher
 
     loaded_on = device if ranks is None else torch.device("cpu")
     model = load_model(resolve(config.model), loaded_on, frozen_weight_dtype(config, on_gpu=device.type == "cuda"))
     if config.lora_rank is not None:
         model = add_lora(model, config.lora_rank, seed=config.seed)
+    teacher = load_teacher(config, model, loaded_on, on_gpu=device.type == "cuda")
     if ranks is None:
-        return LocalLearner.from_config(model, config)
+        return LocalLearner.from_config(model, config, teacher=teacher)
     from agentfly.training.sharded_learner import ShardedLearner
 
-    return ShardedLearner.from_config(model, config, ranks=ranks)
+    return ShardedLearner.from_config(model, config, teacher=teacher, ranks=ranks)
 
 
 def _select_gpu(local_rank: int, local_ranks: int) -> None:

@@ -14,7 +14,13 @@ from agentfly.segment import Floats
 from agentfly.training.batch import Sample
 
 
-class Learner(Protocol):
+class Teacher(Protocol):
+    """Scores the student's tokens: the learner, or `TeacherServer`. One [tokens] array per segment."""
+
+    def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> Sequence[Floats]: ...
+
+
+class Learner(Teacher, Protocol):
     """What the trainer, the advantage computation and the weight sync need of a learner.
 
     The scores are one [tokens] array per segment, 0 where the model did not sample.

@@ -38,7 +38,7 @@ from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainab
 
 
 class LocalLearner:
-    """A causal language model in this process, with its optimizer and, where asked for, a critic and a reference."""
+    """A causal language model in this process, with its optimizer and, on request, critic, reference and teacher."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class LocalLearner:
         learning_rate: float = 1e-6,
         critic_learning_rate: float | None = None,
         weight_decay: float = 0.0,
+        critic_warmup_steps: int = 0,
         warmup_steps: int = 0,
         schedule: Schedule = "constant",
         total_steps: int = 1,
@@ -60,14 +61,17 @@ class LocalLearner:
         gradient_checkpointing: bool = False,
         precision: Precision = "auto",
         reference: bool = False,
+        teacher: Any = None,
         critic: bool = False,
         train_tower: bool = False,
         seed: int = 0,
     ) -> None:
         """`model` has the initial weights, which the reference keeps; a resumed run calls `load` afterwards.
 
+        teacher: a model with the same vocabulary, which is frozen; None without one.
         constant: length that the aggregation "constant" divides by. critic_learning_rate: None is the learning rate.
-        warmup_steps and total_steps count updates. train_tower: whether the vision tower of a vision model is trained.
+        critic_warmup_steps: updates before the policy's first one. warmup_steps and total_steps count updates, too.
+        train_tower: whether the vision tower of a vision model is trained.
         """
         tower = tower_parameters(model)
         if train_tower and not tower:
@@ -83,6 +87,7 @@ class LocalLearner:
         self._token_weights = partial(aggregation_weights, aggregation=aggregation, constant=constant)
         self._epochs = epochs
         self._mini_batches = mini_batches
+        self._critic_warmup_steps = critic_warmup_steps
         self._seed = seed
         features = FeatureCache()
         settings = {"gradient_checkpointing": gradient_checkpointing, "features": features}
@@ -90,6 +95,7 @@ class LocalLearner:
         self._reference: Policy | None = None
         if reference and not has_adapters(model):
             self._reference = Policy(copy_trainable(model).requires_grad_(False), device, features=features)
+        self._teacher = None if teacher is None else Policy(teacher.requires_grad_(False), device)
         self._critic: Critic | None = None
         if critic:
             self._critic = Critic(model, device, **settings)
@@ -141,6 +147,7 @@ class LocalLearner:
             learning_rate=config.optimizer.learning_rate,
             critic_learning_rate=config.optimizer.critic_learning_rate,
             weight_decay=config.optimizer.weight_decay,
+            critic_warmup_steps=config.optimizer.critic_warmup_steps,
             warmup_steps=config.optimizer.warmup_steps,
             schedule=config.optimizer.schedule,
             total_steps=config.steps,
@@ -196,6 +203,12 @@ class LocalLearner:
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
         with self._policy.backbone.model.disable_adapter():
             return self.score(segments, temperature)
+
+    def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities under the teacher."""
+        if self._teacher is None:
+            raise ConfigError("this learner has no teacher: make it with teacher=model")
+        return self._runner.score(segments, self._logprobs(self._teacher, temperature))
 
     def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
         """The critic's value of the state before each sampled token."""
@@ -266,9 +279,12 @@ class LocalLearner:
     def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """One optimizer step of the policy and, where there is one, of the critic."""
         try:
-            metrics = {f"policy/{name}": value for name, value in self._accumulate_policy(batch, on_policy).items()}
-            metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
-            self._optimizer.zero_grad()
+            metrics: dict[str, float] = {}
+            if self._updates >= self._critic_warmup_steps:
+                measured = self._accumulate_policy(batch, on_policy)
+                metrics = {f"policy/{name}": value for name, value in measured.items()}
+                metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
+                self._optimizer.zero_grad()
             if self._critic is not None:
                 metrics["critic/loss"] = self._accumulate_critic(batch)
                 metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)

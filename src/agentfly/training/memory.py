@@ -21,6 +21,7 @@ from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
 from agentfly.errors import ConfigError
+from agentfly.models import resolve
 from agentfly.training.config import TrainConfig
 from agentfly.training.logprobs import LOGITS
 
@@ -141,20 +142,31 @@ def plan_run(model: str, config: TrainConfig, device: torch.device, *, ranks: in
     size = ModelSize.from_config(load_config(model))
     on_gpu = device.type == "cuda"
     kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU what is left
-    plan = plan_memory(size, config, device_memory(device), on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks)
+    total = device_memory(device)
+    plan = plan_memory(
+        size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks, teacher=count_teacher(config)
+    )
     plan.require_fit()
     return plan
 
 
 def plan_memory(
-    size: ModelSize, config: TrainConfig, total: int, *, on_gpu: bool, kv_cache: int = 0, ranks: int | None = None
+    size: ModelSize,
+    config: TrainConfig,
+    total: int,
+    *,
+    on_gpu: bool,
+    kv_cache: int = 0,
+    ranks: int | None = None,
+    teacher: int = 0,
 ) -> MemoryPlan:
     """Plan a run by formula, for one of its ranks.
 
     total: bytes that the process may use on the device. kv_cache: bytes of the KV cache; 0 plans for the least.
-    ranks: number of processes that the learner is sharded over; None is `config.gpus`.
+    ranks: number of processes that the learner is sharded over; None is `config.gpus`. teacher: its weights.
     """
-    planned = partial(_plan, size, total=total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks or config.gpus)
+    ranks = ranks or config.gpus
+    planned = partial(_plan, size, total=total, on_gpu=on_gpu, kv_cache=kv_cache, ranks=ranks, teacher=teacher)
     plan = planned(config)
     fitting = []
     for changes in _alternatives(config, plan.tokens):
@@ -200,7 +212,9 @@ def _alternatives(config: TrainConfig, tokens: int) -> Iterable[dict[str, Any]]:
         yield {"lora_rank": 16} | checkpointing | small
 
 
-def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_cache: int, ranks: int) -> MemoryPlan:
+def _plan(
+    size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_cache: int, ranks: int, teacher: int
+) -> MemoryPlan:
     settings = config.backend_settings
     embedded = settings["backend"] == "transformers"
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -224,6 +238,7 @@ def _plan(size: ModelSize, config: TrainConfig, *, total: int, on_gpu: bool, kv_
         "optimizer": 8 * trained // ranks,
         # Reference and critic share frozen weights with the policy.
         "reference": 4 * trained // ranks if has_reference else 0,
+        "teacher": teacher_dtype(config, on_gpu=on_gpu).itemsize * teacher // ranks,
         "critic": 16 * trained // ranks if config.algorithm.needs_values else 0,
         # Gathered at a time: embeddings and head with their gradient, this layer and the next.
         "gathered_weights": 4 * (2 * size.vocab * size.width + 2 * size.layer_parameters) if ranks > 1 else 0,
@@ -249,6 +264,18 @@ def frozen_weight_dtype(config: TrainConfig, *, on_gpu: bool) -> torch.dtype:
     """Data type of weights that are not trained: under LoRA in bfloat16, as they are published and multiplied."""
     low_precision = on_gpu and config.precision != "float32"
     return torch.bfloat16 if config.lora_rank is not None and low_precision else torch.float32
+
+
+def count_teacher(config: TrainConfig) -> int:
+    """Weights of the teacher that is loaded beside the learner; 0 where there is none."""
+    if config.teacher.model is None or config.teacher.base_url is not None:
+        return 0
+    return ModelSize.from_config(load_config(resolve(config.teacher.model))).parameters
+
+
+def teacher_dtype(config: TrainConfig, *, on_gpu: bool) -> torch.dtype:
+    """Data type of the teacher's weights: bfloat16 where products are computed in it."""
+    return torch.bfloat16 if on_gpu and config.precision != "float32" else torch.float32
 
 
 def activation_bytes(

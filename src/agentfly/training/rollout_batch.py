@@ -96,7 +96,7 @@ def select_sampled(chains: Iterable[Trajectory], config: TrainConfig) -> Selecti
     """Select the chains to train by the rules of a configuration."""
     return select_groups(
         chains,
-        min_chains=2 if config.algorithm.needs_groups else 1,
+        min_chains=config.min_chains,
         keep_zero_variance=config.zero_variance_rule == "keep",
         segment_reward=config.segment_reward,
     )
@@ -179,6 +179,16 @@ class TaskSampler:
         self.position += count
         return [self.task_at(position) for position in range(start, self.position)]
 
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        """Called with the rewards of a task's chains after each step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values that a checkpoint keeps."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+
     def task_at(self, position: int) -> Task:
         """The task at a position of the stream."""
         epoch, index = divmod(position, len(self._tasks))
@@ -186,6 +196,52 @@ class TaskSampler:
             self._epoch = epoch
             self._order = np.random.default_rng((self._seed, epoch)).permutation(len(self._tasks))
         return self._tasks[int(self._order[index])]
+
+
+class DifficultySampler(TaskSampler):
+    """Draws tasks with a probability proportional to p · (1 − p), the variance of a success of probability p.
+
+    p is a running estimate per task, the mean of its rewards clipped to 0 to 1, of which older steps count less. A task
+    without chains has p = 1/2: it is drawn before those that all chains solve, or none.
+    """
+
+    DECAY = 0.5
+    """Weight of the chains before in the estimate, per step that draws the task."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        super().__init__(tasks, seed)
+        self._index = {id(task): index for index, task in enumerate(tasks)}
+        self._successes = np.ones(len(tasks))  # with one success and one failure as the prior
+        self._failures = np.ones(len(tasks))
+
+    def take(self, count: int) -> list[Task]:
+        """Draw `count` tasks, distinct if there are as many."""
+        rng = np.random.default_rng((self._seed, self.position))
+        self.position += count
+        success = self._successes / (self._successes + self._failures)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            # The largest of log w + Gumbel noise are a sample without replacement with probabilities w.
+            keys = np.log(success * (1 - success)) + rng.gumbel(size=len(success))
+            chosen += np.argsort(-keys)[: count - len(chosen)].tolist()
+        return [self._tasks[index] for index in chosen]
+
+    def observe(self, task: Task, rewards: Sequence[float]) -> None:
+        index = self._index[id(task)]
+        clipped = np.clip(rewards, 0, 1)
+        self._successes[index] = 1 + self.DECAY * (self._successes[index] - 1) + clipped.sum()
+        self._failures[index] = 1 + self.DECAY * (self._failures[index] - 1) + (1 - clipped).sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = np.stack([self._successes, self._failures], 1)
+        known = np.flatnonzero((counts != 1).any(1)).tolist()
+        return {**super().state_dict(), "counts": {str(index): counts[index].tolist() for index in known}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for index, (successes, failures) in state["counts"].items():
+            self._successes[int(index)] = successes
+            self._failures[int(index)] = failures
 
 
 class Collector:
@@ -215,6 +271,10 @@ class Collector:
             if greedy is not None:
                 greedy |= await self._run_greedy(tasks, seed, offset)
             trajectories += chains
+            for own in groups(chains):
+                rewards = [each.reward for each in own if each.reward is not None]
+                if rewards:
+                    self._sampler.observe(tasks[own[0].group - offset], rewards)
             selection += select_sampled(chains, self.config)
             if len(selection.groups) == config.tasks_per_step:
                 break
@@ -266,7 +326,7 @@ class Collector:
         """All chains of the tasks, in order, with their groups numbered from `offset`."""
         self._done = 0
         self._total = len(tasks) * self.config.num_chains
-        options = self.config.agent_options(num_chains=self.config.num_chains, seed=seed)
+        options = self.config.agent_options(branching=True, num_chains=self.config.num_chains, seed=seed)
         chains = []
         polling = asyncio.create_task(self._poll_environments())
         try:

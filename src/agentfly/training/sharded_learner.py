@@ -1,4 +1,4 @@
-"""The learner over several ranks: weights, gradients, optimizer, critic and reference are sharded with FSDP2.
+"""The learner over several ranks: weights, gradients, optimizer, critic, reference and teacher are sharded with FSDP2.
 
 Rank 0 runs the trainer; the others run `follow`. A call on rank 0 is sent to the others, and all ranks execute the
 same method. Samples and segments are split over the ranks, scores and metrics are gathered from them, so that a call
@@ -79,7 +79,7 @@ class ShardedLearner(LocalLearner):
         self._reshard()
 
     def _models(self) -> list[Any]:
-        parts = (self._policy, self._reference, self._critic)
+        parts = (self._policy, self._reference, self._teacher, self._critic)
         return [part.backbone.model for part in parts if part is not None]
 
     def _reshard(self) -> None:
@@ -101,6 +101,7 @@ class ShardedLearner(LocalLearner):
 
     score = _on_all_ranks(LocalLearner.score)
     score_reference = _on_all_ranks(LocalLearner.score_reference)
+    score_teacher = _on_all_ranks(LocalLearner.score_teacher)
     values = _on_all_ranks(LocalLearner.values)
     update = _on_all_ranks(LocalLearner.update)
     skip_update = _on_all_ranks(LocalLearner.skip_update)

@@ -43,7 +43,7 @@ from agentfly.runs.report import write_report_files
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, release_helpers, trim_heap, wait_for
-from agentfly.training.advantages import compute_samples
+from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
@@ -51,9 +51,10 @@ from agentfly.training.launch import build_learner, is_torchrun_rank
 from agentfly.training.learner import Learner
 from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
-from agentfly.training.rollout_batch import Collector, RolloutBatch, TaskSampler
+from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
+from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
 
@@ -106,7 +107,8 @@ class Trainer:
             self._writer = writer
             self._save_tokenizer = tokenizer.save_pretrained
             self._checkpoints = CheckpointManager(writer.checkpoints, config.checkpoint.keep)
-            self._task_sampler = TaskSampler(plan.tasks, config.seed)
+            make_sampler = DifficultySampler if config.zero_variance == "avoid" else TaskSampler
+            self._task_sampler = make_sampler(plan.tasks, config.seed)
             make = partial(AsyncCollector, journal=writer.path / "rollout.jsonl")
             self._collector: Collector = (make if config.async_training.max_staleness else Collector)(
                 agent, self._task_sampler, config, self._loggers.progress
@@ -114,6 +116,7 @@ class Trainer:
             self._canary = Canary(learner, agent.backend)
             beside_engine = config.async_training.max_staleness > 0 and learner.device.type == "cuda"
             self._stream = torch.cuda.Stream() if beside_engine else None
+            self._teacher = learner if config.teacher.base_url is None else TeacherServer(config)
             self._kl = KLController(config.kl.coef, config.kl.target)
             self._alarm_monitor = AlarmMonitor()
             self._unwritten: list[Alarm] = []
@@ -180,10 +183,12 @@ class Trainer:
                 # It sleeps until the sync wakes it up. Merged adapters are not all of the weights.
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
             learn = partial(_run_on_stream, self._stream)
-            samples = await compute(learn, compute_samples, batch.groups, self.learner, self.config, self._kl.coef)
+            score = partial(compute_samples, teacher=self._teacher)
+            samples = await compute(learn, score, batch.groups, self.learner, self.config, self._kl.coef)
             writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
             try:
                 metrics = await compute(learn, self.learner.update, samples) if samples else {}
+                metrics |= measure_teacher(samples)
                 if not samples:
                     self.learner.skip_update()
             finally:
@@ -337,7 +342,7 @@ class Trainer:
     def _save_checkpoint(self) -> None:
         tensors, learner_state = self.learner.state_dict()
         values = {
-            "feed": self._task_sampler.position,
+            "tasks": self._task_sampler.state_dict(),
             "rollout": self._collector.state_dict(),
             "kl": self._kl.state_dict(),
             "best": self._best,
@@ -354,7 +359,7 @@ class Trainer:
     def _load_state(self, state: TrainerState) -> None:
         values = dict(state.values)
         self.step = state.step
-        self._task_sampler.position = values["feed"]
+        self._task_sampler.load_state_dict(values["tasks"] if "tasks" in values else {"position": values["feed"]})
         self._kl.load_state_dict(values["kl"])
         self.learner.set_kl_coef(self._kl.coef)
         self._best = None if values["best"] is None else (values["best"][0], values["best"][1])

@@ -21,6 +21,13 @@ HONORED_BY_US = {
     "chains": ["template", "max_turns", "sampling", "run_options", "seed", "backend", "precision"],
     "run": ["checkpoint.every", "checkpoint.keep", "evaluation.every", "evaluation.chains", "loggers"],
     "training processes": ["optimizer.schedule", "optimizer.warmup_steps"],
+    "refused": [
+        "optimizer.critic_warmup_steps",
+        "teacher.model",
+        "teacher.base_url",
+        "teacher.coef",
+        "teacher.reward_coef",
+    ],
     "refused where they differ": ["optimizer.weight_decay", "async_training.on_stale", "vision.train_tower"],
 }
 """The fields without a key of verl, by the part of our code that honors them."""
@@ -106,6 +113,10 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
         ("gpus=4", {"gpus": 4}, {}, "cuda"),
         ("lora_rank=8", {"lora_rank": 8}, {}, "cpu"),
         ("kl.coef=0.1", {"kl": {"coef": 0.1}}, {}, "cpu"),
+        ("teacher.model='tiny'", {"teacher": {"model": "tiny"}}, {}, "cuda"),
+        ("zero_variance='avoid'", {"zero_variance": "avoid"}, {}, "cuda"),
+        ("optimizer.critic_warmup_steps", {"algorithm": "ppo", "optimizer": {"critic_warmup_steps": 2}}, {}, "cuda"),
+        ("run_options.branching", {"run_options": {"branching": {"turn": 1, "branches": 2}}}, {}, "cuda"),
         ("zero_variance='resample'", {"zero_variance": "resample"}, {}, "cuda"),
         ("kl.target=0.1", {"kl": {"coef": 0.1, "target": 0.1}}, {}, "cuda"),
         ("optimizer.weight_decay=0.1", {"optimizer": {"weight_decay": 0.1}}, {}, "cuda"),

@@ -105,6 +105,7 @@ class ALFWorld(Environment):
         self._game = ALFWorldGame.from_json(task.columns["game"])
         self._house = Household(self._game)
         self._engine: ALFWorldEngine = self._house
+        self._commands: list[str] = []
         self.steps = 0
         """Number of commands so far."""
         self.invalid_actions = 0
@@ -127,6 +128,7 @@ class ALFWorld(Environment):
             self._house.step(action)  # the expert reads its state
         self.won = self._engine.won
         self.steps += 1
+        self._commands.append(action)
         self.invalid_actions += observation == NOTHING_HAPPENS
         if self.shows_commands and not self.won:
             observation += f"\nYou can: {', '.join(self._engine.commands)}."
@@ -141,6 +143,15 @@ class ALFWorld(Environment):
     async def alfworld_get_task_objective(self) -> str:
         """Say again what the task is."""
         return self._game.task
+
+    async def snapshot(self) -> list[str]:
+        """The commands so far: the household is deterministic, and carrying them out again takes no time."""
+        return list(self._commands)
+
+    async def restore(self, state: list[str]) -> None:
+        """Carry out the commands of a snapshot."""
+        for command in state:
+            await self.alfworld_step(command)
 
     def expert(self) -> ToolCall | str:
         """The next command toward the goal."""

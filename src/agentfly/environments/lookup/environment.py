@@ -52,6 +52,14 @@ class Lookup(Environment):
         self.lookups.add((who, what))
         return find_fact(self.facts, who, what)
 
+    async def snapshot(self) -> list[list[str]]:
+        """The lookups so far."""
+        return sorted(map(list, self.lookups))
+
+    async def restore(self, state: list[list[str]]) -> None:
+        """Continue after these lookups."""
+        self.lookups = {(who, what) for who, what in state}
+
     def expert(self) -> ToolCall | str:
         """Look up the related person, then that person's attribute, then answer."""
         who, relation, attribute = (self.columns[name] for name in ("who", "relation", "attribute"))

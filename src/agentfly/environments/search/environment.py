@@ -106,6 +106,14 @@ class Search(Environment):
         self.seen += titles
         return {"observation": format_hits(hits, self.longest), "titles": titles}
 
+    async def snapshot(self) -> list[str]:
+        """The titles that the chain has seen."""
+        return list(self.seen)
+
+    async def restore(self, state: list[str]) -> None:
+        """Continue after these titles."""
+        self.seen = list(state)
+
     def expert(self) -> ToolCall | str:
         """Search for the articles on the path one after another, then give the answer.
 

@@ -143,6 +143,12 @@ class Database:
                     message = "one statement at a time, please"
                 raise QueryFailed(message) from error
 
+    def serialize(self) -> bytes:
+        """The database as it is now, as an image."""
+        with self._lock:
+            self._deadline = float("inf")
+            return self._connection.serialize()
+
     def describe_schema(self) -> str:
         """One line per table, `pilots(id integer, name text)`, then one per foreign key. Raises QueryFailed."""
         tables = [str(name) for (name,) in self.run(_TABLES, _MAX_SCHEMA_ROWS).rows]

@@ -126,6 +126,19 @@ class SQL(Environment):
         scores: dict[str, Any] = await call(_compare, self._column, query, gold=self._gold, seconds=self.seconds)
         return scores
 
+    async def snapshot(self) -> dict[str, Any]:
+        """The chain's copy of the database, and what it has called."""
+        assert self._database is not None
+        image = await call(self._database.serialize)
+        return {"image": image, "submitted": self.submitted, "schema_shown": self.schema_shown}
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Open a copy of the database as it was."""
+        await self.close()
+        self._database = await call(lambda: Database(state["image"], seconds=self.seconds))
+        self.submitted = state["submitted"]
+        self.schema_shown = state["schema_shown"]
+
     def expert(self) -> ToolCall | str:
         """Call `sql_schema`, then submit the gold query."""
         if not isinstance(self._gold, str):

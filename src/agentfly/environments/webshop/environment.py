@@ -89,6 +89,14 @@ class WebShop(Environment):
         there = ", ".join(part.text for part in self.session.clickable.values()) or "nothing; search instead"
         return await self._respond(f"There is no {label!r:.80} to click here. There is: {there}.")
 
+    async def snapshot(self) -> dict[str, Any]:
+        """The session: current page, chosen options, purchase."""
+        return self.session.snapshot()
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Continue the session as it was."""
+        self.session.restore(state)
+
     async def _respond(self, error: str = "") -> dict[str, Any]:
         page = f"{error}\n\n{self.page()}" if error else self.page()
         return {"observation": page, "valid": not error, "ends_chain": self.score is not None}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.pages import PagePart, PartType, buttons, text
@@ -39,6 +41,29 @@ class ShopSession:
         self.options: dict[str, str] = {}
         self.about: str | None = None
         """The open sub-page of the product; None for its main page."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """The session as plain data."""
+        return {
+            "keywords": self.keywords,
+            "number": self.number,
+            "seen": sorted(self.seen),
+            "product": None if self.product is None else self.product.asin,
+            "options": dict(self.options),
+            "about": self.about,
+            "score": None if self.score is None else asdict(self.score),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of a session with the same shop and goal."""
+        self.keywords = state["keywords"]
+        self.found = () if self.keywords is None else self.shop.search(self.keywords)
+        self.number = state["number"]
+        self.seen = set(state["seen"])
+        self.product = None if state["product"] is None else self.shop.products[state["product"]]
+        self.options = dict(state["options"])
+        self.about = state["about"]
+        self.score = None if state["score"] is None else ShopScore(**state["score"])
 
     @property
     def page(self) -> list[PagePart]:

@@ -1,0 +1,109 @@
+"""The teacher of on-policy distillation: a model with the student's vocabulary that scores the student's own tokens.
+
+It is loaded beside the learner (`LocalLearner.score_teacher`), or asked for over HTTP (`TeacherServer`). A teacher with
+another vocabulary is refused before training starts: its probability of a token id would be that of another text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from agentfly.algorithms.base import SegmentArrays
+from agentfly.backends.client import ClientBackend
+from agentfly.backends.engine.loading import load_model, max_positions
+from agentfly.backends.engine.vision import takes_images
+from agentfly.errors import ConfigError
+from agentfly.models import resolve
+from agentfly.segment import Floats
+from agentfly.templates.tokenizer import load_tokenizer
+from agentfly.threads import wait_for
+from agentfly.training.config import TrainConfig
+from agentfly.training.memory import teacher_dtype
+
+_PROBE_TOKENS = 512
+"""Tokens, spread over the vocabulary, whose text a server has to encode as the student's tokenizer does."""
+
+
+def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_gpu: bool) -> Any:
+    """Load the teacher of a run onto a device; None where there is none, or a server has it.
+
+    Raises ConfigError where its vocabulary, its number of positions or its kind do not fit the student.
+    """
+    name = config.teacher.model
+    if name is None or config.teacher.base_url is not None:
+        return None
+    compare_vocabularies(config.model, name)
+    teacher = load_model(resolve(name), device, teacher_dtype(config, on_gpu=on_gpu))
+    if takes_images(teacher) or takes_images(student):
+        raise ConfigError(f"teacher.model={name!r}: distillation of vision models is not supported")
+    own, given = (max_positions(each.config.get_text_config()) for each in (student, teacher))
+    needed = min(config.run_options.get("context_length") or own, own)
+    if given < needed:
+        raise ConfigError(
+            f"teacher.model={name!r} has {given} positions, and chains of {config.model!r} may have {needed} tokens: "
+            f"write run_options.context_length={given}"
+        )
+    return teacher
+
+
+def compare_vocabularies(student: str, teacher: str) -> None:
+    """Raise ConfigError unless both tokenizers have the same ids for the same tokens."""
+    own, other = (load_tokenizer(resolve(each)).backend_tokenizer.get_vocab() for each in (student, teacher))
+    if own == other:
+        return
+    token = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))[0]
+    raise ConfigError(
+        f"teacher.model={teacher!r} has a vocabulary of {len(other)} tokens, model={student!r} one of {len(own)}, and "
+        f"they differ: {token!r} is {_describe(own.get(token))} for the student, {_describe(other.get(token))} for the "
+        "teacher. Distillation compares probabilities of the same token ids: take a teacher with the same tokenizer"
+    )
+
+
+def _describe(token_id: int | None) -> str:
+    return "unknown" if token_id is None else f"id {token_id}"
+
+
+class TeacherServer:
+    """A teacher behind an OpenAI-compatible server that returns `prompt_logprobs`, as vLLM does."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Raises ConfigError if the server encodes text to other ids than the student's tokenizer."""
+        assert config.teacher.model is not None
+        assert config.teacher.base_url is not None
+        self._model = config.teacher.model
+        self._base_url = config.teacher.base_url
+        tokenizer: Tokenizer = load_tokenizer(resolve(config.model)).backend_tokenizer
+        size = tokenizer.get_vocab_size()
+        ids = range(0, size, max(size // _PROBE_TOKENS, 1))
+        text = tokenizer.decode(list(ids), skip_special_tokens=False)
+        own = tokenizer.encode(text, add_special_tokens=False).ids
+        (other,) = wait_for(self._send(lambda client: [client.tokenize(text)]))
+        if own != other:
+            at = next((i for i, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), len(other))
+            raise ConfigError(
+                f"teacher.model={self._model!r} at {self._base_url} has another vocabulary than model={config.model!r}"
+                f": a text of {len(own)} tokens has {len(other)} there, and they differ from token {at} on "
+                f"({own[at : at + 3]} and {other[at : at + 3]}). Serve a teacher with the same tokenizer"
+            )
+
+    def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
+        """Log-probabilities of the sampled tokens, one [tokens] array per segment; `temperature` is 1."""
+        scores = wait_for(self._send(lambda client: [client.score_prompt(each.tokens.tolist()) for each in segments]))
+        return [
+            np.where(segment.mask, np.asarray(each, np.float32), np.float32(0))
+            for segment, each in zip(segments, scores, strict=True)
+        ]
+
+    async def _send(self, requests: Any) -> list[Any]:
+        """Send requests at once and return their results in order."""
+        client = ClientBackend(self._model, self._base_url, prompt_format="tokens")
+        try:
+            return await asyncio.gather(*requests(client))
+        finally:
+            await client.close()
