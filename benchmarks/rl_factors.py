@@ -327,8 +327,9 @@ class RecipeStudy:
         config = self.config(Path(), [])
         sampling = {"temperature": 1.0, "max_tokens": self.env.max_tokens}
         found = await evaluate(
-            agent, tasks or self.held_out, greedy=greedy, max_turns=config.max_turns, sampling=sampling, seed=0
-        )
+            agent, tasks or self.held_out, greedy=greedy, max_turns=config.max_turns, sampling=sampling, seed=0,
+            max_concurrent_chains=config.chains_per_step,
+        )  # fmt: skip
         shares = {"sampled": found.success, "greedy": found.greedy}
         return {
             **{name: (each.mean, each.low, each.high) for name, each in shares.items() if each is not None},
@@ -343,7 +344,14 @@ class RecipeStudy:
         scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
         writer = self.make_agent(model_name_or_path=self.model, template="chatml", **scripted)
         turns = self.config(Path(), []).max_turns
-        found = asyncio.run(demonstrate(writer, self.demonstrated[:count], max_turns=turns))
+
+        async def shown() -> Any:
+            try:
+                return await demonstrate(writer, self.demonstrated[:count], max_turns=turns)
+            finally:
+                await writer.close()
+
+        found = asyncio.run(shown())
         print(f"{len(found.accepted)} demonstrations; rejected: {found.reasons}", flush=True)
         return list(found.accepted)
 
@@ -379,8 +387,6 @@ def save_model(study: RecipeStudy, learner: Any, out: Path) -> None:
 
 def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """SFT in stages; keeps the model whose success on training tasks is closest to the target, and evaluates it."""
-    from safetensors.torch import load_file
-
     from agentfly.models import resolve
     from agentfly.sft import build_sft_learner, train_sft
     from agentfly.training.weight_sync import sync_weights
@@ -410,8 +416,8 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
                     save_model(study, learner, out)
                 if share >= TARGET or time.monotonic() - begun > SEARCH_SECONDS:
                     break
-            weights = load_file(out / "model.safetensors")
-            await agent.backend.update_weights(weights.items(), len(stages) + 1)
+            learner.load(out)
+            await sync_weights(learner, agent.backend, len(stages) + 1)
             return await study.evaluate(agent)
         finally:
             await agent.close()
