@@ -55,17 +55,17 @@ def draw(curves: Mapping[str, list[np.ndarray]], out: Path) -> None:
 
     figure = Figure(figsize=(3.1 * len(PANELS), 2.1 * len(curves)), layout="constrained")
     grid = figure.subplots(len(curves), len(PANELS), squeeze=False)
+    for axes, title in zip(grid[0], PANELS, strict=True):
+        axes.set_title(title, fontsize=10)
     for axes_row, (name, runs) in zip(grid, curves.items(), strict=True):
         shortest = min(map(len, runs))
         mean = np.mean([run[:shortest] for run in runs], 0)
-        for number, (axes, title) in enumerate(zip(axes_row, PANELS, strict=True)):
+        for number, axes in enumerate(axes_row):
             for run in runs:
                 axes.plot(range(1, len(run) + 1), run[:, number], color="C0", lw=0.7, alpha=0.5)
             axes.plot(range(1, shortest + 1), mean[:, number], color="C0", lw=2)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
-            if axes_row is grid[0]:
-                axes.set_title(title, fontsize=10)
         axes_row[0].set_ylabel(name, fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("step")
