@@ -117,6 +117,8 @@ def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
     return official_tasks(split)[:count]
 
 
+LONG = f"backend.kv_memory={9 << 29}"
+"""For chains of a thousand tokens: 128 of them take about 4 GiB of keys and values."""
 SCIENCE = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-living-thing", "find-non-living-thing")
 ENVS = {
     "sql": Env("sql", draw_by("SQL", levels=(1, 2)), demonstrated=1000, trained=2400),
@@ -124,15 +126,15 @@ ENVS = {
     "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
     "math": Env("math_with_python", draw_by("MathWithPython")),
-    "webshop": Env("webshop", draw_by("WebShop"), max_tokens=64),
-    "webshop-official": Env("webshop", draw_official_shop, max_tokens=64),
+    "webshop": Env("webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG)),
+    "webshop-official": Env("webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG)),
     "alfworld": Env(
         "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=32,
-        changes=("tasks_per_step=16", "max_turns=22"), stages=(30, 40, 48, 56, 64, 76, 90, 110),
+        changes=("tasks_per_step=16", "max_turns=22", LONG), stages=(30, 40, 48, 56, 64, 76, 90, 110),
     ),
     "scienceworld": Env(
         "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
-        max_tokens=40, changes=("tasks_per_step=16", "max_turns=16"),
+        max_tokens=40, changes=("tasks_per_step=16", "max_turns=16", LONG),
         stages=(10, 16, 22, 28, 36, 46, 60, 80),
     ),
 }  # fmt: skip
