@@ -1,15 +1,17 @@
-"""Which settings make reinforcement learning improve a model beyond its warm start?
+"""Which settings make reinforcement learning improve a model beyond its warm start, and in which environments does it?
 
-SmolLM2-135M on SQL (levels 1 and 2) and search (two hops), several runs side by side on one GPU. A folder holds one
-JSON file per job in `jobs/`; `queue` runs them in the order of their names, also those that are added while it runs.
+SmolLM2-135M, several runs side by side on one GPU. A folder holds one JSON file per job in `jobs/`; `queue` runs them
+in the order of their names, also those that are added while it runs, and not those that have a result.
 
-    python -m benchmarks.rl_factors jobs FOLDER            # write the jobs of the screening
+    python -m benchmarks.rl_factors jobs FOLDER             # one factor at a time, on SQL and search
+    python -m benchmarks.rl_factors learn FOLDER [--envs alfworld,shell] # three seeds of the base in each environment
     python -m benchmarks.rl_factors queue FOLDER --parallel 10 --deadline 1500
     python -m benchmarks.rl_factors table FOLDER
 
-A `warm` job runs SFT on demonstrations for some steps and evaluates the result; a `measure` job estimates how often the
-warm start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base`
-is the warm start whose success is closest to `TARGET`.
+A `warm` job runs SFT on demonstrations for some steps and evaluates the result; a `search` job evaluates after every
+few steps of SFT and keeps the model whose success is closest to `TARGET`; a `measure` job estimates how often the warm
+start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base` is
+the warm start whose success is closest to `TARGET`.
 """
 
 import argparse
@@ -21,24 +23,24 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.rl_environments import RecipeStudy
 from benchmarks.table import print_table
 
-DEMONSTRATED, TRAINED, HELD_OUT, MEASURED = 1000, 2400, 400, 384
-"""Tasks for demonstrations, for training, for evaluation, and training tasks whose difficulty is measured."""
+MEASURED = 384
+"""Training tasks whose difficulty is measured."""
+TUNED = 96
+"""Training tasks that a `search` job evaluates the stages of SFT on."""
 TARGET = 0.35
+SEARCH_SECONDS = 200.0
+"""Seconds after which a `search` job stops SFT."""
+EVALUATION_SECONDS = 60.0
+"""Seconds that a `train` job reserves for its evaluation before the deadline of the queue."""
 WARM_STEPS = {"sql": (10, 16, 24, 48), "search": (8, 14, 22, 44)}
-SHARED = {
-    "template": "chatml", "tasks_per_step": 32, "num_chains": 8, "optimizer.learning_rate": 3e-5,
-    "optimizer.schedule": "constant",
-    "micro_batch_tokens": 4096, "steps": 20, "checkpoint.every": 1000, "checkpoint.keep": 1,
-    "evaluation.every": None, "loggers": (),
-}  # fmt: skip
-"""The fields of every run; a job's `changes` override them."""
 FACTORS: dict[str, list[str]] = {
     "base": [],
     "lr-3e-6": ["optimizer.learning_rate=3e-6"],
@@ -72,19 +74,29 @@ SEEDED = ("base", "lr-1e-5", "resample", "mini4")
 """Factors that run with seeds 1 and 2 besides 0."""
 
 
+LEARNED = ("webshop", "alfworld", "programs", "math", "shell", "scienceworld", "webshop-official")
+"""Environments of `learn`, the most valuable first."""
+SEEDS = (0, 1, 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("jobs", "queue", "table", "job"))
+    parser.add_argument("command", choices=("jobs", "learn", "queue", "table", "job"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parallel", type=int, default=10, help="processes at once")
     parser.add_argument("--deadline", type=float, default=1500.0, help="seconds after which all jobs are stopped")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which one job is stopped")
+    parser.add_argument("--until", type=float, default=float("inf"), help="time at which the queue stops its jobs")
+    parser.add_argument("--envs", default=",".join(LEARNED), help="environments of `learn`, separated by commas")
+    parser.add_argument("--model", default="smollm2-135m", help="the model before SFT")
     parser.add_argument("--watch", action="store_true", help="wait for further jobs when all are done")
     parser.add_argument("--job", help="the job to run in this process")
     parser.add_argument("--quick", action="store_true", help="a few tasks and one step, to test the program")
     options = parser.parse_args()
     if options.command == "jobs":
         write_jobs(options.folder)
+    elif options.command == "learn":
+        write_learning_jobs(options.folder, options.envs.split(","))
     elif options.command == "queue":
         run_queue(options)
     elif options.command == "job":
@@ -118,9 +130,23 @@ def write_jobs(folder: Path) -> None:
         (folder / "jobs" / f"{number:03}.json").write_text(json.dumps(job))
 
 
+def write_learning_jobs(folder: Path, envs: list[str]) -> None:
+    """All searches for warm starts first, then each environment's first seed, second, third."""
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    jobs = [{"kind": "search", "env": env, "name": f"{env}-warm-search"} for env in envs]
+    jobs += [
+        {"kind": "train", "env": env, "name": f"{env}-base-seed{seed}", "model": "base", "changes": [f"seed={seed}"]}
+        for seed in SEEDS
+        for env in envs
+    ]
+    for number, job in enumerate(jobs):
+        (folder / "jobs" / f"{number:03}.json").write_text(json.dumps(job))
+
+
 def run_queue(options: argparse.Namespace) -> None:
     """Start jobs while there is room, and stop those that take too long."""
     folder, begun, started = options.folder, time.monotonic(), set[str]()
+    options.until = time.time() + options.deadline
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     while time.monotonic() - begun < options.deadline and not (folder / "stop").exists():
         for name, (process, since) in list(running.items()):
@@ -130,7 +156,10 @@ def run_queue(options: argparse.Namespace) -> None:
             elif time.monotonic() - since > options.limit:
                 os.killpg(process.pid, signal.SIGKILL)
         for path in sorted((folder / "jobs").glob("*.json")):
-            if len(running) < options.parallel and path.stem not in started and is_ready(folder, read(path)):
+            job = read(path)
+            if (folder / "results" / f"{job['name']}.json").exists():
+                started.add(path.stem)
+            if len(running) < options.parallel and path.stem not in started and is_ready(folder, job):
                 started.add(path.stem)
                 running[path.stem] = (start(path, options), time.monotonic())
         if not running and not options.watch:
@@ -143,7 +172,8 @@ def run_queue(options: argparse.Namespace) -> None:
 def start(path: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder = options.folder
     command = [sys.executable, "-m", "benchmarks.rl_factors", "job", str(folder), "--job", path.stem]
-    command += ["--parallel", str(options.parallel), *(["--quick"] if options.quick else [])]
+    command += ["--parallel", str(options.parallel), "--until", str(options.until), "--limit", str(options.limit)]
+    command += ["--model", options.model, *(["--quick"] if options.quick else [])]
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     quiet |= {"JAX_PLATFORMS": "cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "HF_HUB_OFFLINE": "1"}
     (folder / "logs").mkdir(exist_ok=True)
@@ -155,10 +185,10 @@ def start(path: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 def is_ready(folder: Path, job: dict[str, Any]) -> bool:
     """Whether the model that the job starts from exists."""
-    if job["kind"] == "warm":
+    if job["kind"] in ("warm", "search"):
         return True
     if job["model"] == "base":
-        warm = [each for each in map(read, (folder / "jobs").glob("*.json")) if each["kind"] == "warm"]
+        warm = [each for each in map(read, (folder / "jobs").glob("*.json")) if each["kind"] in ("warm", "search")]
         needed = [each["name"] for each in warm if each["env"] == job["env"]]
     else:
         needed = [job["model"]]
@@ -187,74 +217,25 @@ def run_job(options: argparse.Namespace) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(0.95 / options.parallel)
     job = read(options.folder / "jobs" / f"{options.job}.json")
-    study = RecipeStudy(job["env"], options.quick)
     begun = time.monotonic()
-    found = {"warm": warm, "measure": measure, "train": train}[job["kind"]](study, job, options.folder)
+    until = min(options.until, time.time() + options.limit)
+    study = RecipeStudy(options.folder, job["env"], model=options.model, quick=options.quick, until=until)
+    kinds = {"warm": warm, "search": search, "measure": measure, "train": train}
+    found = kinds[job["kind"]](study, job, options.folder)
     result = {**job, **found, "seconds": time.monotonic() - begun}
     (options.folder / "results").mkdir(exist_ok=True)
     (options.folder / "results" / f"{job['name']}.json").write_text(json.dumps(result))
 
 
-class RecipeStudy:
-    """A recipe with the tasks of this study."""
-
-    def __init__(self, env: str, quick: bool) -> None:
-        from agentfly.cli.recipes import find_recipe
-        from agentfly.cli.resolve import load_module, make_agent
-        from agentfly.environments.search import Search
-        from agentfly.environments.sql import SQL
-        from agentfly.rollout.config import parse_tasks
-
-        module = load_module(find_recipe(env).path, "recipe", env)
-        self.make_agent, self.recipe, self.quick = partial(make_agent, module), module.config, quick
-        draw = {
-            "sql": partial(SQL.draw_tasks, levels=(1, 2)),
-            "search": partial(Search.draw_tasks, hops=(2,), articles=100),
-        }[env]
-        tasks = parse_tasks(draw("train", DEMONSTRATED + TRAINED))
-        self.demonstrated, self.trained = tasks[:DEMONSTRATED], tasks[DEMONSTRATED:]
-        self.held_out = parse_tasks(draw("validation", 4 if quick else HELD_OUT))
-
-    def config(self, model: Path, changes: list[str]) -> Any:
-        from agentfly.training.config import parse_overrides
-
-        fields = {**SHARED, "model": str(model), "backend": {"backend": "transformers", "kv_memory": 3 << 30}}
-        fields |= {"sampling.max_tokens": 96} | parse_overrides(changes)
-        fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1} if self.quick else {}
-        return self.recipe.override(fields)
-
-    async def evaluate(self, agent: Any) -> dict[str, Any]:
-        """Success on held-out tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""
-        from agentfly.evaluation.evaluator import evaluate
-
-        sampling = {"temperature": 1.0, "max_tokens": 96}
-        found = await evaluate(
-            agent, self.held_out, greedy=True, max_turns=self.recipe.max_turns, sampling=sampling, seed=0
-        )
-        shares = {"sampled": found.success, "greedy": found.greedy}
-        return {
-            **{name: (each.mean, each.low, each.high) for name, each in shares.items() if each is not None},
-            "turns": found.turns, "tokens": found.tokens, "unscored": found.unscored, "stops": dict(found.stops),
-        }  # fmt: skip
-
-
 def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from agentfly.demonstrations import demonstrate
-    from agentfly.models import resolve
     from agentfly.sft import build_sft_learner, train_sft
-    from agentfly.templates.tokenizer import load_tokenizer
 
-    name, steps = "smollm2-135m", 1 if study.quick else job["steps"]
-    scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
-    writer = study.make_agent(model_name_or_path=name, template="chatml", **scripted)
-    tasks = study.demonstrated[: 4 if study.quick else 16 * steps]
-    shown = asyncio.run(demonstrate(writer, tasks, max_turns=study.recipe.max_turns)).accepted
-    learner = build_sft_learner(name, steps=steps, learning_rate=1e-4, seed=job.get("seed", 0))
-    losses = train_sft(learner, shown, steps=steps, batch_size=2 if study.quick else 16, seed=job.get("seed", 0))
+    steps, seed = 1 if study.quick else job["steps"], job.get("seed", 0)
+    shown = study.demonstrate(16 * steps)
+    learner = build_sft_learner(study.model, steps=steps, learning_rate=1e-4, seed=seed)
+    losses = train_sft(learner, shown, steps=steps, batch_size=2 if study.quick else 16, seed=seed)
     out = folder / "models" / job["name"]
-    learner.save(out)
-    tokenizer: Any = load_tokenizer(resolve(name))
-    tokenizer.save_pretrained(out)
+    save_model(study, learner, out)
 
     async def evaluated() -> dict[str, Any]:
         agent = study.make_agent(**study.config(out, []).agent_settings)
@@ -264,6 +245,55 @@ def warm(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any
             await agent.close()
 
     return {"loss": losses[-1].loss, **asyncio.run(evaluated())}
+
+
+def save_model(study: RecipeStudy, learner: Any, out: Path) -> None:
+    from agentfly.models import resolve
+    from agentfly.templates.tokenizer import load_tokenizer
+
+    learner.save(out)
+    tokenizer: Any = load_tokenizer(resolve(study.model))
+    tokenizer.save_pretrained(out)
+
+
+def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """SFT in stages; keeps the model whose success on training tasks is closest to the target, and evaluates it."""
+    from agentfly.models import resolve
+    from agentfly.sft import build_sft_learner, train_sft
+    from agentfly.training.weight_sync import sync_weights
+
+    begun = time.monotonic()
+    stages = (1, 2) if study.quick else study.env.stages
+    shown = study.demonstrate(8 if study.quick else min(16 * stages[-1], study.env.demonstrated))
+    learner = build_sft_learner(study.model, steps=2 * stages[-1], learning_rate=1e-4)
+    out = folder / "models" / job["name"]
+    curve: list[tuple[int, float]] = []
+
+    async def searched() -> dict[str, Any]:
+        agent = study.make_agent(**study.config(Path(resolve(study.model)), []).agent_settings)
+        best = 1.0
+        try:
+            for number, stage in enumerate(stages):
+                before = stages[number - 1] if number else 0
+                size = 2 if study.quick else 16
+                train_sft(learner, shown, steps=stage - before, batch_size=size, seed=number)
+                await sync_weights(learner, agent.backend, number + 1)
+                tuned = study.trained[-TUNED:]
+                share = (await study.evaluate(agent, tuned, greedy=False))["sampled"][0]
+                curve.append((stage, share))
+                print(f"{time.monotonic() - begun:.0f} s: {share:.3f} after {stage} steps of SFT", flush=True)
+                if abs(share - TARGET) < best:
+                    best = abs(share - TARGET)
+                    save_model(study, learner, out)
+                if share >= TARGET or time.monotonic() - begun > SEARCH_SECONDS:
+                    break
+            learner.load(out)
+            await sync_weights(learner, agent.backend, len(stages) + 1)
+            return await study.evaluate(agent)
+        finally:
+            await agent.close()
+
+    return {"curve": curve, **asyncio.run(searched())}
 
 
 def measure(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -298,24 +328,27 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
     async def trained() -> dict[str, Any]:
         """`Trainer.run`, with an evaluation before the agent is closed."""
         async with trainer:
-            while trainer.step < config.steps:
+            slowest = 0.0
+            while trainer.step < config.steps and time.time() + slowest + EVALUATION_SECONDS < study.until:
+                begun = time.time()
                 await trainer.train_step()
-            return await study.evaluate(trainer.agent)
+                slowest = max(slowest, time.time() - begun)
+            return {"steps": trainer.step, **await study.evaluate(trainer.agent)}
 
     found = asyncio.run(trained())
-    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [sum(value for name, value in each.items() if name.startswith("time/")) for each in records]
-    return {"model": model, "tasks": len(tasks), "step_seconds": median(seconds), **found}
+    return {"model": model, "training_tasks": len(tasks), "step_seconds": median(seconds), **found}
 
 
-# ── the table ──
+# ── the tables ──
 
 
 def show(folder: Path) -> None:
+    results = [read(path) for path in sorted((folder / "results").glob("*.json"))]
     rows = []
-    for path in sorted((folder / "results").glob("*.json")):
-        result = read(path)
+    for result in results:
         if "sampled" in result:
             shares = (result["sampled"], result["greedy"])
             shown = [f"{mean:.3f} ({low:.2f} to {high:.2f})" for mean, low, high in shares]
@@ -323,6 +356,27 @@ def show(folder: Path) -> None:
             rows.append([result["name"], result.get("model", ""), " ".join(result.get("changes", [])), *shown, seconds])
     if rows:
         print_table("Held-out success", ["run", "warm start", "changes", "sampled", "greedy", "s a step"], rows)
+    starts = {result["name"]: result for result in results}
+    gains = []
+    for result in results:
+        start = starts.get(result.get("model", ""))
+        if start is not None and "sampled" in result:
+            cells = [cell for kind in ("sampled", "greedy") for cell in compare(start, result, kind)]
+            seed = next((each[5:] for each in result["changes"] if each.startswith("seed=")), "0")
+            steps, seconds = str(result.get("steps", "")), f"{result['step_seconds']:.1f}"
+            gains.append([result["env"], result["name"], seed, str(start["tasks"]), *cells, steps, seconds])
+    if gains:
+        columns = ["environment", "run", "seed", "n", "before, sampled", "after", "gain"]
+        columns += ["before, greedy", "after", "gain", "steps", "s a step"]
+        print_table("Gain over the warm start", columns, gains)
+
+
+def compare(before: dict[str, Any], after: dict[str, Any], kind: str) -> list[str]:
+    """Share before, share after, and their difference with the half-width of its 95 % interval."""
+    old, new, count = before[kind][0], after[kind][0], before["tasks"]
+    # Normal approximation for two independent shares p and q of n: 1.96 √(p(1-p)/n + q(1-q)/n).
+    half = 1.96 * sqrt((old * (1 - old) + new * (1 - new)) / count)
+    return [f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f} ± {half:.3f}"]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """ScienceWorld: elementary science, such as finding an animal and putting it into the red box.
 
     pip install 'agentfly-rl[train,scienceworld]'
-    agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
-    agentfly sft scienceworld --expert 400 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly sft scienceworld --model new --expert 400 --steps 800 --learning-rate 1e-3 --out warm
+    agentfly train scienceworld model=warm
     agentfly eval scienceworld --model warm --by task_name
+    agentfly train scienceworld model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Needs Java too. These are seven short ones of the thirty tasks; leave `tasks=` out for all of them, and give the long
 ones more turns. Variations are those of the official splits.

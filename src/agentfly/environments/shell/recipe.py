@@ -1,9 +1,10 @@
 """Shell tasks in a file tree: how many .log files are there below docs?
 
     pip install 'agentfly-rl[train]'
-    agentfly train shell model=Qwen/Qwen2.5-3B-Instruct backend=vllm
     agentfly sft shell --model new --expert 1000 --steps 1000 --learning-rate 1e-3 --out warm
-    agentfly train shell model=warm optimizer.learning_rate=3e-4
+    agentfly train shell model=warm
+    agentfly eval shell --model warm --by kind
+    agentfly train shell model=Qwen/Qwen2.5-3B-Instruct backend=vllm optimizer.learning_rate=1e-6
 
 Every task has its own file tree, in a sandbox. Commands are judged by the files and output they produce, compared with
 those of the reference command on a copy of the tree, so any correct solution counts.
@@ -26,12 +27,13 @@ eval_tasks = Shell.draw_tasks("validation", 88)
 config = TrainConfig(
     model="tiny",
     algorithm="grpo",
-    tasks_per_step=8,
+    tasks_per_step=16,
     num_chains=8,
     max_turns=4,
     sampling={"max_tokens": 96},
-    optimizer={"learning_rate": 1e-6},
-    steps=100,
-    evaluation={"every": 20},
+    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
+    micro_batch_tokens=4096,
+    steps=40,
+    evaluation={"every": 10},
     checkpoint={"every": 20},
 )

@@ -1,0 +1,145 @@
+"""Environments of the benchmark of reinforcement learning: their recipes, tasks and settings.
+
+`RecipeStudy` has what a job needs of one of them: tasks for demonstrations, training and evaluation, and agents.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SHARED = {
+    "template": "chatml", "tasks_per_step": 32, "num_chains": 8, "optimizer.learning_rate": 3e-5,
+    "optimizer.schedule": "constant",
+    "micro_batch_tokens": 4096, "steps": 20, "checkpoint.every": 1000, "checkpoint.keep": 1,
+    "evaluation.every": None, "loggers": (),
+}  # fmt: skip
+"""The fields of every run; a job's `changes` override them."""
+
+
+@dataclass(frozen=True)
+class Env:
+    """One environment of the study: its recipe, its tasks and what differs from the shared settings."""
+
+    recipe: str
+    draw: Callable[[str, int], list[dict[str, Any]]]
+    """Tasks of a split."""
+    demonstrated: int = 640
+    trained: int = 1000
+    held_out: int = 400
+    max_tokens: int = 96
+    changes: tuple[str, ...] = ()
+    stages: tuple[int, ...] = (6, 9, 12, 15, 18, 22, 26, 30, 36, 42, 50, 60, 72, 90)
+    """Steps of SFT, of 16 demonstrations each, after which a `search` job evaluates."""
+
+
+def draw_by(environment: str, **options: Any) -> Callable[[str, int], list[dict[str, Any]]]:
+    """Tasks that the environment of that name draws; it is imported when they are drawn."""
+
+    def draw(split: str, count: int) -> list[dict[str, Any]]:
+        import agentfly.environments
+
+        tasks: list[dict[str, Any]] = getattr(agentfly.environments, environment).draw_tasks(split, count, **options)
+        return tasks
+
+    return draw
+
+
+def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
+    from agentfly.environments.webshop import official_tasks
+
+    return official_tasks(split)[:count]
+
+
+LONG = f"backend.kv_memory={9 << 29}"
+"""For chains of a thousand tokens: 128 of them take about 4 GiB of keys and values."""
+SCIENCE = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-living-thing", "find-non-living-thing")
+ENVS = {
+    "sql": Env("sql", draw_by("SQL", levels=(1, 2)), demonstrated=1000, trained=2400),
+    "search": Env("search", draw_by("Search", hops=(2,), articles=100), demonstrated=1000, trained=2400),
+    "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128),
+    "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
+    "math": Env("math_with_python", draw_by("MathWithPython")),
+    "webshop": Env("webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG)),
+    "webshop-official": Env("webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG)),
+    "alfworld": Env(
+        "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=32,
+        changes=("tasks_per_step=16", "max_turns=22", LONG), stages=(30, 40, 48, 56, 64, 76, 90, 110),
+    ),
+    "scienceworld": Env(
+        "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
+        max_tokens=40, changes=("tasks_per_step=16", "max_turns=16", LONG),
+        stages=(10, 16, 22, 28, 36, 46, 60, 80),
+    ),
+}  # fmt: skip
+"""Environments by name."""
+
+
+class RecipeStudy:
+    """A recipe with the tasks of this study."""
+
+    def __init__(self, folder: Path, env: str, *, model: str, quick: bool, until: float) -> None:
+        from agentfly.cli.recipes import find_recipe
+        from agentfly.cli.resolve import load_module, make_agent
+        from agentfly.rollout.config import parse_tasks
+
+        self.env, self.model, self.quick, self.until = ENVS[env], model, quick, until
+        module = load_module(find_recipe(self.env.recipe).path, "recipe", self.env.recipe)
+        self.make_agent, self.recipe = partial(make_agent, module), module.config
+        first, rest = (8, 8) if quick else (self.env.demonstrated, self.env.trained)
+        drawn = folder / "tasks" / f"{env}.json"
+        if not drawn.exists():  # drawing takes up to half a minute, so the first job of an environment stores the tasks
+            drawn.parent.mkdir(exist_ok=True)
+            held_out = self.env.draw("validation", 4 if quick else self.env.held_out)
+            part = drawn.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps([self.env.draw("train", first + rest), held_out]))
+            part.rename(drawn)
+        tasks, self.held_out = map(parse_tasks, json.loads(drawn.read_text()))
+        self.demonstrated, self.trained = tasks[:first], tasks[first:]
+
+    def config(self, model: Path, changes: list[str]) -> Any:
+        from agentfly.training.config import parse_overrides
+
+        fields = {**SHARED, "model": str(model), "backend": {"backend": "transformers", "kv_memory": 3 << 30}}
+        fields |= {"sampling.max_tokens": self.env.max_tokens} | parse_overrides([*self.env.changes, *changes])
+        fields |= {"tasks_per_step": 2, "num_chains": 2, "steps": 1} if self.quick else {}
+        return self.recipe.override(fields)
+
+    async def evaluate(self, agent: Any, tasks: Any = None, *, greedy: bool = True) -> dict[str, Any]:
+        """Success on held-out or other tasks, sampled at temperature 1 and greedy, each with its 95 % interval."""
+        from agentfly.evaluation.evaluator import evaluate
+
+        config = self.config(Path(), [])
+        sampling = {"temperature": 1.0, "max_tokens": self.env.max_tokens}
+        found = await evaluate(
+            agent, tasks or self.held_out, greedy=greedy, max_turns=config.max_turns, sampling=sampling, seed=0,
+            max_concurrent_chains=config.chains_per_step,
+        )  # fmt: skip
+        shares = {"sampled": found.success, "greedy": found.greedy}
+        return {
+            **{name: (each.mean, each.low, each.high) for name, each in shares.items() if each is not None},
+            "tasks": found.tasks, "reward": found.reward.mean, "turns": found.turns, "calls": found.calls,
+            "tokens": found.tokens, "unscored": found.unscored, "stops": dict(found.stops),
+        }  # fmt: skip
+
+    def demonstrate(self, count: int) -> list[Any]:
+        """The expert's chains of the first tasks for demonstrations, as tokens of SmolLM2."""
+        from agentfly.demonstrations import demonstrate
+
+        scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
+        writer = self.make_agent(model_name_or_path=self.model, template="chatml", **scripted)
+        turns = self.config(Path(), []).max_turns
+
+        async def shown() -> Any:
+            try:
+                return await demonstrate(writer, self.demonstrated[:count], max_turns=turns)
+            finally:
+                await writer.close()
+
+        found = asyncio.run(shown())
+        print(f"{len(found.accepted)} demonstrations; rejected: {found.reasons}", flush=True)
+        return list(found.accepted)
