@@ -56,7 +56,7 @@ def build(folder: Path, scratch: Path, *, steps: int = STEPS, seed: int = SEED) 
         processor.save_pretrained(folder)
         model.config.save_pretrained(folder)
         examples = build_examples(folder, steps * BATCH, seed)
-        tiny.train_supervised(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
+        tiny.train_on_examples(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
         tiny.save_model(folder, model, processor.tokenizer)
 
 
