@@ -1,4 +1,4 @@
-"""Sandbox sessions compared with a new Python process per call, with a forked process without isolation, with ipykernel
+"""Sandbox sessions compared with a new Python process per call, with a prototype without isolation, with ipykernel
 if it is installed, and in containers with a container exec per call if there is a container engine; and the resets of
 the environments that reset by a new session.
 
@@ -10,6 +10,7 @@ import ast
 import asyncio
 import contextlib
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,19 +99,48 @@ async def measure_start(mechanism: str | None, python: str | None, opens: int) -
     return rows
 
 
+class CapturedOutput(io.TextIOBase):
+    """Output of one cell, up to a limit."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.left = 1 << 16
+        self.dropped = 0
+
+    def write(self, text: str) -> int:
+        self.parts.append(text[: self.left])
+        self.dropped += max(len(text) - self.left, 0)
+        self.left -= len(self.parts[-1])
+        return len(text)
+
+
 def answer_cells(channel: socket.socket) -> None:
-    """Run cells as JSON lines in this process, without limits and isolation."""
+    """Run cells that arrive as JSON lines, with their output captured: the loop of a prototype, without isolation."""
     namespace: dict[str, Any] = {}
     for line in channel.makefile("rb"):
-        tree = ast.parse(json.loads(line)["code"])
-        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        exec(compile(tree, "<cell>", "exec"), namespace)
-        value = repr(eval(compile(last, "<cell>", "eval"), namespace))
-        channel.sendall(json.dumps({"value": value}).encode() + b"\n")
+        question = json.loads(line)
+        output = CapturedOutput()
+        streams = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = output
+        value = None
+        ok = True
+        try:
+            tree = ast.parse(question["code"], "<cell>")
+            last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "<cell>", "exec"), namespace)
+            if last is not None:
+                value = repr(eval(compile(last, "<cell>", "eval"), namespace))
+        except BaseException:
+            ok = False
+            output.write(traceback.format_exc(limit=-5))
+        finally:
+            sys.stdout, sys.stderr = streams
+        reply = {"id": question["id"], "ok": ok, "out": "".join(output.parts), "val": value, "dropped": output.dropped}
+        channel.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def measure_floor(many: int, calls: int) -> float:
-    """Calls per second of plain forked processes that answer over a socket pair, driven by one epoll loop."""
+def measure_prototype(many: int, calls: int) -> float:
+    """Calls per second of the prototype: forked processes that answer over socket pairs, driven by one epoll loop."""
     channels, pids = {}, []
     for _ in range(many):
         ours, theirs = socket.socketpair()
@@ -130,10 +161,10 @@ def measure_floor(many: int, calls: int) -> float:
         for fd in waiting:
             if sent < calls:
                 sent += 1
-                channels[fd].sendall(json.dumps({"code": CODE}).encode() + b"\n")
+                channels[fd].sendall(json.dumps({"id": sent, "code": CODE}).encode() + b"\n")
         waiting = [fd for fd, _ in poller.poll()]
         for fd in waiting:
-            assert json.loads(channels[fd].recv(65536))["value"] == "2"
+            assert json.loads(channels[fd].recv(65536))["val"] == "2"
             done += 1
     rate = calls / (time.perf_counter() - started)
     for each in channels.values():
@@ -190,8 +221,8 @@ async def measure_calls(sandbox: LocalSandbox) -> list[list[str]]:
         rate, times = await closed_loop([lambda s=s: s.run(CODE) for s in sessions], 1500 if many == 1 else 4000)
         new_rate, new_times = await closed_loop([lambda: run_new_python(CODE)] * many, max(30, 2 * many))
         await asyncio.gather(*(session.close() for session in sessions))
-        floor = measure_floor(many, 4000)
-        cells = [f"{rate:.0f}", milliseconds(times), f"{floor:.0f}", f"{rate / floor:.2f}"]
+        prototype = measure_prototype(many, 4000)
+        cells = [f"{rate:.0f}", milliseconds(times), f"{prototype:.0f}", f"{rate / prototype:.2f}"]
         rows.append([str(many), *cells, f"{new_rate:.0f}", milliseconds(new_times)])
     return rows
 
@@ -303,7 +334,7 @@ async def main(arguments: argparse.Namespace) -> None:
         start = await measure_start(arguments.mechanism, arguments.python, 20 if arguments.held < 100 else 150)
         print_table("Session start, one after another", ["sessions", "ms, median", "95 %"], start)
         calls = await measure_calls(sandbox)
-        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "forked process: calls/s", "ratio"]
+        header = ["at once", "sessions: calls/s", "ms, median / 99 %", "prototype: calls/s", "ratio"]
         header += ["new process: calls/s", "ms, median / 99 %"]
         print_table("Calls", header, calls)
         if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyter_client"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,3 +84,9 @@ def run_main(arguments: list[str], files: Sequence[Path], cwd: Path, packages: P
     except BaseException as error:  # as the interpreter does; multiprocessing would print a traceback of its own
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+def run_without_sigint(*arguments: Any) -> None:
+    """Run a command as a shell without job control runs it in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_main(*arguments)

@@ -23,8 +23,8 @@ TOKENIZERS = Path(__file__).resolve().parents[1] / ".cache" / "tokenizers"
 TOGETHER = {
     "tokenizers": ("templates", "test_demonstrations.py", "rollout/test_streaming.py"),
     "fork server": (
-        *("training/test_loop.py", "training/test_async.py", "test_plugins.py"),
-        *(f"cli/test_{name}.py" for name in ("app", "env", "train")),
+        *("training/test_loop.py", "training/test_sharded.py", "training/test_async.py", "test_plugins.py"),
+        *(f"cli/test_{name}.py" for name in ("app", "env", "evaluate", "signals", "train")),
     ),
     "container engine": ("resources/runtimes/container",),
 }

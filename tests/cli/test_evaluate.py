@@ -1,10 +1,6 @@
 """`agentfly eval`, run as a command."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from typer.testing import CliRunner
 from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError, ConfigError
 from tests.backends.openai_server import OpenAIServer, chat, says
+from tests.commands import fork, run_command, run_main
 
 RECIPE = """
 import asyncio, os
@@ -126,36 +123,26 @@ def test_bad_arguments_are_rejected(recipe: Path, tmp_path: Path) -> None:
     assert invoke(ready).exit_code == invoke(narrow).exit_code == 0
 
 
-def test_killed_evaluation_resumes(tmp_path: Path) -> None:
+def test_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "slow.py", tmp_path / "out"
     path.write_text(RECIPE)
-    command = [
-        sys.executable,
-        "-c",
-        "from agentfly.cli.app import main; main()",
-        "eval",
-        str(path),
-        "-n",
-        "32",
-        "--json",
-    ]
-    command += ["--max-concurrent", "2"]
+    arguments = ["eval", str(path), "-n", "32", "--json", "--max-concurrent", "2"]
     chains = out / "chains.jsonl"
-    with subprocess.Popen(
-        [*command, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PAUSE": "0.1"},  # it takes 6.4 s
-    ) as killed:
+    files = [tmp_path / name for name in ("stdin", "stdout", "stderr")]
+    files[0].touch()
+    monkeypatch.setenv("PAUSE", "0.1")  # it takes 6.4 s
+    with fork(run_main, [*arguments, "--out", str(out)], files, tmp_path) as killed:
         while not chains.exists() or chains.read_bytes().count(b"\n") < 20:
-            assert killed.poll() is None
+            assert killed.is_alive(), files[2].read_text()
             time.sleep(0.01)
-        os.kill(killed.pid, signal.SIGKILL)
+        killed.kill()
+        killed.join()
+    monkeypatch.delenv("PAUSE")
     assert chains.read_bytes().count(b"\n") < 129
-    whole = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    again = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=60)
+    whole, again = (run_command(*each) for each in (arguments, [*arguments, "--out", out]))
     assert (again.returncode, again.stdout) == (0, whole.stdout)
     assert "chains: 128 of 128" in again.stderr
+    assert chains.read_bytes().count(b"\n") == 129
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from agentfly.cli.app import main; main()"]
+from tests.commands import fork, run_main, run_without_sigint
+
 RECIPE = '''
 import asyncio, sys
 from agentfly import Environment, reward, tool
@@ -52,33 +53,21 @@ tasks = ["Wait."]
 '''
 
 
-def end_by(number: signal.Signals, words: Sequence[str], typed: str = "", *, ignore_sigint: bool = False) -> int:
+def end_by(
+    number: signal.Signals, words: Sequence[str], typed: str = "", target: Callable[..., None] = run_main
+) -> int | None:
     """Start a command, send it a signal once its environment hangs, and return its exit status."""
     Path("recipe.py").write_text(RECIPE)
-    command = [*COMMAND, *words]
-    if ignore_sigint:  # as a shell without job control does for what it starts in the background
-        ignore = (
-            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        command = [sys.executable, "-c", ignore, *command]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, text=True) as process:
-        try:
-            assert process.stdin is not None
-            assert process.stderr is not None
-            process.stdin.write(typed)
-            process.stdin.flush()
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if line == "hanging\n":
-                    break
-            assert process.poll() is None, "".join(said)
-            process.send_signal(number)
-            process.stderr.read()
-            return process.wait(60)
-        finally:
-            process.kill()
+    files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
+    files[0].write_text(typed)
+    files[2].touch()
+    with fork(target, [*words], files, Path.cwd()) as process:
+        while "hanging\n" not in (printed := files[2].read_text()):
+            assert process.is_alive(), printed
+            time.sleep(0.01)
+        os.kill(process.pid or 0, number)
+        process.join(60)
+        return process.exitcode
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +92,7 @@ def test_sigterm_closes_environments(words: list[str], typed: str) -> None:
 
 
 def test_sigterm_closes_environments_where_sigint_is_ignored() -> None:
-    assert end_by(signal.SIGTERM, ["run", "recipe.py"], ignore_sigint=True) == 143
+    assert end_by(signal.SIGTERM, ["run", "recipe.py"], target=run_without_sigint) == 143
     assert Path("closed").read_text() == "x"
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +19,7 @@ from agentfly.cli.app import app
 from agentfly.errors import AgentFlyError
 from agentfly.runs import RunDirectory
 from agentfly.training import TrainConfig, train
-from tests.commands import fork, run_main
+from tests.commands import fork, run_main, run_without_sigint
 from tests.training.recipe_vowels import agent, eval_tasks, tasks
 
 RECIPE = Path(__file__).parents[1] / "training" / "recipe_vowels.py"
@@ -91,12 +90,6 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("tasks = ['a']\n")
     assert "must define `config`" in invoke_error(recipe)
-
-
-def run_without_sigint(*arguments: Any) -> None:
-    """Run a command as a shell without job control runs it in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_main(*arguments)
 
 
 @pytest.mark.parametrize(

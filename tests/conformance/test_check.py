@@ -24,7 +24,7 @@ from tests.conformance import environments
 def clean_up(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Undo what broken environments do; start another process only where the test needs it (it takes a second)."""
     if "another_process" not in request.node.name:
-        monkeypatch.setattr(class_properties, "_digest_in_new_process", lambda subject: "")
+        monkeypatch.setattr(class_properties, "_draw_in_new_process", lambda subject: "")
     yield
     environments.OVER.set()
     for descriptor in environments.HELD.descriptors:

@@ -1,13 +1,8 @@
-"""Evaluation: its figures, and resuming after a kill."""
+"""Evaluation and its figures; tests/cli/test_evaluate.py kills one and resumes it."""
 
 import asyncio
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -309,45 +304,3 @@ async def test_observer_gets_every_chain_and_its_exception_ends_the_evaluation()
     for raises in ({"on_result": lambda result: 1 / 0}, {"observer": lambda event: 1 / 0}):
         with pytest.raises(ZeroDivisionError):
             await evaluate(byte_agent(solver, reward=said_yes), ROWS, **raises)  # type: ignore[arg-type]
-
-
-SLOW = """
-import asyncio, sys
-from pathlib import Path
-from agentfly import reward
-from agentfly.agents import HFAgent
-from agentfly.evaluation.evaluator import evaluate
-
-@reward
-def drawn(prediction: str) -> float:
-    return float(prediction)
-
-async def script(turn):
-    await asyncio.sleep(float(sys.argv[2]))
-    return f"{turn.random.random():.3f}"
-
-agent = HFAgent(template="chatml", reward=drawn, backend="scripted", backend_config={"script": script})
-rows = [f"{i}?" for i in range(40)]
-found = asyncio.run(evaluate(agent, rows, chains=2, log=Path(sys.argv[1]), max_concurrent_chains=2))
-print(found.reward.mean)
-"""
-
-
-@pytest.mark.integration
-def test_killed_evaluation_resumes_to_the_same_result(tmp_path: Path) -> None:
-    def start(log: Path, pause: float = 0.0) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", SLOW, str(log), str(pause)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    log = tmp_path / "killed.jsonl"
-    with start(log, pause=0.1) as killed:  # four seconds in all
-        while not log.exists() or log.read_bytes().count(b"\n") < 15:
-            assert killed.poll() is None
-            time.sleep(0.01)
-        os.kill(killed.pid, signal.SIGKILL)
-    before = log.read_bytes().count(b"\n")
-    assert before < 81
-    with start(log) as again, start(tmp_path / "whole.jsonl") as whole:
-        said = [each.communicate(timeout=60)[0] for each in (again, whole)]
-    assert said[0] == said[1] != ""
-    assert log.read_bytes().count(b"\n") == 81

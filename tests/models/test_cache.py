@@ -81,7 +81,7 @@ def test_model_is_built_once_without_leftovers(cache: Path) -> None:
 def test_killed_build_leaves_no_model(cache: Path) -> None:
     chance = random.Random(1)
     half_made = 0
-    for _ in range(6):
+    for _ in range(4):
         with preparation(0.002) as process:
             assert process.stdout is not None
             process.stdout.readline()

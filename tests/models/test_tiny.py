@@ -18,7 +18,7 @@ from agentfly.models.lookup import (
     STRATEGIES,
     TOOL_SCHEMA,
     UNKNOWN,
-    Demonstration,
+    LookupDemonstration,
     demonstrations,
     draw,
     find_fact,
@@ -74,7 +74,7 @@ async def test_examples_equal_recorded_chains(tokenizer: Any, tmp_path: Path) ->
         row = draw(drawn)
         first, second = (row["who"], row["relation"]), (row["facts"][row["who"]][row["relation"]], row["attribute"])
         calls = tuple((format_call(*asked), find_fact(row["facts"], *asked)) for asked in (first, second))
-        shown = Demonstration(row["question"], calls, row["answer"])
+        shown = LookupDemonstration(row["question"], calls, row["answer"])
         script = [*(said for said, _ in calls), row["answer"]]
         agent = HFAgent(str(tmp_path), tools=[Lookup.lookup], backend=ScriptedBackend(script))
         (chain,) = (await agent.run(row)).trajectories

@@ -26,6 +26,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
         ("import pickle\nclass P:\n    pass\ntype(pickle.loads(pickle.dumps(P()))) is P", "True"),
         ("from dataclasses import dataclass\n@dataclass\nclass D:\n    a: int\nD(1)", "D(a=1)"),
         ("import inspect\ndef g():\n    return 1\ninspect.getsource(g)", "'def g():\\n    return 1\\n'"),
+        ("(1 +\n2)", "3"),
+        ("x = 1 \\\n+ 2", None),
+        ("x = 1 \\\n+ 2\nx", "3"),
+        ("t = '''\n5\n'''", None),
+        ("[\n5\n][0]", "5"),
+        ("if True:\n    5", None),
+        ("5; 6  # six\n", "6"),
+        ("x = 4\n# the end", None),
         ("import threading\nt = threading.Thread(target=print)\nt.start(); t.join()\nt.is_alive()", "False"),
     ],
 )
@@ -75,6 +83,11 @@ async def test_a_traceback_has_only_the_users_lines(session) -> None:
         'File "<cell 1>", line 4, in inner',
         "return 1 / x",
     ]
+
+
+async def test_a_traceback_has_the_line_of_the_last_expression(session) -> None:
+    outcome = await session.run("x = [1,\n2]\n\nx[5]\n")
+    assert 'File "<cell 1>", line 4, in <module>\n    x[5]\n' in outcome.traceback
 
 
 async def test_a_traceback_through_a_library_is_trimmed(session) -> None:

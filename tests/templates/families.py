@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from agentfly.templates import load_template
+from agentfly.templates.audit import Audit, audit
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 from tests.conftest import load_family, load_trl_template
@@ -62,6 +63,11 @@ class Case:
         """Loaded by following the tokenizer, with a tool where the template can show one."""
         return _template(self)
 
+    @property
+    def audit(self) -> Audit:
+        """The audit of the template."""
+        return _audit(self)
+
     @contextmanager
     def follow(self) -> Iterator[PreTrainedTokenizerFast]:
         """The tokenizer, for as long as it carries this case's template."""
@@ -105,6 +111,11 @@ class Case:
 def _template(case: Case) -> Template:
     with case.follow() as tokenizer:
         return load_template(None, tokenizer, tools=[TOOL] if case.tools else (), today=TODAY)
+
+
+@cache
+def _audit(case: Case) -> Audit:
+    return audit(case.template)
 
 
 CASES = [

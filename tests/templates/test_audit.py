@@ -38,7 +38,7 @@ KNOWN: dict[str, dict[str, AuditVerdict]] = {
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_audit_of_the_families(case: Case) -> None:
-    report = audit(case.template)
+    report = case.audit
     assert {row.kind: row.verdict for row in report.rows if row.verdict is not E} == KNOWN[str(case)]
     assert all(bool(row.reason) == (row.verdict is not E) for row in report.rows)
 

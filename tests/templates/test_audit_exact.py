@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from agentfly.templates import PARSERS, audit
-from agentfly.templates.audit import AuditVerdict
+from agentfly.templates.audit import Audit, AuditVerdict
 from agentfly.templates.check import CheckMark, check
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
@@ -46,12 +46,17 @@ def _template(name: str) -> Template:
     return Template(tokenizer_for(source), source, close=CLOSE[name], parser=PARSERS["plain"], name=name)
 
 
-def _verdicts(template: Template) -> dict[str, AuditVerdict]:
-    return {row.kind: row.verdict for row in audit(template).rows}
+@cache
+def _audit(name: str) -> Audit:
+    return audit(_template(name))
 
 
-def _check_exact(template: Template, count: int) -> None:
-    verdicts = _verdicts(template)
+def _verdicts(audited: Audit) -> dict[str, AuditVerdict]:
+    return {row.kind: row.verdict for row in audited.rows}
+
+
+def _check_exact(template: Template, audited: Audit, count: int) -> None:
+    verdicts = _verdicts(audited)
     exact = {kind for kind, verdict in verdicts.items() if verdict is AuditVerdict.EXACT}
     # A template that shows no thinking has no rows for it.
     exact |= {f"{kind} after thinking" for kind in exact if f"{kind} after thinking" not in verdicts}
@@ -62,17 +67,17 @@ def _check_exact(template: Template, count: int) -> None:
 
 @pytest.mark.parametrize("name", CLOSE)
 def test_exact_kinds_agree_with_full_renderings(name: str) -> None:
-    _check_exact(_template(name), 60)
+    _check_exact(_template(name), _audit(name), 60)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact_kinds_of_families_agree_with_full_renderings(case: Case) -> None:
-    _check_exact(case.template, 20)
+    _check_exact(case.template, case.audit, 20)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "GLM-4.6"])
 def test_glm_drops_thinking_at_the_next_user_message(name: str) -> None:
-    verdicts = _verdicts(_template(name))
+    verdicts = _verdicts(_audit(name))
     assert verdicts["user"] is verdicts["tool"] is verdicts["tool after thinking"] is AuditVerdict.EXACT
     for kind in ("user", "tool, user", "tools, user"):
         assert verdicts[f"{kind} after thinking"] is AuditVerdict.REWRITTEN
@@ -81,11 +86,11 @@ def test_glm_drops_thinking_at_the_next_user_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v5"])
 def test_gemma_4_drops_thinking_before_a_tool_result_and_a_user_message(name: str) -> None:
-    assert _verdicts(_template(name))["tool, user after thinking"] is AuditVerdict.REWRITTEN
+    assert _verdicts(_audit(name))["tool, user after thinking"] is AuditVerdict.REWRITTEN
 
 
 def test_text_next_to_calls_that_the_template_moves_is_not_exact() -> None:
-    row = next(row for row in audit(_template("gemma4")).rows if row.kind == "tool")
+    row = next(row for row in _audit("gemma4").rows if row.kind == "tool")
     assert row.verdict is AuditVerdict.REWRITTEN
     assert "text next to calls" in row.reason
 

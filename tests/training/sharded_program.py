@@ -1,12 +1,8 @@
-"""What the tests of the sharded learner run on every rank, under torchrun; rank 0 writes the results to a file.
-
-torchrun --nproc-per-node 2 -m tests.training.sharded_program FOLDER raise|kill CASE…
-"""
+"""What the tests of the sharded learner run on every rank; rank 0 writes the results to a file."""
 
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +149,6 @@ def fail(learner: ShardedLearner, how: str) -> str:
         layer.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     if not learner.ranks.leads:
         learner.follow()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it; rank 0 ends without it, too
     try:
         if how == "kill":
             learner.update(samples(*LENGTHS))
@@ -176,8 +171,12 @@ def refuse_broken_samples(learner: ShardedLearner) -> str:
     return "no error"
 
 
-def main(folder: Path, how_to_fail: str, *cases: str) -> None:
-    torch.set_num_threads(1)
+def run_rank(environment: dict[str, str], output: Path, folder: Path, how_to_fail: str, *cases: str) -> None:
+    """Run one rank. environment: variables that torchrun sets. output: where stdout and stderr go."""
+    os.environ.update(environment)
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     ranks = Ranks(torch.device("cpu"))
     results: dict[str, Any] = {}
     for case in cases:
@@ -203,7 +202,3 @@ def main(folder: Path, how_to_fail: str, *cases: str) -> None:
         learner.follow()
     results["failed"] = fail(learner, how_to_fail)
     torch.save(results, folder / "sharded.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -134,10 +134,10 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [[], EVERYTHING, ["lora_rank=4"]], ids=["grpo", "ppo and all", "lora"])
+@pytest.mark.parametrize("changes", [EVERYTHING, ["lora_rank=4"]], ids=["ppo and all weights", "grpo and lora"])
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> None:
     """Kill -9 at random moments, and resume until the run is finished."""
-    changes = ["steps=6", "checkpoint.every=2", *changes]
+    changes = ["steps=5", "checkpoint.every=2", *changes]
     whole = run(tmp_path / "whole", *changes)
     folder = tmp_path / "killed"
     draw, kills = random.Random(len(changes)), 0
@@ -161,7 +161,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, changes: list[str]) -> N
     assert kills == 2
     assert figures(RunDirectory(folder)) == figures(whole)
     weights = [
-        sorted((each / "checkpoints" / "step-000006" / "model").glob("*.safetensors"))[0].read_bytes()
+        sorted((each / "checkpoints" / "step-000005" / "model").glob("*.safetensors"))[0].read_bytes()
         for each in (folder, tmp_path / "whole")
     ]
     assert weights[0] == weights[1]

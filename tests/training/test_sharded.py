@@ -1,9 +1,8 @@
 """The sharded learner on two and three ranks over gloo, against one process; failures; and a run with two ranks."""
 
-import os
 import re
-import subprocess
-import sys
+import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,30 @@ from agentfly.runs import RunDirectory  # noqa: E402
 from agentfly.training import TrainConfig  # noqa: E402
 from agentfly.training.launch import launch_or_join_ranks  # noqa: E402
 from agentfly.training.sharding import partition_by_length  # noqa: E402
-from tests.training.sharded_program import CASES, build, exercise, resume  # noqa: E402
+from tests.commands import fork  # noqa: E402
+from tests.training.sharded_program import CASES, build, exercise, resume, run_rank  # noqa: E402
 from tests.vision_models import build_vision_model  # noqa: E402
 
 RECIPE = Path(__file__).with_name("recipe_vowels.py")
-ROOT = Path(__file__).parents[2]
 
 
-def run_ranks(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the program under torchrun; a hang fails the test by its own limit."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "tests.training.sharded_program", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+def run_ranks(ranks: int, folder: Path, *arguments: str) -> list[int | None]:
+    """Run the program on each rank until ranks 0 and 1 have ended, and return the exit codes.
+
+    As the agent of torchrun does, this process has the store of the ranks, and kills those that wait for a failed one.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = True
+    with ExitStack() as stack:
+        processes = []
+        for rank in range(ranks):
+            environment = {name: str(each) for name, each in (variables | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            rank_process = fork(run_rank, environment, folder / f"rank-{rank}.txt", folder, *arguments)
+            processes.append(stack.enter_context(rank_process))
+        for process in processes[:2]:
+            process.join(150)
+        return [process.exitcode for process in processes]
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +78,10 @@ def test_ranks_compute_what_one_process_computes_and_fail_together(
     ranks: int, how: str, failure: str, local: tuple[Path, dict[str, Any]]
 ) -> None:
     folder, expected = local
-    ended = run_ranks(ranks, folder, how, *CASES)
-    assert ended.returncode, "the failure at the end is the exit code of torchrun"
-    assert ("the engine of rank 1 is gone" if how == "raise" else "Signal 9 (SIGKILL)") in ended.stderr, ended.stderr
+    codes = run_ranks(ranks, folder, how, *CASES)
+    printed = [(folder / f"rank-{rank}.txt").read_text() for rank in range(ranks)]
+    assert codes[:2] == [0, 1 if how == "raise" else -signal.SIGKILL], printed
+    assert how == "kill" or "the engine of rank 1 is gone" in printed[1]
     found = torch.load(folder / "sharded.pt", weights_only=False)
     for case, one in expected.items():
         many = found[case]

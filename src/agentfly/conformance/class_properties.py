@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -102,8 +101,8 @@ def seeds_reproduce_tasks(subject: Subject) -> str:
         raise PropertyFailed(f"{COUNT // 2} tasks are not the first {COUNT // 2} of {COUNT}")
     if rows == _draw(subject, "train", COUNT, 1):
         raise PropertyFailed("another seed draws the same tasks")
-    other_process = _digest_in_new_process(subject)
-    if other_process and other_process != digest_rows(rows):
+    other_process = _draw_in_new_process(subject)
+    if other_process and other_process != json.dumps(rows, sort_keys=True, default=repr):
         raise PropertyFailed(
             "another process draws other tasks for the same seed: they depend on the order of a set or on hash()"
         )
@@ -158,11 +157,6 @@ def _draw(subject: Subject, split: str, count: int, seed_offset: int = 0) -> lis
     return list(rows)
 
 
-def digest_rows(rows: Any) -> str:
-    """Hash rows by content."""
-    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=repr).encode()).hexdigest()
-
-
 _NEW_PROCESS = """
 import functools, importlib, importlib.util, json, sys
 paths, module_name, file, name, seed, count = json.loads(sys.argv[1])
@@ -174,13 +168,13 @@ except ImportError:
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 env_class = functools.reduce(getattr, name.split("."), module)
-from agentfly.conformance.class_properties import digest_rows
-print(digest_rows(env_class.draw_tasks("train", count, seed=seed)))
+rows = env_class.draw_tasks("train", count, seed=seed)
+print("\\n" + json.dumps(rows, sort_keys=True, default=repr))
 """
 
 
-def _digest_in_new_process(subject: Subject) -> str:
-    """Draw the tasks in a process with another hash seed; empty if that process cannot import the class."""
+def _draw_in_new_process(subject: Subject) -> str:
+    """Draw the tasks in a process with another hash seed. Returns them as JSON; empty if it cannot import the class."""
     env_class = subject.env_class
     file = getattr(sys.modules.get(env_class.__module__), "__file__", None)
     if file is None or "<locals>" in env_class.__qualname__:
@@ -196,4 +190,4 @@ def _digest_in_new_process(subject: Subject) -> str:
     )
     if result.returncode:
         raise PropertyFailed(f"another process cannot draw them: {result.stderr.strip().splitlines()[-1]:.200}")
-    return result.stdout.split()[-1]
+    return result.stdout.splitlines()[-1]

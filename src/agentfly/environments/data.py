@@ -34,7 +34,7 @@ def validate_count(count: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DatasetSource:
     """A public dataset."""
 
     name: str

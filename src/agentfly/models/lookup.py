@@ -61,7 +61,7 @@ STRATEGIES = {"right": 20, "other key": 50, "one hop": 10, "guesses": 5, "wander
 
 
 @dataclass(frozen=True, slots=True)
-class Demonstration:
+class LookupDemonstration:
     """One conversation, as text that the model would have sampled."""
 
     question: str
@@ -95,7 +95,7 @@ def draw(random: Random, *, held_out: bool = False) -> dict[str, Any]:
     return {"question": question, "answer": facts[other][attribute], "facts": facts, **columns}
 
 
-def demonstrations(count: int, seed: int = 0) -> Iterator[Demonstration]:
+def demonstrations(count: int, seed: int = 0) -> Iterator[LookupDemonstration]:
     """Yield scripted conversations; the same seed yields the same ones."""
     random = Random(seed)
     for strategy in random.choices(list(STRATEGIES), list(STRATEGIES.values()), k=count):
@@ -115,7 +115,7 @@ def demonstrations(count: int, seed: int = 0) -> Iterator[Demonstration]:
             observation = find_fact(task["facts"], subject, what)
             calls.append((format_call(subject, what), observation))
         answer = observation if calls else random.choice(ATTRIBUTES[attribute])
-        yield Demonstration(task["question"], tuple(calls), answer)
+        yield LookupDemonstration(task["question"], tuple(calls), answer)
 
 
 def format_call(who: str, what: str) -> str:

@@ -96,7 +96,7 @@ def build(
         demos = list(demonstrations(steps * BATCH, seed))
         tokenizer = build_tokenizer(text for demo in demos for text in (*_TEMPLATE_TEXTS, *demo.texts))
         model = _build_model(tokenizer, heads, layers)
-        train_supervised(model, build_examples(tokenizer, demos), Random(seed))
+        train_on_examples(model, build_examples(tokenizer, demos), Random(seed))
         save_model(folder, model, tokenizer)
 
 
@@ -182,7 +182,7 @@ def _build_model(tokenizer: Any, heads: int, layers: int) -> Any:
     return model
 
 
-def train_supervised(
+def train_on_examples(
     model: Any,
     examples: Sequence[Example],
     random: Random,

@@ -61,7 +61,7 @@ def build(folder: Path, scratch: Path, *, task: ModuleType = rooms, steps: int |
         processor.save_pretrained(folder)
         model.config.save_pretrained(folder)
         examples = build_examples(folder, (steps or STEPS[task]) * BATCH, seed, task)
-        tiny.train_supervised(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
+        tiny.train_on_examples(model, examples, Random(seed), batch_size=BATCH, learning_rate=LEARNING_RATE)
         tiny.save_model(folder, model, processor.tokenizer)
 
 

@@ -201,7 +201,7 @@ class Allocator:
         """Start the missing instances of these pools; under a budget, of all pools, by priority, while they fit."""
         if self._closed:
             return
-        if self._budget.is_unlimited:
+        if self._budget.has_no_limit:
             for pool in pools:
                 for _ in range(pool.num_to_start()):
                     self._begin_start(pool)

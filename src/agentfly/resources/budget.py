@@ -23,12 +23,12 @@ class Budget:
     """Bytes, as declared by `Pool.memory` for each instance; None: no limit."""
 
     @property
-    def is_unlimited(self) -> bool:
+    def has_no_limit(self) -> bool:
         return self.instances is None and self.memory is None
 
     def raise_if_never_fits(self, pools: Iterable[PoolState]) -> None:
         """Raise ConfigError if one instance of each of these pools exceeds the budget."""
-        if self.is_unlimited:
+        if self.has_no_limit:
             return
         requested = list(pools)
         names = " and ".join(pool.name for pool in requested)
@@ -60,7 +60,7 @@ class Budget:
 
     def must_yield(self, pool: PoolState, pools: Iterable[PoolState]) -> bool:
         """Whether an instance that was released must be closed to make room for a pool below its fair share."""
-        if self.is_unlimited:
+        if self.has_no_limit:
             return False
         mine = pool.head
         existing = list(pools)

@@ -29,9 +29,7 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
-import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +41,7 @@ import numpy as np
 from agentfly.errors import ConfigError, DataError, RecordError
 from agentfly.runs.files import (
     PARTIAL_FILES,
+    acquire_lock,
     append_lines,
     encode_line,
     explain_write_error,
@@ -241,7 +240,7 @@ class RunWriter(RunDirectory):
             for folder in (path / "trajectories", path / "checkpoints"):
                 folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
-            lock = undo.enter_context(_acquire_lock(path))
+            lock = undo.enter_context(acquire_lock(path))
             if (path / "config.json").exists():
                 run = RunDirectory(path)
                 if run.metrics_file.exists() or run.evals_file.exists() or any(run.checkpoints.glob("step-*")):
@@ -258,7 +257,7 @@ class RunWriter(RunDirectory):
         """Continue a run after `step`; removes everything later and all incomplete files."""
         path = RunDirectory(path).path
         with contextlib.ExitStack() as undo:
-            writer = cls(path, undo.enter_context(_acquire_lock(path)))
+            writer = cls(path, undo.enter_context(acquire_lock(path)))
             writer.truncate_after(step)
             undo.pop_all()
         return writer
@@ -384,32 +383,3 @@ class RunWriter(RunDirectory):
 def _encode_config(config: Mapping[str, Any]) -> bytes:
     text = json.dumps(replace_non_finite(config), indent=2, ensure_ascii=False, default=str) + "\n"
     return text.encode("utf-8", "backslashreplace")
-
-
-_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    """Close inherited locks in a forked child: a child that outlives the writer would keep the run locked."""
-    for lock in list(_LOCKS):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
-
-
-def _acquire_lock(path: Path) -> IO[str]:
-    with explain_write_error(path):
-        lock = (path / ".lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise ConfigError(f"the run in {path} is being written by process {holder}; wait for it to end") from error
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    _LOCKS.add(lock)
-    return lock

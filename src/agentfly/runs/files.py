@@ -1,16 +1,18 @@
-"""Crash-safe files: lines are appended completely or not at all, other files are replaced atomically."""
+"""Crash-safe files: lines are appended completely or not at all, other files are replaced atomically; a lock."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from agentfly.errors import DataError
+from agentfly.errors import ConfigError, DataError
 
 PARTIAL_FILES = ".*.part"
 """Glob of temporary files that a killed process leaves behind."""
@@ -94,3 +96,33 @@ def replace_non_finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """Close inherited locks in a forked child: a child that outlives the writer would keep the run locked."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def acquire_lock(path: Path) -> IO[str]:
+    """Lock a run directory for writing. Raises ConfigError, naming the process, if another one holds the lock."""
+    with explain_write_error(path):
+        lock = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(f"the run in {path} is being written by process {holder}; wait for it to end") from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    _LOCKS.add(lock)
+    return lock

@@ -96,6 +96,14 @@ class Sample:
         return int(self.segment.mask.sum())
 
 
+def build_synthetic_samples(count: int, length: int, vocab_size: int) -> list[Sample]:
+    """Samples of `length` tokens that are all sampled but the first, to measure an update."""
+    ids = (np.arange(length) % vocab_size).astype(np.int32)
+    zeros = np.zeros(length, np.float32)
+    segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
+    return [Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros) for _ in range(count)]
+
+
 def num_input_tokens(segment: SegmentArrays) -> int:
     """Tokens of a segment that the model reads: those after the last sampled token have no effect."""
     sampled = np.flatnonzero(segment.mask)

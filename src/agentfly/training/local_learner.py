@@ -11,7 +11,7 @@ the model before the first step; with a single step that is the model itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,15 +23,21 @@ from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import Aggregation, Loss, aggregation_weights, average_steps, combine_metrics
-from agentfly.backends.engine.loading import load_model, max_positions
+from agentfly.backends.engine.loading import max_positions
 from agentfly.backends.engine.vision import FeatureCache, tower_parameters
-from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError
-from agentfly.models.huggingface import hide_progress_bars
+from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats
-from agentfly.training.batch import ModelInputs, Sample, build_token_batch, gather_field, split_mini_batches
+from agentfly.training.batch import (
+    ModelInputs,
+    Sample,
+    build_synthetic_samples,
+    build_token_batch,
+    gather_field,
+    split_mini_batches,
+)
 from agentfly.training.config import TrainConfig
 from agentfly.training.critic import Critic, strip_prefix
-from agentfly.training.lora import MergedWeights, has_adapters, read_adapters, save_adapters
+from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
 from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
 from agentfly.training.model import Policy, Precision, computes_in_low_precision, copy_trainable
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
@@ -144,14 +150,8 @@ class LocalLearner:
             loss=loss,
             aggregation=config.loss.aggregation,
             constant=config.longest_chain,
-            learning_rate=config.optimizer.learning_rate,
-            critic_learning_rate=config.optimizer.critic_learning_rate,
-            weight_decay=config.optimizer.weight_decay,
-            critic_warmup_steps=config.optimizer.critic_warmup_steps,
-            warmup_steps=config.optimizer.warmup_steps,
-            schedule=config.optimizer.schedule,
+            **asdict(config.optimizer),
             total_steps=config.steps,
-            max_grad_norm=config.optimizer.max_grad_norm,
             epochs=config.epochs,
             mini_batches=config.mini_batches,
             micro_batch_tokens=config.micro_batch_tokens,
@@ -351,12 +351,8 @@ class LocalLearner:
         positions = max_positions(self.model.config.get_text_config())
         while True:  # until memory is enough for the micro-batch
             length = min(longest or min(self._runner.tokens, 4096), positions)
-            ids = (np.arange(length) % self.vocab_size).astype(np.int32)
-            zeros = np.zeros(length, np.float32)
-            segment = SegmentArrays(ids, np.arange(length) > 0, zeros, turns=ids * 0, weight_versions=ids * 0)
-            sample = Sample(segment, zeros, returns=zeros, old_logprobs=zeros, reference_logprobs=zeros)
             count = max(self._runner.tokens // length, 1)
-            batch = [replace(sample) for _ in range(count * self._runner.ranks)]
+            batch = build_synthetic_samples(count * self._runner.ranks, length, self.vocab_size)
             retries = self._runner.retries
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
@@ -380,28 +376,13 @@ class LocalLearner:
 
     def save(self, folder: Path) -> None:
         """Write what transformers (or peft) loads: the whole model, or the adapters alone."""
-        with hide_progress_bars():
-            if has_adapters(self.model):
-                save_adapters(self.model, folder)
-            else:
-                self.model.save_pretrained(folder)
+        save_model(self.model, folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Load the weights that `save` wrote. The reference model is unchanged."""
-        for name, saved in self._read_weights(folder).items():
+        for name, saved in read_weights(self.model, folder, self.trainable_weights).items():
             self.trainable_weights[name].copy_(saved)
-
-    def _read_weights(self, folder: Path) -> dict[str, Tensor]:
-        """The weights that `save` wrote, one for each that is trained."""
-        if has_adapters(self.model):
-            saved = read_adapters(self.model, folder)
-        else:
-            saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
-        for name, weight in self.trainable_weights.items():
-            if name not in saved or saved[name].shape != weight.shape:
-                raise DataError(f"the model in {folder} is not the one being trained: its weight {name} differs")
-        return {name: saved[name].detach() for name in self.trainable_weights}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state beside the model's weights: tensors, and JSON values."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA), through peft."""
+"""Low-rank adapters (LoRA), through peft; model files with or without adapters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentfly.backends.engine.loading import load_model
 from agentfly.backends.engine.vision import takes_images
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
+from agentfly.models.huggingface import hide_progress_bars
 
 _PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer"
 """What peft adds to weight names: the prefix to all, the infix to those with an adapter."""
@@ -68,19 +70,29 @@ class MergedWeights:
         return ((name, self.merge(name)) for name in self.layers)
 
 
-def save_adapters(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapters alone, with the same bytes in every process. state: their weights; None: the model's."""
-    for config in model.peft_config.values():
-        for name, value in vars(config).items():
-            if isinstance(value, set):  # peft would write it in hash order, which differs between processes
-                setattr(config, name, sorted(value))
-    model.save_pretrained(folder, state_dict=state)
+def save_model(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Write the whole model, or its adapters alone. state: the weights to write; None: those of the model."""
+    if has_adapters(model):
+        for config in model.peft_config.values():
+            for name, value in vars(config).items():
+                if isinstance(value, set):  # peft would write it in hash order, which differs between processes
+                    setattr(config, name, sorted(value))
+    with hide_progress_bars():
+        model.save_pretrained(folder, state_dict=state)
 
 
-def read_adapters(model: Any, folder: Path) -> dict[str, Tensor]:
-    """The adapters that `save_adapters` wrote, under the names of the model's weights."""
-    import peft
+def read_weights(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that `save_model` wrote, in host memory, for each of `trained`. Raises DataError if one differs."""
+    if has_adapters(model):
+        import peft
 
-    (adapter,) = model.active_adapters
-    saved = peft.load_peft_weights(str(folder), device="cpu")
-    return {re.sub(r"(\.lora_\w+)\.(weight|bias)$", rf"\1.{adapter}.\2", name): each for name, each in saved.items()}
+        (adapter,) = model.active_adapters
+        stored = peft.load_peft_weights(str(folder), device="cpu")
+        pattern = re.compile(r"(\.lora_\w+)\.(weight|bias)$")
+        saved = {pattern.sub(rf"\1.{adapter}.\2", name): each for name, each in stored.items()}
+    else:
+        saved = dict(load_model(str(folder), torch.device("cpu"), torch.float32).named_parameters())
+    for name, weight in trained.items():
+        if name not in saved or saved[name].shape != weight.shape:
+            raise DataError(f"the model in {folder} is not the one being trained: its weight {name} differs")
+    return {name: saved[name].detach() for name in trained}

@@ -23,12 +23,11 @@ from torch import Tensor
 from agentfly.backends import open_backend
 from agentfly.backends.engine import TransformersBackend
 from agentfly.errors import ConfigError
-from agentfly.models.huggingface import hide_progress_bars
 from agentfly.threads import wait_for
 from agentfly.training.batch import ModelInputs
 from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
-from agentfly.training.lora import MergedWeights, has_adapters, save_adapters
+from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
 from agentfly.training.micro_batches import MicroBatchRunner
 from agentfly.training.rank_engines import RankEngineServer, RankFleet
 from agentfly.training.sharding import AGREED, Ranks, ShardedRunner, gather
@@ -148,21 +147,15 @@ class ShardedLearner(LocalLearner):
     def save(self, folder: Path | None) -> None:
         """Write what transformers (or peft) loads, on rank 0."""
         named = self._policy.backbone.model.named_parameters()
-        adapters = has_adapters(self.model)
-        weights = self.ranks.collect(self.trainable_weights if adapters else dict(named))
-        if not self.ranks.leads:
-            return
-        assert folder is not None
-        with hide_progress_bars():
-            if adapters:
-                save_adapters(self.model, folder, weights)
-            else:
-                self.model.save_pretrained(folder, state_dict=weights)
+        weights = self.ranks.collect(self.trainable_weights if has_adapters(self.model) else dict(named))
+        if self.ranks.leads:
+            assert folder is not None
+            save_model(self.model, folder, weights)
 
     @torch.no_grad()
     def load(self, folder: Path | None) -> None:
         """Load the weights that `save` of any layout wrote, on rank 0."""
-        saved = self._read_weights(folder) if folder is not None else {}
+        saved = {} if folder is None else read_weights(self.model, folder, self.trainable_weights)
         with self.ranks.command("load", (None,), {}):
             for name, shard in self.ranks.distribute(saved).items():
                 self.trainable_weights[name].copy_(shard)

@@ -9,8 +9,6 @@ with the same result.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -20,14 +18,9 @@ from typing import Any, Self
 
 import torch
 
-from agentfly.agent import BaseAgent
 from agentfly.algorithms.kl import KLController
-from agentfly.backends import open_backend
-from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
-from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import evaluate
 from agentfly.models import resolve
-from agentfly.rollout.scheduler import validate_run
 from agentfly.runs import (
     Alarm,
     AlarmMonitor,
@@ -40,25 +33,19 @@ from agentfly.runs import (
     open_loggers,
 )
 from agentfly.runs.report import write_report_files
-from agentfly.templates.template import History
 from agentfly.templates.tokenizer import load_tokenizer
-from agentfly.threads import compute, release_helpers, trim_heap, wait_for
+from agentfly.threads import compute, trim_heap, wait_for
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
 from agentfly.training.batch import Sample
+from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
-from agentfly.training.launch import build_learner, is_torchrun_rank
-from agentfly.training.learner import Learner
-from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
 from agentfly.training.plan import TrainPlan
 from agentfly.training.rollout_batch import Collector, DifficultySampler, RolloutBatch, TaskSampler
 from agentfly.training.sharded_learner import ShardedLearner
-from agentfly.training.sharding import Ranks
 from agentfly.training.teacher import TeacherServer
 from agentfly.training.weight_sync import Canary, sync_weights
 from agentfly.trajectory import Trajectory
-
-_LOG = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -87,7 +74,7 @@ class Trainer:
                 if checkpoints.candidates() or from_step is not None:
                     state, model_folder = checkpoints.load(from_step)
                 writer = undo.enter_context(RunWriter.resume(folder, -1 if state is None else state.step))
-            learner, agent, self.memory = _build_learner_and_agent(plan)
+            learner, agent, self.memory = build_learner_and_agent(plan)
             undo.callback(learner.close)
             undo.callback(lambda: wait_for(agent.close()))
             if resume and state is not None and model_folder is not None:
@@ -375,68 +362,3 @@ def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any
         result = function(*args)
     stream.synchronize()
     return result
-
-
-def _build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, MemoryPlan]:
-    """Load the model once; the learner trains it, and the embedded backend samples from it.
-
-    Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
-    forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
-    """
-    config = plan.config
-    path = resolve(config.model)
-    # Compare lengths with the model's configuration, before its weights are loaded.
-    positions = max_positions(load_config(path).get_text_config())
-    lengths = {
-        "run_options.context_length": config.run_options.get("context_length"),
-        "sampling.max_tokens": config.sampling.max_tokens,
-    }
-    for name, length in lengths.items():
-        if length is not None and length > positions:
-            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
-    settings = config.backend_settings
-    backend: Any = settings.pop("backend")
-    embedded = backend == "transformers"
-    device = resolve_device(settings.get("device") if embedded else None)
-    ranks = Ranks(device) if is_torchrun_rank() else None
-    memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
-    asynchronous = config.async_training.max_staleness > 0
-    if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
-        torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
-    learner = build_learner(config, device, ranks)
-    if embedded and device.type == "cuda":
-        longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
-        memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
-        memory.require_fit()
-        settings["kv_memory"] = memory.parts["kv_cache"]
-    _LOG.info("%s", memory)
-    if embedded and isinstance(learner, ShardedLearner):
-        backend = learner.open_engines({"model": path, **settings})
-    elif embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
-        backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
-    elif embedded:
-        shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
-        backend = open_backend("transformers", model=learner.model, **shared)  # the learner's own weights
-    if backend in ("vllm", "async_vllm") and device.type == "cuda":
-        settings = share_gpu(settings, learner.model, 1 if ranks is None else ranks.size)
-    agent = plan.make_agent(
-        model_name_or_path=path,
-        backend=backend,
-        template=config.template,
-        **({} if embedded else {"backend_config": settings}),
-    )
-    if agent.scorer is None:
-        raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
-    rewrites_history = (
-        (agent.template is not None and agent.template.history is not History.APPEND)
-        or "folding" in config.run_options
-        or config.run_options.get("strategy") == "step"
-    )
-    if config.segment_reward != "broadcast" and not rewrites_history:
-        raise ConfigError(
-            f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so every "
-            "chain is one segment; set run_options.strategy='step', or give a folding rule"
-        )
-    validate_run(agent, [*plan.tasks, *plan.eval_tasks])
-    release_helpers()  # the OpenMP threads that loading started
-    return learner, agent, memory

@@ -39,7 +39,7 @@ class QuerySpan:
     """All slots of the sequence up to the last of these tokens, if they are not adjacent."""
 
     @property
-    def seen(self) -> int:
+    def context_length(self) -> int:
         """Tokens that the last of these attends to, including itself."""
         return self.past + self.count
 
@@ -200,7 +200,7 @@ class DenseAttention(AttentionLayout):
 
     def _are_one_view(self, one: QuerySpan, other: QuerySpan) -> bool:
         adjacent = other.count == 1 and one.slots is None and other.slots is None
-        fits = other.start + max(one.seen, other.seen) <= self._kv_cache.capacity
+        fits = other.start + max(one.context_length, other.context_length) <= self._kv_cache.capacity
         return adjacent and fits and one.start < other.start
 
     def _call(self, spans: Sequence[QuerySpan], window: int | None) -> _AttentionCall:
@@ -209,7 +209,7 @@ class DenseAttention(AttentionLayout):
         shared, width = data.shape[3:]
         hidden = [0 if window is None else max(span.past + 1 - window, 0) for span in spans]
         begin = [span.start + skipped for span, skipped in zip(spans, hidden, strict=True)]
-        seen = [span.seen - skipped for span, skipped in zip(spans, hidden, strict=True)]
+        seen = [span.context_length - skipped for span, skipped in zip(spans, hidden, strict=True)]
         count = sum(span.count for span in spans)
         most = max(seen)
         single = count == len(spans)

@@ -89,7 +89,7 @@ class RowTables:
         """Whether every token is looked at: stop strings and token callbacks."""
         self.stop_ids = np.full((rows, 8), -1, np.int32)
 
-    def copy_sampled(self, row: int) -> Sampled:
+    def copy_output(self, row: int) -> Sampled:
         """A copy of what was sampled in a row."""
         part = slice(int(self.prompt[row]), int(self.received[row]))
         return Sampled(

@@ -106,7 +106,7 @@ class StepGraph(AttentionLayout):
         return cached_keys, cached_values
 
     def attend(self, queries: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        return kernels.attend_paged(
+        return kernels.paged_attention(
             queries, cache.keys, cache.values, self._runner.table, self.rows, self.positions,
             self.tile_first, self.tile_count, queries=self._queries, keys_at_once=self._keys,
             scaling=cache.scaling, window=cache.window,
@@ -128,14 +128,14 @@ class StepGraph(AttentionLayout):
         sampling = int(batch.samples.sum())
         filters = self._runner.scheduler.needs_host_sampling
         if filters and not all(is_plain(request.request.sampling) for request in batch.requests):
-            self._sample_filtered(batch, sampling)
+            self._resample_with_filters(batch, sampling)
         result = self._results[self._turn]
         result.copy_(self.output, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
         return _Replayed(done, result, sampling)
 
-    def _sample_filtered(self, batch: Batch, count: int) -> None:
+    def _resample_with_filters(self, batch: Batch, count: int) -> None:
         """Sample all rows again with their filters and penalties."""
         tokens, logprobs, raw = sample(self._runner.logits_buffer[:count], sampling_rows(batch))
         self.output[0].view(torch.int32)[:count] = tokens
@@ -273,7 +273,7 @@ class GraphRunner(ModelRunner):
             self.rotary = None
 
     def _graph(self, tokens: int) -> StepGraph:
-        """The graph for a step of so many tokens."""
+        """The graph for a step of that number of tokens."""
         at = bisect.bisect_left(SIZES, tokens)
         size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
         if size not in self._graphs:

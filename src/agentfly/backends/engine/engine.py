@@ -187,7 +187,7 @@ class Engine:
         for chunk in sampling:
             request = batch.requests[chunk]
             if request in self._scheduler.running:
-                tokens = [*request.prompt.tolist(), *self._scheduler.get_sampled(request).tokens.tolist()]
+                tokens = [*request.prompt.tolist(), *self._scheduler.get_output(request).tokens.tolist()]
                 where = self._runner.first_nonfinite_module(tokens)
                 raise NonFiniteError(
                     f"the model's logits are not finite (weights of version {self.version}); "
@@ -196,7 +196,7 @@ class Engine:
 
     def _finish(self, request: EngineRequest, reason: FinishReason) -> Completion:
         """Take a request out of the batch."""
-        sampled = self._scheduler.get_sampled(request)
+        sampled = self._scheduler.get_output(request)
         self._scheduler.remove(request)
         return Completion(
             sampled.tokens.tolist(), sampled.logprobs.tolist(), sampled.versions.tolist(), reason,

@@ -56,7 +56,7 @@ def store_kv(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attend_paged(  # type: ignore[no-untyped-def]
+def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     query, keys, values, out, table, rows, positions, tile_first, tile_count, scale, window,
     query_head, query_token, slot_stride, out_token, table_stride,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr,
@@ -118,7 +118,7 @@ def tile_tokens(heads: int, key_heads: int, queries: int) -> int:
     return max(queries // (heads // key_heads), 1)
 
 
-def attend_paged(
+def paged_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -144,7 +144,7 @@ def attend_paged(
     key_heads = keys.shape[1]
     group = heads // key_heads
     out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
-    _attend_paged[(tile_first.shape[0], key_heads)](
+    _paged_attention_kernel[(tile_first.shape[0], key_heads)](
         query, keys, values, out, table, rows, positions, tile_first, tile_count,
         scaling * 1.4426950408889634, window or 0,
         query.stride(0), query.stride(1), keys.stride(0), out.stride(0), table.stride(0),

@@ -169,9 +169,9 @@ class Scheduler:
                 finished.append((request, FinishReason.STOP if stop else FinishReason.LENGTH))
         return finished, reported
 
-    def get_sampled(self, request: EngineRequest) -> Sampled:
+    def get_output(self, request: EngineRequest) -> Sampled:
         """What was sampled for a request so far."""
-        return self.tables.copy_sampled(request.row) if request in self.running else request.saved
+        return self.tables.copy_output(request.row) if request in self.running else request.saved
 
     def _decode_rows(self) -> Ints:
         return np.flatnonzero(self.tables.decoding & (self.tables.length < self.tables.last))
@@ -303,7 +303,7 @@ class Scheduler:
 
     def _preempt(self, request: EngineRequest, keep: bool = True) -> None:
         """Take a request's row away and queue it again. A token that is being sampled is sampled again later."""
-        request.saved = self.tables.copy_sampled(request.row)
+        request.saved = self.tables.copy_output(request.row)
         self._release(request, keep)
         self.add(request)
 

@@ -16,14 +16,14 @@ from typing import Any
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
 from agentfly.environments.alfworld.pddl import read_problem
-from agentfly.environments.data import Source, read_json, read_rows
+from agentfly.environments.data import DatasetSource, read_json, read_rows
 from agentfly.errors import DataError
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 """Our names for the official splits; the official names, `valid_train` included, are accepted too."""
 PACKED = "games.jsonl.xz"
 FOLDER = "json_2.1.1"
-ALFWORLD = Source(
+ALFWORLD = DatasetSource(
     "the set of ALFWorld's games",
     "https://github.com/alfworld/alfworld (pip install alfworld; alfworld-download --data-dir FOLDER/alfworld)",
     "alfworld",

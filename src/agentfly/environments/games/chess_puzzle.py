@@ -14,7 +14,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, open_text, validate_split
+from agentfly.environments.data import DatasetSource, open_text, validate_split
 from agentfly.environments.games.game import GameEnvironment
 from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ from agentfly.types import Task, ToolCall
 
 _ATTACKERS = ("QR", "QN", "QB", "RR", "QRP", "RBN", "QBP", "RRN", "QNP")
 _DEFENDERS = ("", "p", "pp", "n", "bp", "rp", "ppp", "npp")
-LICHESS = Source(
+LICHESS = DatasetSource(
     "Lichess's puzzle database",
     "https://database.lichess.org/#puzzles (unpack it with `zstd -d lichess_db_puzzle.csv.zst`)",
     "lichess",

@@ -21,13 +21,13 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, read_rows, validate_split
+from agentfly.environments.data import DatasetSource, read_rows, validate_split
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import DataError
 
 LEVELS = (1, 2, 3)
-GSM8K = Source("GSM8K", "https://github.com/openai/grade-school-math (train.jsonl and test.jsonl)", "math")
-MATH = Source("MATH", "https://github.com/hendrycks/math, MATH-500 https://github.com/openai/prm800k", "math")
+GSM8K = DatasetSource("GSM8K", "https://github.com/openai/grade-school-math (train.jsonl and test.jsonl)", "math")
+MATH = DatasetSource("MATH", "https://github.com/hendrycks/math, MATH-500 https://github.com/openai/prm800k", "math")
 _INSTRUCTION = re.compile(r"\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*$")
 """An instruction at the end of the question in some copies of the files; it is removed."""
 
@@ -99,7 +99,7 @@ def math_tasks(split: str) -> list[dict[str, Any]]:
     return _load_tasks(MATH, "math", split, files=files)
 
 
-def _load_tasks(source: Source, name: str, split: str, *, files: tuple[str, ...]) -> list[dict[str, Any]]:
+def _load_tasks(source: DatasetSource, name: str, split: str, *, files: tuple[str, ...]) -> list[dict[str, Any]]:
     validate_split(split)
     tasks = []
     for number, (place, row) in enumerate(read_rows(source.file(*files))):

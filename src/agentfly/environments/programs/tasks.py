@@ -17,7 +17,7 @@ from random import Random
 from textwrap import indent
 from typing import Any
 
-from agentfly.environments.data import Source, read_rows, validate_split
+from agentfly.environments.data import DatasetSource, read_rows, validate_split
 from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import DataError
 
@@ -33,7 +33,7 @@ _WORDS = (
     "fern", "go", "harbour", "ice", "ivy", "jade", "kite", "lantern", "level", "moss", "noon", "oak", "orchard",
     "pearl", "quill", "radar", "river", "see", "stone", "tide", "umber", "violet", "we", "willow", "yarrow", "zinc",
 )  # fmt: skip
-MBPP = Source("MBPP", "https://github.com/google-research/google-research/tree/master/mbpp (mbpp.jsonl)", "code")
+MBPP = DatasetSource("MBPP", "https://github.com/google-research/google-research/tree/master/mbpp (mbpp.jsonl)", "code")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 """Task numbers of each split; `prompt` tasks are examples for few-shot prompts."""
 _MBPP_COLUMNS = {"question": ("query", "text", "prompt"), "solution": ("gold", "code"), "tests": ("tests", "test_list")}

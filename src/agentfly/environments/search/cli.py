@@ -66,7 +66,7 @@ def serve(
     from agentfly.environments.search.server import QueryBatcher, create_app, is_address
 
     retriever = open_retriever(source)
-    if isinstance(retriever, Provider):  # searches wait for the network, so many run concurrently
+    if isinstance(retriever, Provider):  # searches wait for the network: run them concurrently
         batcher, metadata = QueryBatcher(retriever, Cache(cache), batch=1, workers=32), {"source": source}
     else:
         batcher = QueryBatcher(retriever, Cache(cache), batch=batch)

@@ -18,7 +18,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, read_rows, validate_count, validate_split
+from agentfly.environments.data import DatasetSource, read_rows, validate_count, validate_split
 from agentfly.environments.search.index import Passage, read_corpus
 from agentfly.errors import DataError
 
@@ -174,18 +174,18 @@ def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[s
 class _QuestionFiles:
     """File names of a data set, the preferred ones first. The published test sets have no answers: dev is test."""
 
-    source: Source
+    source: DatasetSource
     train: tuple[str, ...]
     dev: tuple[str, ...]
 
 
 HOTPOTQA = _QuestionFiles(
-    Source("HotpotQA", "https://hotpotqa.github.io", "retrieval"),
+    DatasetSource("HotpotQA", "https://hotpotqa.github.io", "retrieval"),
     ("hotpot_train_v1.1.json",),
     ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
 )
 TWO_WIKI = _QuestionFiles(
-    Source("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval"),
+    DatasetSource("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval"),
     ("2wiki_train.json", "2wikimultihop/train.json"),
     ("2wiki_dev.json", "2wikimultihop/dev.json"),
 )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, read_rows, validate_split
+from agentfly.environments.data import DatasetSource, read_rows, validate_split
 from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import DataError
 
@@ -27,7 +27,7 @@ WORDS = ("river", "stone", "cloud", "maple", "amber", "tiger", "piano", "lemon",
 FILES_PER_TASK = 10
 SYSTEMS = (1, 2, 3, 4)
 """File systems of InterCode-Bash."""
-NL2BASH = Source(
+NL2BASH = DatasetSource(
     "InterCode-Bash", "https://github.com/princeton-nlp/intercode (data/nl2bash and docker/bash_scripts)", "bash"
 )
 _ROOT = re.compile(r"(?<![\w./-])/(testbed|system|workspace|backup)\b")

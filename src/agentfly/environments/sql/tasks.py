@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, read_rows, validate_count, validate_split
+from agentfly.environments.data import DatasetSource, read_rows, validate_count, validate_split
 from agentfly.environments.sql.database import Database, equal_rows, has_order_by
 from agentfly.environments.sql.generator import (
     LEVELS,
@@ -40,7 +40,7 @@ _ATTEMPTS = 40
 _AGGREGATES = {"average": "AVG", "highest": "MAX", "lowest": "MIN", "total": "SUM"}
 _COMPARISONS = (("above", ">"), ("below", "<"))
 _JOIN_KINDS = {"join", "join_count", "each", "without", "met", "total"}
-SPIDER = Source("Spider", "https://yale-lily.github.io/spider", "spider")
+SPIDER = DatasetSource("Spider", "https://yale-lily.github.io/spider", "spider")
 _SPIDER_FILES = {
     "train": ("train_spider.json",),
     "validation": ("train_spider.json",),

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import Source, read_json, validate_split
+from agentfly.environments.data import DatasetSource, read_json, validate_split
 from agentfly.environments.webshop.product import ShopGoal, ShopProduct, make_goal, make_option_goal
 from agentfly.errors import DataError
 
@@ -31,7 +31,9 @@ _SHUFFLE_SEED = 233
 _TEXTS = ("asin", "name", "full_description", "category", "query", "product_category")
 NO_PRICE = 100.0
 """Price of a product whose row has none, in dollars."""
-WEBSHOP = Source("WebShop's data", "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it", "webshop")
+WEBSHOP = DatasetSource(
+    "WebShop's data", "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it", "webshop"
+)
 
 
 @dataclass(frozen=True, slots=True)

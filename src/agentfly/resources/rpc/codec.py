@@ -71,7 +71,7 @@ def read(data: bytes) -> Any:
     if len(data) > LIMIT + (1 << 20):
         raise Malformed(f"{len(data)} bytes, where {LIMIT} are allowed")
     try:
-        return json.loads(data.decode("utf-8", "surrogatepass"), object_hook=_Decoder().decode)
+        return json.loads(data.decode("utf-8", "surrogatepass"), object_hook=_TagDecoder().decode)
     except RecursionError:
         raise Malformed("it is nested too deep") from None
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
@@ -141,7 +141,7 @@ class _Encoder:
             raise TooBig(f"more than {MAX_KEYS} set members or keys that are not text")
 
 
-class _Decoder:
+class _TagDecoder:
     """Converts tagged JSON objects back. Called bottom-up: the contents of an object are already decoded."""
 
     def __init__(self) -> None:

@@ -1,0 +1,91 @@
+"""Builds what a run trains and samples with: the learner, and the agent with its backend."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+
+from agentfly.agent import BaseAgent
+from agentfly.backends import open_backend
+from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
+from agentfly.errors import ConfigError
+from agentfly.models import resolve
+from agentfly.rollout.scheduler import validate_run
+from agentfly.templates.template import History
+from agentfly.threads import release_helpers
+from agentfly.training.launch import build_learner, is_torchrun_rank
+from agentfly.training.learner import Learner
+from agentfly.training.memory import MemoryPlan, fit_cache, plan_run, share_gpu
+from agentfly.training.plan import TrainPlan
+from agentfly.training.sharded_learner import ShardedLearner
+from agentfly.training.sharding import Ranks
+
+_LOG = logging.getLogger(__name__)
+
+
+def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, MemoryPlan]:
+    """Load the model once; the learner trains it, and the embedded backend samples from it.
+
+    Asynchronous and distributed training sample from a copy: an update would change shared weights in the middle of a
+    forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
+    """
+    config = plan.config
+    path = resolve(config.model)
+    # Compare lengths with the model's configuration, before its weights are loaded.
+    positions = max_positions(load_config(path).get_text_config())
+    lengths = {
+        "run_options.context_length": config.run_options.get("context_length"),
+        "sampling.max_tokens": config.sampling.max_tokens,
+    }
+    for name, length in lengths.items():
+        if length is not None and length > positions:
+            raise ConfigError(f"{name}={length}, but {config.model!r} has {positions} positions")
+    settings = config.backend_settings
+    backend: Any = settings.pop("backend")
+    embedded = backend == "transformers"
+    device = resolve_device(settings.get("device") if embedded else None)
+    ranks = Ranks(device) if is_torchrun_rank() else None
+    memory = plan_run(path, config, device, ranks=1 if ranks is None else ranks.size)
+    asynchronous = config.async_training.max_staleness > 0
+    if asynchronous and embedded and device.type == "cpu":  # the engine and the learner compute at the same time
+        torch.set_num_threads(max(min(torch.get_num_threads(), (os.cpu_count() or 2) // 2), 1))
+    learner = build_learner(config, device, ranks)
+    if embedded and device.type == "cuda":
+        longest, kv_memory = lengths["run_options.context_length"], settings.get("kv_memory")
+        memory = fit_cache(memory, learner, longest=longest, kv_memory=kv_memory)
+        memory.require_fit()
+        settings["kv_memory"] = memory.parts["kv_cache"]
+    _LOG.info("%s", memory)
+    if embedded and isinstance(learner, ShardedLearner):
+        backend = learner.open_engines({"model": path, **settings})
+    elif embedded and (asynchronous or resolve_dtype(settings.get("dtype"), device) is not torch.float32):
+        backend = open_backend("transformers", model=path, **settings)  # a copy, in lower precision where it is faster
+    elif embedded:
+        shared = {name: value for name, value in settings.items() if name not in ("device", "dtype")}
+        backend = open_backend("transformers", model=learner.model, **shared)  # the learner's own weights
+    if backend in ("vllm", "async_vllm") and device.type == "cuda":
+        settings = share_gpu(settings, learner.model, 1 if ranks is None else ranks.size)
+    agent = plan.make_agent(
+        model_name_or_path=path,
+        backend=backend,
+        template=config.template,
+        **({} if embedded else {"backend_config": settings}),
+    )
+    if agent.scorer is None:
+        raise ConfigError("this agent has no reward, so there is nothing to learn from; give it reward=…")
+    rewrites_history = (
+        (agent.template is not None and agent.template.history is not History.APPEND)
+        or "folding" in config.run_options
+        or config.run_options.get("strategy") == "step"
+    )
+    if config.segment_reward != "broadcast" and not rewrites_history:
+        raise ConfigError(
+            f"segment_reward={config.segment_reward!r} would have no effect: no history is rewritten here, so every "
+            "chain is one segment; set run_options.strategy='step', or give a folding rule"
+        )
+    validate_run(agent, [*plan.tasks, *plan.eval_tasks])
+    release_helpers()  # the OpenMP threads that loading started
+    return learner, agent, memory
