@@ -167,6 +167,7 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
         max_turns=2,
         sampling={"max_tokens": 8},
         optimizer={"learning_rate": 1e-2},
+        zero_variance="keep",
         steps=3,
         loggers=(),
     )
