@@ -163,7 +163,7 @@ class RunDirectory:
                 ends = np.cumsum(stored["counts"])
                 parts = np.split(stored["logprobs"], ends[:-1]) if len(ends) else []
                 return dict(zip(stored["names"].tolist(), parts, strict=True))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def _learner_file(self, step: int) -> Path:
@@ -188,7 +188,10 @@ class RunDirectory:
         name = text.removeprefix(_IMAGE_REFERENCE)
         if not re.fullmatch(r"[0-9a-f]{32}\.[a-z]{3,4}", name):
             raise ValueError(f"{text!r:.80} names no stored image")
-        data = base64.b64encode((self.images / name).read_bytes()).decode()
+        path = self.images / name
+        if path.is_symlink() or not path.is_file():  # a link could name any file of the reader's machine
+            raise FileNotFoundError(f"{path} is not a file of the run")
+        data = base64.b64encode(path.read_bytes()).decode()
         return f"data:image/{name.partition('.')[2]};base64,{data}"
 
 
