@@ -1,7 +1,10 @@
 """Images on their way into the record."""
 
 import base64
+import contextlib
 import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,46 @@ async def test_address_is_not_fetched_unless_allowed() -> None:
 def test_address_of_a_file_is_never_fetched() -> None:
     with pytest.raises(DataError, match="not http or https"):
         fetch_image(Image("file:///etc/hostname"))
+
+
+def test_orientation_of_a_photo_is_applied() -> None:
+    orientation = PIL_Image.Exif()
+    orientation[0x0112] = 6  # turned by 90 degrees
+    data = encode(picture(40, 20), "JPEG", exif=orientation)
+    assert open_image(Image.of(data)).size == (20, 40)
+    assert open_image(Image.of(encode(picture(40, 20), "JPEG", exif=b"Exif\0\0damaged"))).size == (40, 20)
+
+
+@pytest.mark.parametrize("options", [{}, {"transparency": 1}])
+def test_16_bits_of_gray_are_scaled(options: dict[str, int]) -> None:
+    gray = PIL_Image.new("I;16", (2, 2), 128 * 257)
+    assert open_image(Image.of(encode(gray, **options))).getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(b"x")
+                    stopped.wait(0.01)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    stopped = threading.Event()
+    monkeypatch.setattr("agentfly.images.FETCH_SECONDS", 0.5)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        with pytest.raises(DataError, match="not complete after"):
+            fetch_image(Image(f"http://127.0.0.1:{server.server_port}/"))
+        server.shutdown()
+
+
+def test_address_that_is_no_text_cannot_be_fetched() -> None:
+    with pytest.raises(DataError, match="cannot be fetched"):
+        fetch_image(Image("http://127.0.0.1/\ud800"))
 
 
 def test_unknown_image_setting_is_rejected() -> None:

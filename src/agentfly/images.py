@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import io
+import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -29,7 +32,7 @@ MAX_DECODED_PIXELS = 64_000_000
 MAX_ASPECT_RATIO = 200
 """Narrower images are rejected, as the processors of Qwen models do."""
 FETCH_SECONDS = 20.0
-"""Limit for connecting to a server, and for each part of its response."""
+"""Limit for connecting to a server, for each part of its response, and for the body of the response as a whole."""
 MAX_FETCHED_BYTES = 32 << 20
 
 
@@ -60,6 +63,7 @@ def open_image(image: Image) -> Any:
     """Decode an image to a Pillow image in RGB. Raises DataError if it is broken, too large, too narrow or animated."""
     with require_extra("decoding an image", "vision"):
         import PIL.Image
+        import PIL.ImageOps
     _, comma, data = image.url.partition(";base64,")
     if not comma or not image.url.startswith("data:"):
         raise DataError(
@@ -78,6 +82,11 @@ def open_image(image: Image) -> Any:
             problem = f"it has {frames} frames; give one of them"
         if problem:
             raise DataError(f"an image of {width} x {height} pixels is rejected: {problem}")
+        with contextlib.suppress(SyntaxError, LookupError, struct.error, TypeError):  # a damaged orientation is ignored
+            PIL.ImageOps.exif_transpose(opened, in_place=True)
+        if opened.mode.startswith("I"):  # 16 bits of gray, which `convert` would clip to white
+            opened = opened.point(lambda value: value * (255 / 65535)).convert("L")
+            opened.info.pop("transparency", None)
         if opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info:
             layer = opened.convert("RGBA")
             opened = PIL.Image.new("RGBA", layer.size, "white")
@@ -130,10 +139,13 @@ def fetch_image(image: Image) -> Image:
     try:
         with httpx.stream("GET", image.url, timeout=FETCH_SECONDS, follow_redirects=True) as response:
             response.raise_for_status()
+            deadline = time.monotonic() + FETCH_SECONDS
             for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > MAX_FETCHED_BYTES:
                     raise DataError(f"the image {image.url!r:.120} is larger than {MAX_FETCHED_BYTES >> 20} MiB")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if time.monotonic() > deadline:
+                    raise DataError(f"the image {image.url!r:.120} was not complete after {FETCH_SECONDS:g} seconds")
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise DataError(f"the image {image.url!r:.120} cannot be fetched: {describe(error):.200}") from error
     return Image.of(bytes(data))

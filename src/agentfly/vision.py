@@ -80,9 +80,9 @@ class ImageProcessor:
         with self._lock:
             if image.url not in self._cache:
                 self._cache[image.url] = encoded
-                self._cached_bytes += _num_bytes(encoded)
+                self._cached_bytes += _num_bytes(image.url, encoded)
             while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-                self._cached_bytes -= _num_bytes(self._cache.popitem(last=False)[1])
+                self._cached_bytes -= _num_bytes(*self._cache.popitem(last=False))
         return encoded
 
     def fit(self, image: Image) -> Image:
@@ -157,8 +157,8 @@ class ImageProcessor:
         )
 
 
-def _num_bytes(image: EncodedImage) -> int:
-    return sum(tensor.nbytes for tensor in image.inputs.values())
+def _num_bytes(url: str, image: EncodedImage) -> int:
+    return len(url) + sum(tensor.nbytes for tensor in image.inputs.values())
 
 
 def has_processor(folder: str) -> bool:

@@ -176,6 +176,13 @@ def test_file_named_like_a_package_does_not_shadow_it(tmp_path: Path) -> None:
     recipe = tmp_path / "colorsys.py"
     recipe.write_text("import colorsys\n\nwhite = colorsys.rgb_to_hsv(1, 1, 1)\n")
     assert load_module(recipe, "recipe").white == (0.0, 0.0, 1)
+
+
+def test_recipe_that_exits_is_an_error(tmp_path: Path) -> None:
+    recipe = tmp_path / "leaving.py"
+    recipe.write_text("import sys\nsys.exit(0)")
+    with pytest.raises(ConfigError, match="SystemExit: 0"):
+        load_module(recipe, "recipe")
     assert not (tmp_path / "__pycache__").exists()
 
 

@@ -204,6 +204,22 @@ def test_a_run_that_is_killed_can_be_read_and_resumed(tmp_path: Path) -> None:
 # ── one writer ──
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", '{"step": 9}'),
+        ("metrics.jsonl", f'{{"step": 9, "steps": 9, "loss": 1{"0" * 400}}}'),
+        ("evals.jsonl", '{"step": 9, "steps": 9, "metrics": 1}'),
+        ("alarms.jsonl", '{"step": 1}'),
+    ],
+)
+def test_line_with_other_fields_is_reported(tmp_path: Path, name: str, line: str) -> None:
+    RunWriter.create(tmp_path / "run", {}).close()
+    (tmp_path / "run" / name).write_text(f"{line}\n")
+    with pytest.raises(DataError, match="damaged line"):
+        RunDirectory(tmp_path / "run").records()
+
+
 def test_folder_with_a_run_is_rejected_for_a_new_run(tmp_path: Path) -> None:
     create(tmp_path).close()
     with create(tmp_path) as run:  # a run without a finished step may start over

@@ -189,6 +189,80 @@ def test_a_damaged_file_is_reported_and_the_others_are_shown(tmp_path: Path) -> 
         assert len(index.problems) == 1
 
 
+def edit_first_line(run: RunWriter, **changes: object) -> None:
+    """Change fields of the first line of step 1."""
+    path = run.trajectory_file(1)
+    first, *rest = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    line = json.dumps({**json.loads(first), **changes}).encode() + b"\n"
+    path.write_bytes(gzip.compress(b"".join([line, *rest])))
+
+
+@pytest.mark.parametrize("changes", [{"group": 10**30}, {"score": [[1], None, {}]}, {"prediction": 1}, {"turns": None}])
+def test_a_value_of_any_type_damages_its_file_only(tmp_path: Path, changes: dict[str, object]) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    edit_first_line(run, trajectory={**make_chain(0, 0, 1.0).to_json(), **changes})
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 8
+        assert list(index.problems) == [str(run.trajectory_file(1))]
+
+
+@pytest.mark.parametrize("line", ["[1]", "[" * 100_000])
+def test_a_line_of_any_shape_damages_its_file_only(tmp_path: Path, line: str) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    run.trajectory_file(1).write_bytes(gzip.compress(f"{line}\n".encode()))
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.select({})[0] == 8
+        assert list(index.problems) == [str(run.trajectory_file(1))]
+
+
+def test_half_a_surrogate_pair_in_a_name_is_replaced(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    edit_first_line(run, trajectory=make_chain(0, 0, 1.0, task="task \ud800").to_json())
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        assert index.problems == {}
+        assert index.select({"task": "task ?"})[0] == 1
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", '{"a": 1}', '{"step": "a"}', f'{{"step": 9, "a": 1{"0" * 400}}}'])
+def test_damaged_files_of_one_run_leave_the_page_usable(tmp_path: Path, line: str) -> None:
+    run = make_run(tmp_path / "damaged")
+    run.close()
+    make_run(tmp_path / "whole").close()
+    with run.metrics_file.open("a") as file:
+        file.write(f'{line}\n{{"step": 10, "reward/mean": 0.75}}\n')
+    run.alarms_file.write_text('{"step": 1}\n')
+    (tmp_path / "damaged" / ".lock").write_text("9" * 30)
+    sources = find_sources([tmp_path / "damaged", tmp_path / "whole", tmp_path / "damaged"])
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    with ChainIndex(sources, tmp_path / "cache") as index:
+        index.update()
+        shown = data_of(index).runs({})
+    assert [source["name"] for source in shown["sources"]] == ["damaged", "whole"]  # given twice, shown once
+    assert shown["sources"][0]["last"]["reward/mean"] == 0.75
+    damaged = [each.partition(" cannot be read: ")[0].replace(str(tmp_path), "") for each in shown["problems"]]
+    assert sorted(damaged) == ["/damaged/metrics.jsonl", "the alarms of /damaged", "the settings of /damaged"]
+
+
+def test_a_chain_that_cannot_be_shown_is_left_out_of_an_export(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.close()
+    edit_first_line(run, advantages=5)
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        _, (row, *_) = index.select({"step": "1", "group": "0"})
+        with pytest.raises(DataError, match="its record is damaged"):
+            data_of(index).chain({"id": str(row["id"])})
+        said = write_export(data_of(index), tmp_path / "page.html", {})
+    assert "This page has 13 of the 14 chains" in said
+    assert said.endswith("Chains left out since their records are damaged: 1.")
+
+
 def explain(index: ChainIndex, **filters: str) -> tuple[bool, list[str]]:
     _, (row, *_) = index.select(filters)
     chain = show_chain(index, row["id"], Tokenizers())
@@ -237,11 +311,14 @@ def test_images_are_read_from_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
     (tmp_path / "run" / "images").mkdir()
     (tmp_path / "run" / "images" / "0123456789abcdef0123456789abcdef.png").write_bytes(b"PNG")
+    (tmp_path / "secret").write_bytes(b"PNG")
+    (tmp_path / "run" / "images" / f"{'a' * 32}.png").symlink_to(tmp_path / "secret")
     stored = run.trajectory_file(1)
     lines = [json.loads(line) for line in gzip.decompress(stored.read_bytes()).splitlines()]
     images = [
         "run-image:0123456789abcdef0123456789abcdef.png",
         "run-image:../config.json",
+        f"run-image:{'a' * 32}.png",
         "https://example.com/x.png",
         "data:image/svg+xml;base64,AA",
     ]
@@ -254,7 +331,7 @@ def test_images_are_read_from_the_run(tmp_path: Path) -> None:
         _, (row, *_) = index.select({"step": "1"})
         parts = show_chain(index, row["id"], Tokenizers())["segments"][0]["spans"][2]["messages"][0]["parts"]
     assert parts[:2] == ["see", {"image": "data:image/png;base64,UE5H"}]
-    assert [part[:5] for part in parts[2:]] == ["(an i"] * 3
+    assert [part[:5] for part in parts[2:]] == ["(an i"] * 4
 
 
 def request(server: ViewServer, path: str, host: str | None = None) -> tuple[int, dict[str, str], str]:
@@ -288,6 +365,10 @@ def test_the_server_wants_its_token_and_a_loopback_host(index: ChainIndex) -> No
         assert (status, "no filter" in json.loads(body)["error"]) == (400, True)
         status, _, body = request(server, f"/{server.token}/api/chain?id=999")
         assert (status, "no chain 999" in json.loads(body)["error"]) == (400, True)
+        for query in ("chain?id=", "chains?step=", "chains?step=-"):
+            assert request(server, f"/{server.token}/api/{query}{'9' * 400}")[0] == 400
+        assert request(server, f"/{server.token}/api/chains?offset={'9' * 400}")[0] == 200
+        assert request(server, "http://[")[0] == 403
 
 
 def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def import_here(module: str, what: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"the {what} cannot be imported: {describe(error)}") from error
 
 
@@ -161,7 +161,7 @@ def run_user_code(path: Path, function: Callable[[], T]) -> T:
         return function()
     except AgentFlyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: otherwise a check of the file would end as if it had passed
         lines = traceback.TracebackException.from_exception(error)
         own = [i for i, frame in enumerate(lines.stack) if Path(frame.filename).resolve() == path.resolve()]
         lines.stack[:] = lines.stack[own[0] :] if own else []

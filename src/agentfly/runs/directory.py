@@ -38,7 +38,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from agentfly.errors import ConfigError, DataError, RecordError
+from agentfly.errors import ConfigError, DataError, RecordError, describe
 from agentfly.runs.files import (
     PARTIAL_FILES,
     acquire_lock,
@@ -104,33 +104,39 @@ class RunDirectory:
         evals = {_step(line): line for line in read_lines(self.evals_file)}
         alarms = self.alarms()
         records = []
-        for step in sorted(metrics.keys() | evals.keys()):
-            line = metrics.get(step, {})
-            held_out = evals.get(step)
-            numbers = _numbers(line)
-            evaluation = None
-            if held_out is not None:
-                known = _numbers(held_out)
-                reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
-                details = _numbers(held_out.get("metrics", {}))
-                evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), details)
-            record = StepRecord(
-                step,
-                steps=int((held_out or line)["steps"]),
-                metrics={n: value for n, value in numbers.items() if n.partition("/")[0] not in _OTHER_FIELDS},
-                seconds={n[5:]: value for n, value in numbers.items() if n.startswith("time/")},
-                eval=evaluation,
-                leased=int(numbers.get("environments/leased", 0)),
-                waiting=int(numbers.get("environments/waiting", 0)),
-                alarms=tuple(alarm for alarm in alarms if alarm.step == step),
-            )
-            records.append(record)
+        try:
+            for step in sorted(metrics.keys() | evals.keys()):
+                line = metrics.get(step, {})
+                held_out = evals.get(step)
+                numbers = _numbers(line)
+                evaluation = None
+                if held_out is not None:
+                    known = _numbers(held_out)
+                    reward, low, high = (known.get(name, math.nan) for name in ("reward", "low", "high"))
+                    details = _numbers(held_out.get("metrics", {}))
+                    evaluation = EvalFigures(reward, low, high, int(known.get("tasks", 0)), details)
+                record = StepRecord(
+                    step,
+                    steps=int((held_out or line)["steps"]),
+                    metrics={n: value for n, value in numbers.items() if n.partition("/")[0] not in _OTHER_FIELDS},
+                    seconds={n[5:]: value for n, value in numbers.items() if n.startswith("time/")},
+                    eval=evaluation,
+                    leased=int(numbers.get("environments/leased", 0)),
+                    waiting=int(numbers.get("environments/waiting", 0)),
+                    alarms=tuple(alarm for alarm in alarms if alarm.step == step),
+                )
+                records.append(record)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DataError(f"the metrics of the run in {self.path} have a damaged line: {describe(error)}") from error
         return records
 
     def alarms(self) -> list[Alarm]:
         """All alarms of the run, in the order they were raised."""
         lines = read_lines(self.alarms_file)
-        return [Alarm(line["kind"], line["message"], tuple(line["chains"]), _step(line)) for line in lines]
+        try:
+            return [Alarm(line["kind"], line["message"], tuple(line["chains"]), _step(line)) for line in lines]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{self.alarms_file} has a damaged line: {describe(error)}") from error
 
     def trajectories(self, step: int, *, held_out: bool = False) -> list[StoredTrajectory]:
         """The chains of a step, or of the evaluation after it; empty if none were stored."""
@@ -162,7 +168,7 @@ class RunDirectory:
                 ends = np.cumsum(stored["counts"])
                 parts = np.split(stored["logprobs"], ends[:-1]) if len(ends) else []
                 return dict(zip(stored["names"].tolist(), parts, strict=True))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def _learner_file(self, step: int) -> Path:
@@ -187,7 +193,10 @@ class RunDirectory:
         name = text.removeprefix(_IMAGE_REFERENCE)
         if not re.fullmatch(r"[0-9a-f]{32}\.[a-z]{3,4}", name):
             raise ValueError(f"{text!r:.80} names no stored image")
-        data = base64.b64encode((self.images / name).read_bytes()).decode()
+        path = self.images / name
+        if path.is_symlink() or not path.is_file():  # a link could name any file of the reader's machine
+            raise FileNotFoundError(f"{path} is not a file of the run")
+        data = base64.b64encode(path.read_bytes()).decode()
         return f"data:image/{name.partition('.')[2]};base64,{data}"
 
 

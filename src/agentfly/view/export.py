@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentfly.errors import DataError
 from agentfly.runs.files import replace_non_finite, write_atomic
 from agentfly.view.server import STATIC, ViewData
 
@@ -35,24 +36,33 @@ def write_export(data: ViewData, path: Path, filters: Mapping[str, str], max_byt
     size = len(page) + sum(map(len, parts.values())) + 1000
     total, rows = data.index.select(filters, limit=-1)
     chains: list[str] = []
+    written = []
+    damaged = 0
     for row in rows:
-        chain = f'"{row["id"]}":{_encode(data.chain({"id": str(row["id"])}))}'
+        try:
+            chain = f'"{row["id"]}":{_encode(data.chain({"id": str(row["id"])}))}'
+        except DataError:
+            damaged += 1
+            continue
         size += len(chain) + len(_encode(row)) + 2
         if size > max_bytes:
             break
         chains.append(chain)
+        written.append(row)
     shown = ", ".join(f"{name}={value}" for name, value in filters.items()) or "none"
     everything, _ = data.index.select({}, limit=0)
     left_out = (
         f"This page has {len(chains):,} of the {everything:,} chains of {len(sources)} "
         f"run{'' if len(sources) == 1 else 's'} (filters: {shown})."
     )
-    if len(chains) < total:
+    if damaged:
+        left_out += f" Chains left out since their records are damaged: {damaged:,}."
+    if len(chains) + damaged < total:
         left_out += (
-            f" {total - len(chains):,} chains that pass the filters are left out, since the page would have more than "
-            f"{max_bytes / 1e6:g} MB."
+            f" {total - len(chains) - damaged:,} chains that pass the filters are left out, "
+            f"since the page would have more than {max_bytes / 1e6:g} MB."
         )
-    parts["rows"] = _encode(rows[: len(chains)])
+    parts["rows"] = _encode(written)
     parts["left_out"] = _encode(left_out)
     fields = ",".join(f'"{name}":{value}' for name, value in parts.items())
     text = page.replace("@DATA@", f'{{{fields},"chains":{{{",".join(chains)}}}}}')

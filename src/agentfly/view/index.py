@@ -15,17 +15,16 @@ import logging
 import sqlite3
 import tempfile
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from agentfly.errors import ConfigError, DataError
+from agentfly.errors import ConfigError, DataError, describe
 from agentfly.models.cache import cache_root
 from agentfly.trajectory import StopReason
-from agentfly.view.sources import ChainFile, Source
+from agentfly.view.sources import DAMAGE, ChainFile, Source
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1
@@ -145,10 +144,13 @@ class ChainIndex:
             try:
                 self._add_chains(source, file, state, done=done)
                 self.problems.pop(path, None)
-            except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
+            except sqlite3.OperationalError:  # such as a full disk: not a fault of the file
+                self._writer.rollback()
+                raise
+            except (*DAMAGE, sqlite3.Error) as error:  # sqlite3.Error: a value that is no number or text
                 self._writer.rollback()
                 self._failed[path] = state
-                self.problems[path] = f"{type(error).__name__}: {error}"
+                self.problems[path] = describe(error)
             read += state[0] - done
         self.progress = 1.0
 
@@ -307,6 +309,8 @@ def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
             if name in _EQUAL:
                 parts.append(f"{'grp' if name == 'group' else name} = ?")
                 values.append(_EQUAL[name](value))
+                if isinstance(values[-1], int) and abs(values[-1]) >= 2**63:
+                    raise ConfigError(f"filter {name}={value!r:.80}: the number is too large")
             elif name in ("min_reward", "max_reward"):
                 parts.append(f"reward IS NOT NULL AND reward {'>=' if name == 'min_reward' else '<='} ?")
                 values.append(float(value))
@@ -359,7 +363,12 @@ def _summarize(chain: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
     )
     # The answer first: it is what the preview shows.
     text = "\n".join([chain["prediction"], *_texts(chain, spans)])[:MAX_TEXT]
-    return row, text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return tuple(_clean(each) if isinstance(each, str) else each for each in row), _clean(text)
+
+
+def _clean(text: str) -> str:
+    """Text that SQLite can store: without zero bytes, and without halves of surrogate pairs."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _join(names: Any) -> str:

@@ -12,6 +12,7 @@ import logging
 import mimetypes
 import secrets
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +22,11 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from agentfly.errors import AgentFlyError, ConfigError
+from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.runs.files import replace_non_finite
 from agentfly.view.chains import Tokenizers, show_chain
 from agentfly.view.index import ChainIndex
-from agentfly.view.sources import Curve
+from agentfly.view.sources import DAMAGE, Curve
 
 _LOG = logging.getLogger(__name__)
 STATIC = files("agentfly.view") / "static"
@@ -52,7 +53,6 @@ class ViewData:
         sources = []
         for source in self.index.sources.values():
             curves = source.curves()
-            alarms = [] if source.run is None else source.run.alarms()
             steps = facets["steps"].get(source.number, [])
             sources.append(
                 {
@@ -66,10 +66,13 @@ class ViewData:
                     "last": {name: points[-1][1] for name, points in curves.items()},
                     "step": max((points[-1][0] for points in curves.values()), default=None),
                     "chains": sum(count for *_, count in steps),
-                    "alarms": [[alarm.step, alarm.kind, alarm.message, list(alarm.chains)] for alarm in alarms],
+                    "alarms": [
+                        [alarm.step, alarm.kind, alarm.message, list(alarm.chains)] for alarm in source.alarms()
+                    ],
                 }
             )
-        problems = [f"{path} cannot be read: {problem}" for path, problem in self.index.problems.items()]
+        found = [self.index.problems, *(source.problems for source in self.index.sources.values())]
+        problems = [f"{path} cannot be read: {problem}" for each in found for path, problem in list(each.items())]
         return {"sources": sources, "facets": facets, "progress": self.index.progress, "problems": problems}
 
     def curves(self, query: Mapping[str, str]) -> dict[int, dict[str, Curve]]:
@@ -92,7 +95,11 @@ class ViewData:
         sort = filters.pop("sort", "order")
         descending = filters.pop("descending", "") == "1"
         total, rows = self.index.select(
-            filters, sort=sort, descending=descending, offset=max(offset, 0), limit=min(max(limit, 0), MAX_ROWS)
+            filters,
+            sort=sort,
+            descending=descending,
+            offset=min(max(offset, 0), 2**62),
+            limit=min(max(limit, 0), MAX_ROWS),
         )
         return {"total": total, "rows": rows}
 
@@ -102,7 +109,12 @@ class ViewData:
             number = int(query.get("id", ""))
         except ValueError as error:
             raise ConfigError(f"a chain is asked for by its number, id=…: {error}") from error
-        return show_chain(self.index, number, self._tokenizers)
+        if abs(number) >= 2**63:
+            raise ConfigError(f"there is no chain {query['id']:.20}…: the number is too large")
+        try:
+            return show_chain(self.index, number, self._tokenizers)
+        except DAMAGE as error:
+            raise DataError(f"chain {number} cannot be shown, its record is damaged: {describe(error)}") from error
 
 
 class ViewServer:
@@ -115,10 +127,9 @@ class ViewServer:
         self._closing = threading.Event()
         handler = type("Handler", (_Handler,), {"data": data, "token": self.token})
         try:
-            self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
+            self._http = _Server(("127.0.0.1", port), handler)
         except OSError as error:
             raise ConfigError(f"port {port} is not available ({error.strerror}); choose another --port") from error
-        self._http.daemon_threads = True
         self.port = self._http.server_address[1]
         self._threads = [
             threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, name="view-http"),
@@ -156,6 +167,15 @@ class ViewServer:
             thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what ended a connection; a browser that closes one, such as of a tab, is no error."""
+        closed = isinstance(sys.exception(), ConnectionError)
+        _LOG.log(logging.DEBUG if closed else logging.ERROR, "a request failed", exc_info=True)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET requests. `data` and `token` are set in a subclass of each server."""
 
@@ -169,7 +189,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         start = time.process_time()
         host = self.headers.get("Host", "").partition(":")[0]
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:  # not an address
+            address = urlsplit("")
         token, _, name = address.path.removeprefix("/").partition("/")
         if host not in ("127.0.0.1", "localhost") or not secrets.compare_digest(token.encode(), self.token.encode()):
             self._send(HTTPStatus.FORBIDDEN, b"open the address that `agentfly view` printed\n", "text/plain")
@@ -185,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
             except AgentFlyError as error:
                 value = {"error": str(error)}
                 status = HTTPStatus.BAD_REQUEST
-            except (OSError, ValueError, LookupError, sqlite3.Error) as error:  # a damaged file
+            except (*DAMAGE, sqlite3.Error) as error:
                 _LOG.warning("%s cannot be answered", self.path, exc_info=error)
                 value = {"error": f"{type(error).__name__}: {error}"}
                 status = HTTPStatus.INTERNAL_SERVER_ERROR

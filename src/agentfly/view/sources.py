@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,10 +15,23 @@ from typing import Any, BinaryIO, Literal
 
 import psutil  # type: ignore[import-untyped]
 
-from agentfly.errors import DataError
+from agentfly.errors import DataError, describe
 from agentfly.runs.directory import RunDirectory
+from agentfly.runs.record import Alarm
 
 _CHAINS_FILE = re.compile(r"(step|eval)-(\d+)\.jsonl\.gz")
+DAMAGE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a damaged file can raise: it is no JSON, nested too deeply, or has values of other types."""
 _EVAL_CHAINS = "chains.jsonl"
 """The file with the chains in an output folder of `agentfly eval`."""
 Curve = list[tuple[int, float]]
@@ -73,6 +88,9 @@ class Source:
         self.path = path
         self.kind = kind
         self.run = RunDirectory(path) if kind == "run" else None
+        self.problems: dict[str, str] = {}
+        """Files without chains that cannot be read, or not completely, by path."""
+        self._lock = threading.Lock()
         self._curves: dict[Path, _CurveFile] = {}
         if self.run is not None:
             # Greedy and sampled evaluations get the same prefix, so that the page shows them in one list.
@@ -86,13 +104,24 @@ class Source:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the run or of the evaluation; empty for saved trajectories."""
-        if self.run is not None:
-            return self.run.config
-        if self.kind == "eval":
-            first = next(ChainFile(self.path).lines(), (0, b"{}"))[1]
-            return dict(json.loads(first).get("settings") or {})
+        """The settings of the run or of the evaluation; empty for saved trajectories, and if they cannot be read."""
+        try:
+            if self.run is not None:
+                return self.run.config
+            if self.kind == "eval":
+                first = next(ChainFile(self.path).lines(), (0, b"{}"))[1]
+                return dict(json.loads(first).get("settings") or {})
+        except (DataError, *DAMAGE) as error:
+            self.problems[f"the settings of {self.path}"] = describe(error)
         return {}
+
+    def alarms(self) -> list[Alarm]:
+        """The alarms of a run; none if they cannot be read."""
+        try:
+            return [] if self.run is None else self.run.alarms()
+        except (DataError, *DAMAGE) as error:
+            self.problems[f"the alarms of {self.path}"] = describe(error)
+            return []
 
     @property
     def live(self) -> bool:
@@ -104,7 +133,7 @@ class Source:
             return False
         try:
             return bool(psutil.pid_exists(int((self.path / ".lock").read_text())))
-        except (OSError, ValueError):
+        except (OSError, ValueError, OverflowError):
             return False
 
     def chain_files(self) -> list[ChainFile]:
@@ -118,9 +147,12 @@ class Source:
     def curves(self) -> dict[str, Curve]:
         """Every metric by name, as (step, value) in the order of steps. Reads only what was written since."""
         out: dict[str, Curve] = {}
-        for file in self._curves.values():
-            file.update()
-            out |= file.curves
+        with self._lock:  # requests are answered by several threads
+            for path, file in self._curves.items():
+                file.update()
+                out |= {name: list(points) for name, points in file.curves.items()}
+                if file.problem:
+                    self.problems[str(path)] = file.problem
         return out
 
 
@@ -129,6 +161,8 @@ class _CurveFile:
 
     def __init__(self, path: Path, prefix: str) -> None:
         self.curves: dict[str, Curve] = {}
+        self.problem = ""
+        """Why a line was skipped; empty if none was."""
         self._file = ChainFile(path)
         self._prefix = prefix
         self._offset = 0
@@ -142,14 +176,20 @@ class _CurveFile:
         if self._file.state[0] < self._offset:
             self._forget()
         for offset, line in self._file.lines(self._offset):
-            value = json.loads(line)
-            step = value.pop("step")
+            try:
+                value = json.loads(line)
+                step = int(value.pop("step"))
+                numbers = list(_flatten(value, self._prefix))
+            except DAMAGE as error:
+                self.problem = f"the line at byte {offset} is skipped, {describe(error)}"
+                self._offset = offset + len(line)
+                continue
             if step <= self._last:  # cut off, and grown again beyond its old length: read from the start next time
                 self._forget()
                 return
             self._offset = offset + len(line)
             self._last = step
-            for name, number in _flatten(value, self._prefix):
+            for name, number in numbers:
                 self.curves.setdefault(name, []).append((step, number))
 
     def _forget(self) -> None:
@@ -193,7 +233,7 @@ def find_sources(paths: list[Path]) -> list[Source]:
             sources += [Source(next(numbers), each, "eval") for each in evals]
         else:
             raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
-    return sources
+    return list({source.path: source for source in reversed(sources)}.values())[::-1]  # a path given twice counts once
 
 
 def _is_run(path: Path) -> bool:
