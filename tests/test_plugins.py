@@ -157,18 +157,18 @@ def test_environment_of_another_package_is_listed_played_and_checked(installed: 
 
 
 def test_scaffolded_environment_and_recipe_are_listed_after_an_editable_install(tmp_path: Path) -> None:
-    write_files("number_vault", tmp_path / "vault")
+    write_files("gold_rush", tmp_path / "gold")
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--prefix", str(tmp_path / "prefix")]
-    pip = [sys.executable, "-m", "pip", "install", *options, "--editable", str(tmp_path / "vault")]
+    pip = [sys.executable, "-m", "pip", "install", *options, "--editable", str(tmp_path / "gold")]
     done = subprocess.run(pip, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (metadata,) = (tmp_path / "prefix").rglob("number_vault-*.dist-info")
+    (metadata,) = (tmp_path / "prefix").rglob("gold_rush-*.dist-info")
     code = f"import site; site.addsitedir({str(metadata.parent)!r})\nfrom agentfly.cli.app import main; main()"
     listed = run_python(code, "env", "list")
-    assert "NumberVault" in listed.stdout, listed.stderr
+    assert "GoldRush" in listed.stdout, listed.stderr
     assert "cannot be loaded" not in listed.stdout
     recipes = run_python(code, "recipes")
-    assert "Number vault: an agent that learns to guess a hidden number." in recipes.stdout, recipes.stderr
+    assert "Gold rush: an agent that learns to find a treasure." in recipes.stdout, recipes.stderr
 
 
 def test_recipe_reward_tool_and_command_of_another_package(installed: Path, tmp_path: Path) -> None:

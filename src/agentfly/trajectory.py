@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from agentfly.errors import RecordError
-from agentfly.segment import AUTHOR_COLORS, Segment, message_from_json, message_to_json, require_json
+from agentfly.segment import AUTHOR_COLORS, Author, Segment, message_from_json, message_to_json, require_json
 from agentfly.types import FinishReason, Image, Message, Task
 
 if TYPE_CHECKING:
@@ -305,27 +305,31 @@ class Trajectory:
 
     def parts(
         self, decode: Callable[[Sequence[int]], str] | None = None
-    ) -> Iterator[tuple[str, str, tuple[Image, ...]]]:
-        """Style, text and images of each part of a rendered chain: decoded tokens with `decode`, else the messages."""
+    ) -> Iterator[tuple[Author | None, str, str, tuple[Image, ...]]]:
+        """Author, style, text and images of each part of a rendered chain: decoded tokens with `decode`, else messages.
+
+        The author is None for headings and the closing line, which are not part of the chain.
+        """
         for number, segment in enumerate(self.segments):
             if len(self.segments) > 1:
-                yield "dim", f"── segment {number} ──\n", ()
+                yield None, "dim", f"── segment {number} ──\n", ()
             for span in segment.spans:
                 if decode is not None and len(span):
                     text = decode(span.ids.tolist())
                 else:
                     text = "".join(map(_render_message, span.messages))
-                yield AUTHOR_COLORS[span.author], text, tuple(i for message in span.messages for i in message.images)
-            yield "", "\n", ()
-        yield "dim", f"── {self.stop.value}", ()
+                images = tuple(image for message in span.messages for image in message.images)
+                yield span.author, AUTHOR_COLORS[span.author], text, images
+            yield None, "", "\n", ()
+        yield None, "dim", f"── {self.stop.value}", ()
         if self.score is not None:
-            yield "bold", f", reward {self.score.total:g}", ()
+            yield None, "bold", f", reward {self.score.total:g}", ()
 
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> Text:
         """Text colored by author: decoded tokens with `decode`, else the messages."""
         from rich.text import Text
 
-        return Text.assemble(*((text, style) for style, text, _ in self.parts(decode)))
+        return Text.assemble(*((text, style) for _, style, text, _ in self.parts(decode)))
 
     def __rich__(self) -> Text:
         return self.render()

@@ -68,6 +68,8 @@ def test_run_directories_are_numbered_and_printed() -> None:
         ([RECIPE, "loggers=consol"], "console"),
         ([RECIPE, 'loggers=["consol"]'], "console"),
         ([RECIPE, "backend=vlm"], "vllm"),
+        ([RECIPE, "backend=vlm", "model=./nowhere"], "there is no backend 'vlm'"),  # before the model is loaded
+        ([RECIPE, "model=./nowhere"], "there is no folder './nowhere' with a model"),
     ],
 )
 def test_bad_arguments_are_rejected(words: list[object], said: str) -> None:
@@ -100,18 +102,19 @@ def test_recipe_without_config_is_rejected(tmp_path: Path) -> None:
 def test_interrupted_run_leaves_a_checkpoint_and_a_report(
     target: Callable[..., None], number: signal.Signals, status: int
 ) -> None:
-    arguments = ["train", str(RECIPE), "steps=1000", "checkpoint.every=1000", "--run", "here"]
+    place = "here-" + 60 * "x"  # the command that resumes it is longer than a line, and is not broken
+    arguments = ["train", str(RECIPE), "steps=1000", "checkpoint.every=1000", "--run", place]
     files = [Path(name).absolute() for name in ("stdin", "stdout", "stderr")]
     files[0].touch()
     with fork(target, arguments, files, Path.cwd()) as process:
-        while process.is_alive() and not Path("here/metrics.jsonl").exists():
+        while process.is_alive() and not Path(place, "metrics.jsonl").exists():
             time.sleep(0.05)
         os.kill(process.pid or 0, number)
         process.join(60)
         assert process.exitcode == status
-    run = RunDirectory("here")
+    run = RunDirectory(place)
     done = run.records()[-1].step
-    assert f"stopped after step {done} of 1000; resume with: agentfly train --resume here" in files[1].read_text()
+    assert f"stopped after step {done} of 1000; resume with: agentfly train --resume {place}" in files[1].read_text()
     assert (run.checkpoints / f"step-{done:06}" / "manifest.json").is_file()
     assert run.report.exists()
 

@@ -1,6 +1,8 @@
 """A small run with tool calls, failures and evaluations, for tests of the viewer."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -70,9 +72,11 @@ def make_chain(
     )
 
 
-def make_run(path: Path, *, text: str = "", steps: int = 2) -> RunWriter:
+def make_run(
+    path: Path, *, text: str = "", steps: int = 2, config: Mapping[str, object] = MappingProxyType({})
+) -> RunWriter:
     """Evaluations before and after the steps; of a step's groups, 0 is trained, 1 has no variance, 2 a masked chain."""
-    run = RunWriter.create(path, {"model": "bytes", "recipe": f"colors{text}.py", "note": text})
+    run = RunWriter.create(path, {"model": "bytes", "recipe": f"colors{text}.py", "note": text, **config})
     run.append(StepRecord(0, steps, eval=EvalFigures(0.25, 0.1, 0.4, 2, {"greedy": 0.5})))
     run.write_trajectories(0, [make_chain(0, 0, 0.0, text=f"before {text}")], held_out=True)
     for step in range(1, steps + 1):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agentfly.runs import StepRecord
-from agentfly.view.chains import Tokenizers
 from agentfly.view.export import write_export
 from agentfly.view.index import ChainIndex
 from agentfly.view.server import ViewData, ViewServer
 from agentfly.view.sources import find_sources
+from agentfly.view.tokens import Tokenizers
 from tests.view.pieces import HOSTILE, make_chain, make_run
 
 pytestmark = [pytest.mark.slow_smoke, pytest.mark.integration]
@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and one with hostile text in every field that a model, a tool or a user writes."""
     folder = tmp_path_factory.mktemp("runs")
-    make_run(folder / "plain").close()
+    make_run(folder / "plain", config={"loss": {"correction": "token-mask", "correction_cap": 1.05}}).close()
     # A megabyte of text without a space, as the answer of one chain.
     hostile = make_run(folder / "hostile", text=HOSTILE, steps=1)
     hostile.write_trajectories(2, [make_chain(0, 0, 1.0, text="x" * 1_000_000)])
@@ -145,6 +145,10 @@ def test_tokens_say_why_they_are_trained(browser: Any, server: ViewServer, data:
         why = page.locator(".why").inner_text()
         assert "Why is this token trained?" in why
         assert "The model sampled these tokens: they carry loss." in why
+        page.locator(".a-model .token:not(.trained)").first.click()
+        why = page.locator(".why").inner_text()
+        assert "Why is this token not trained?" in why
+        assert "loss.correction=token-mask removes it from the policy loss" in why
         page.locator(".fold summary").click()
         page.locator(".fold .token").first.click()
         assert "Prompt tokens are given, not sampled" in page.locator(".why").inner_text()

@@ -4,19 +4,23 @@ import gzip
 import http.client
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import RunWriter, StepRecord
 from agentfly.segment import Author
-from agentfly.view.chains import Tokenizers, show_chain, split_tokens
+from agentfly.view.chains import explain_mask, show_chain
 from agentfly.view.export import write_export
-from agentfly.view.index import ChainIndex
-from agentfly.view.server import POLICY, ViewData, ViewServer
+from agentfly.view.index import FILTERS, ChainIndex
+from agentfly.view.server import POLICY, STATIC, ViewData, ViewServer
 from agentfly.view.sources import find_sources
+from agentfly.view.tokens import Tokenizers, split_tokens
 from tests.view.pieces import HOSTILE, encode, make_chain, make_run
 
 
@@ -283,6 +287,39 @@ def test_why_a_token_is_trained_or_not(index: ChainIndex) -> None:
     assert "evaluation" in explain(index, held_out="1")[1][-1]
 
 
+def test_tokens_that_the_importance_mask_removed_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", config={"loss": {"correction": "token-mask", "correction_cap": 1.05}}).close()
+    with ChainIndex(find_sources([tmp_path / "run"]), tmp_path / "cache") as index:
+        index.update()
+        _, rows = index.select({"step": "1", "group": "0"})
+        _, call, _, answer = show_chain(index, rows[0]["id"], Tokenizers())["segments"][0]["spans"]
+    # log-probabilities of sampler and learner: -0.125 and -0.1, -0.0625 and 0; then -1 and -1, -2 and -1.9
+    assert (list(call["masked"]), list(answer["masked"])) == ([3], [1])
+    assert call["masked"][3] == (
+        "loss.correction=token-mask removes it from the policy loss: its ratio of learner to sampler, 1.064, is not "
+        "from 0.9524 to 1.05 (loss.correction_cap)."
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("mode", ["mask", "truncate"])
+def test_the_mask_is_that_of_the_loss(level: str, mode: str) -> None:
+    import torch
+
+    from agentfly.algorithms.loss import correction_weights
+
+    random = np.random.default_rng(0)
+    for length in random.integers(1, 9, 50):
+        learner, sampler = random.normal(-1, 0.4, (2, length)).astype(np.float32)
+        weights, _ = correction_weights(
+            torch.from_numpy(learner), torch.from_numpy(sampler), torch.zeros(length, dtype=torch.long),
+            num_sequences=1, correction=f"{level}-{mode}", cap=1.5,  # type: ignore[arg-type]
+        )  # fmt: skip
+        removed = explain_mask({"correction": f"{level}-{mode}", "correction_cap": 1.5}, learner, sampler)
+        assert list(removed) == (weights == 0).nonzero().flatten().tolist()
+
+
 def test_the_tokens_of_a_chain(index: ChainIndex) -> None:
     _, rows = index.select({"step": "1", "group": "0"})
     chain = show_chain(index, rows[1]["id"], Tokenizers())
@@ -384,6 +421,52 @@ def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None
     small = write_export(data_of(index), path, {}, max_bytes=path.stat().st_size)
     assert path.stat().st_size <= len(page.encode())
     assert re.search(r"\d chains that pass the filters are left out", small)
+
+
+SELECTIONS: list[dict[str, str]] = [
+    {"source": "1"}, {"source": "2"}, {"step": "1"}, {"step": "9"}, {"held_out": "1"}, {"held_out": "0", "group": "0"},
+    {"trained": "1"}, {"trained": "0"}, {"task": "task-1"}, {"task": "TASK-1"}, {"stop": "answer"},
+    {"stop": "tool_fault", "step": "2"}, {"min_reward": "0.5"}, {"max_reward": "0.5"},
+    {"min_reward": "0.1", "max_reward": "0.9"}, {"tool": "*"}, {"tool": "search"}, {"tool": "sear"}, {"failure": "*"},
+    {"failure": "tool"}, {"failure": "environment"}, {"text": "broke"}, {"text": "BLUE1"}, {"text": "blu"},
+    {"text": "lue"}, {"text": "look blue"}, {"text": '"is blue"'}, {"text": '"blue is"'}, {"text": "ete"},
+    {"text": '"été"'}, {"text": "color-of 2"}, {"text": '"before"'}, {"text": "task-0"}, {"text": "nothing here"},
+    *({"sort": sort, "descending": down} for sort in ("order", "reward", "turns", "seconds") for down in ("", "1")),
+]  # fmt: skip
+RUN_SELECTIONS = """
+import { readFileSync } from "node:fs";
+const [page, queries] = process.argv.slice(2).map((path) => readFileSync(path, "utf8"));
+const data = page.match(/<script type="application\\/json" id="data">(.*)<\\/script>/)[1];
+globalThis.document = { getElementById: () => ({ textContent: data }) };
+const { get } = await import("./api.mjs");
+const found = await Promise.all(JSON.parse(queries).map((query) => get("chains", query)));
+console.log(JSON.stringify(found.map(({ rows }) => rows.map((row) => row.id))));
+"""
+
+
+@pytest.mark.integration
+def test_an_exported_page_selects_the_same_chains_as_the_index(tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node in PATH: apt-get install nodejs")
+    make_run(tmp_path / "first", text="Été à Paris").close()
+    make_run(tmp_path / "second", steps=1).close()
+    with ChainIndex(find_sources([tmp_path / "first", tmp_path / "second"]), tmp_path / "cache") as index:
+        index.update()
+        data = data_of(index)
+        write_export(data, tmp_path / "page.html", {})
+        expected = [[row["id"] for row in data.chains(query)["rows"]] for query in SELECTIONS]
+    (tmp_path / "api.mjs").write_text((STATIC / "api.js").read_text())
+    (tmp_path / "run.mjs").write_text(RUN_SELECTIONS)
+    (tmp_path / "queries.json").write_text(json.dumps(SELECTIONS))
+    command = [node, *(str(tmp_path / name) for name in ("run.mjs", "page.html", "queries.json"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for query, ids, selected in zip(SELECTIONS, json.loads(done.stdout), expected, strict=True):
+        assert ids == selected, query
+    tested = {name for query in SELECTIONS for name in query}
+    assert FILTERS.keys() <= tested
+    assert sum(map(bool, expected)) > 25  # most of the selections find something
 
 
 def test_hostile_text_cannot_leave_the_data_of_an_exported_page(tmp_path: Path) -> None:

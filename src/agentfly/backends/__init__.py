@@ -21,20 +21,26 @@ BACKENDS = {
 """The module and class of each backend that `backend=` accepts by name."""
 
 
-def open_backend(name: str, **settings: Any) -> Backend:
-    """The backend of that name with those settings."""
+def find_backend(name: str) -> type[Backend]:
+    """The class of a backend. Raises ConfigError if there is none of that name, or its package is not installed."""
     if name not in BACKENDS:
         close = difflib.get_close_matches(name, BACKENDS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}.{hint}")
     module, attribute = BACKENDS[name]
     try:
-        factory: type[Backend] = getattr(importlib.import_module(module), attribute)
+        found: type[Backend] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         extra = {"torch": "train", "vllm": "vllm"}.get(error.name or "")
         if extra is None:
             raise
         raise ConfigError(f"backend {name!r} needs {error.name}: {install_command(extra)}") from error
+    return found
+
+
+def open_backend(name: str, **settings: Any) -> Backend:
+    """The backend of that name with those settings."""
+    factory = find_backend(name)
     try:
         return factory(**settings)
     except TypeError as error:

@@ -19,7 +19,10 @@ FILES = {
     "{module}_recipe.py": "recipe.py.jinja",
     "pyproject.toml": "pyproject.toml.jinja",
 }
-RESERVED = {"agent", "any", "config", "earned", "environment", "h_f_agent", "recipe", "row", "task", "tasks", "tool"}
+RESERVED = {
+    "agent", "any", "config", "direction", "environment", "h_f_agent", "literal", "recipe", "task", "tasks", "tool",
+    "tool_call", "train_config",
+}  # fmt: skip
 """Module names that would clash with names in the written files."""
 MAX_LENGTH = 24
 
@@ -35,7 +38,7 @@ def create_environment(name: str, out: Path | None) -> None:
     warm = folder / "warm"
     lines += [f"pytest {folder}"]
     # A new model must imitate the expert first: one that never calls the tool is never rewarded.
-    lines += [f"agentfly sft {recipe} --model new --expert 1000 --steps 300 --learning-rate 1e-3 --out {warm}"]
+    lines += [f"agentfly sft {recipe} --model new --expert 300 --steps 28 --learning-rate 1e-3 --out {warm}"]
     lines += [f"agentfly train {recipe} model={warm}", f"pip install --editable {folder}"]
     Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 

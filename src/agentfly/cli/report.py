@@ -20,14 +20,12 @@ def report(
     from agentfly.runs.report import write_report_files
     from agentfly.templates.codec import Codec
     from agentfly.templates.tokenizer import load_tokenizer
+    from agentfly.view.tokens import find_tokenizer
 
     directory = RunDirectory(run)
     decode = None
-    # A checkpoint has the tokenizer of the model; without one, chains are shown as messages instead of tokens.
-    for folder in sorted(directory.checkpoints.glob("step-*/model"), reverse=True):
-        try:
-            decode = Codec(load_tokenizer(str(folder))).decode
-            break
-        except AgentFlyError as error:  # a checkpoint that was removed in the meantime, or of another layout
-            _LOG.warning("%s", error)
+    try:
+        decode = Codec(load_tokenizer(find_tokenizer(directory, directory.config.get("model")))).decode
+    except AgentFlyError as error:
+        _LOG.warning("the report shows messages instead of tokens: %s", error)
     print(f"wrote {' and '.join(map(str, write_report_files(directory, decode)))}")

@@ -54,6 +54,8 @@ class SftConfig:
     def __post_init__(self) -> None:
         if (self.demos is None) == (self.expert is None):
             raise ConfigError("give --demos with a file of conversations, or --expert with a number of tasks")
+        if self.demos is not None and not self.demos.is_file():
+            raise ConfigError(f"--demos: there is no file {self.demos}")
         if self.expert is not None and self.expert < 1:
             raise ConfigError(f"--expert is a number of tasks, at least 1, not {self.expert}")
         if not 0 <= self.validation_fraction < 1:

@@ -48,7 +48,7 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
         return
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     console = Console()
-    console.print(f"reading {recipe.path}", highlight=False, markup=False)
+    console.print(f"reading {recipe.path}", highlight=False, markup=False, soft_wrap=True)
     plan = plan_recipe(recipe, overrides)
     if launch_or_join_ranks(plan.config, COMMAND):
         return
@@ -85,7 +85,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
     finished = run.report.exists() and done >= stored.get("steps", math.inf)
     if finished and from_step is None and not new:
         text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} trains on"
-        Console().print(text, highlight=False, markup=False)
+        Console().print(text, highlight=False, markup=False, soft_wrap=True)
         return
     if stored.get("on") == "verl":
         from agentfly.integrations.verl.config import ClusterConfig
@@ -98,7 +98,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
             metadata = {"overrides": overrides}
             train_on_verl(make_plan, cluster, folder, metadata=metadata, resume=True, from_step=from_step)
         return
-    Console().print(f"reading {recipe.path}", highlight=False, markup=False)
+    Console().print(f"reading {recipe.path}", highlight=False, markup=False, soft_wrap=True)
     plan = plan_recipe(recipe, overrides, original.parent)
     if launch_or_join_ranks(plan.config, COMMAND, resumed=True):
         return
@@ -175,9 +175,11 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
     except KeyboardInterrupt:
         done = max((record.step for record in RunDirectory(folder).records()), default=0)
         text = f"stopped after step {done} of {config.steps}; resume with: {_RESUME} {folder}"
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(130) from None
-    console.print(f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False)
+    console.print(
+        f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _find_recipe(folder: Path, original: Path) -> Path:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ from agentfly.runs.directory import RunDirectory
 from agentfly.runs.files import write_atomic
 from agentfly.runs.record import Progress, StepRecord
 from agentfly.runs.thumbnails import try_open_image
-from agentfly.segment import AUTHOR_COLORS, Author
+from agentfly.segment import Author
 from agentfly.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -114,21 +114,23 @@ def _last_image(chain: Trajectory) -> Any:
     return try_open_image(images[-1]) if images else None
 
 
-def split_by_author(chain: Trajectory) -> list[tuple[str, str]]:
+def _clip_parts(chain: Trajectory) -> Iterator[tuple[Author | None, str]]:
     """The author and the text of each part of a chain, up to `MAX_TEXT` characters in all."""
-    authors = {color: author.value for author, color in AUTHOR_COLORS.items()}
-    text = chain.render()
-    cut = text[:MAX_TEXT]
-    parts = [(authors.get(str(span.style), ""), cut.plain[span.start : span.end]) for span in cut.spans]
-    return [*parts, *([("", f"… ({len(text) - MAX_TEXT} more characters)")] if len(text) > MAX_TEXT else [])]
+    left = MAX_TEXT
+    for author, _, text, _ in chain.parts():
+        if left > 0:
+            yield author, text[:left]
+        left -= len(text)
+    if left < 0:
+        yield None, f"… ({-left} more characters)"
 
 
 def format_chain_html(chain: Trajectory) -> str:
     """A chain as HTML, colored by author; everything the model and the tools wrote is escaped."""
-    colors = {author.value: _HTML_COLORS.get(author, "#64748b") for author in Author}
     spans = (
-        f'<span title="{author}" style="color: {colors.get(author, "#64748b")}">{escape(text)}</span>'
-        for author, text in split_by_author(chain)
+        f'<span title="{author.value if author else ""}" style="color: {_HTML_COLORS.get(author, "#64748b")}">'
+        f"{escape(text)}</span>"
+        for author, text in _clip_parts(chain)
     )
     return f'<pre style="white-space: pre-wrap">{"".join(spans)}</pre>'
 
@@ -136,13 +138,15 @@ def format_chain_html(chain: Trajectory) -> str:
 def format_chain_markdown(chain: Trajectory) -> str:
     """A chain as Markdown: the author in bold, the text below it as an indented block, in which nothing is markup."""
     parts = []
-    for author, text in split_by_author(chain):
+    for author, text in _clip_parts(chain):
+        if not text.strip():
+            continue
         block = "\n".join(f"    {line}" for line in text.splitlines())
-        parts.append(f"**{author}**\n\n{block}" if author else block)
+        parts.append(f"**{author.value}**\n\n{block}" if author else block)
     return "\n\n".join(parts)
 
 
-_HTML_COLORS = {
+_HTML_COLORS: dict[Author | None, str] = {
     Author.TASK: "#0e7490",
     Author.MODEL: "#15803d",
     Author.TOOL: "#a16207",

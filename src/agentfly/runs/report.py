@@ -52,7 +52,6 @@ MAX_IMAGE_BYTES = 4 << 20
 """Maximum size of all thumbnails of a report together; further images are shown as labels."""
 _PLACEHOLDERS = re.compile(r"(<[^<>\s]{1,60}>)\1{3,}")
 """The placeholder tokens of an image."""
-_AUTHORS = {color: author.value for author, color in AUTHOR_COLORS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +177,13 @@ def _show_chain(trajectory: Trajectory, step: int, decode: Decode | None, budget
     reward = "" if trajectory.reward is None else f", reward {trajectory.reward:g}"
     outcome = f"{trajectory.stop.value.replace('_', ' ')} after {len(trajectory.turns)} turns{reward}"
     spans = []
-    for style, text, images in trajectory.parts(decode):
-        author = _AUTHORS.get(style, "")
+    for author, style, text, images in trajectory.parts(decode):
         own = _PLACEHOLDERS.sub(lambda run: f"{run[1]} × {len(run[0]) // len(run[1])}", text)
-        if author == Author.TASK.value and len(own) > MAX_PROMPT:  # the question is at the end of a prompt
+        if author is Author.TASK and len(own) > MAX_PROMPT:  # the question is at the end of a prompt
             own = f"({len(own) - MAX_PROMPT} characters) …{own[-MAX_PROMPT:]}"
         elif len(own) > MAX_TEXT:
             own = f"{own[:MAX_TEXT]}… ({len(own) - MAX_TEXT} characters)"
-        spans.append((style, author, own, [budget.show(image) for image in images]))
+        spans.append((style, author.value if author else "", own, [budget.show(image) for image in images]))
     name = f"step {step}, chain {trajectory.id}: {outcome}"
     return ReportChain(name, anchor(step, trajectory.id), spans)
 

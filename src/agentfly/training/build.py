@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agentfly.agent import BaseAgent
-from agentfly.backends import open_backend
+from agentfly.backends import find_backend, open_backend
 from agentfly.backends.engine.loading import load_config, max_positions, resolve_device, resolve_dtype
 from agentfly.errors import ConfigError
 from agentfly.models import resolve
@@ -33,6 +33,7 @@ def build_learner_and_agent(plan: TrainPlan) -> tuple[Learner, BaseAgent, Memory
     forward pass. The memory plan is checked before the model is loaded, and when the update has been measured.
     """
     config = plan.config
+    find_backend(config.backend_settings["backend"])  # raises where it is missing, before a model is built or loaded
     path = resolve(config.model)
     # Compare lengths with the model's configuration, before its weights are loaded.
     positions = max_positions(load_config(path).get_text_config())

@@ -5,97 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from agentfly.errors import AgentFlyError, ConfigError
-from agentfly.models import PREPARED, find_fault
 from agentfly.runs.selection import find_exclusions
 from agentfly.segment import Floats, message_to_json
-from agentfly.templates.tokenizer import BYTES, load_tokenizer
 from agentfly.trajectory import TrainingTreatment, Trajectory
 from agentfly.types import Message
 from agentfly.view.index import ChainIndex, StoredLine
 from agentfly.view.sources import Source
+from agentfly.view.tokens import Tokenizers, split_tokens
 
 MAX_TOKEN_TEXT = 200
 """Characters shown of one token."""
 MAX_MESSAGE_TEXT = 200_000
 """Characters shown of one message."""
-"""An image in a stored chain: the name of a file in the run's folder `images`."""
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,")
-_INCOMPLETE = "\ufffd"
-"""Ends the text of tokens whose last character has further bytes in the next token."""
-
-
-class _Decoder(Protocol):
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-    def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]: ...
-
-
-class Tokenizers:
-    """The tokenizers of the sources, loaded when a chain is opened. Nothing is downloaded."""
-
-    def __init__(self, name: str | None = None) -> None:
-        """name: folder or hub name of the tokenizer for all sources; None: each run's own."""
-        self._name = name
-        self._loaded: dict[int, tuple[_Decoder | None, str]] = {}
-
-    def get(self, source: Source) -> tuple[_Decoder | None, str]:
-        """The tokenizer of a source; or None, and why there is none."""
-        if source.number not in self._loaded:
-            try:
-                self._loaded[source.number] = (load_tokenizer(self._find(source)).backend_tokenizer, "")
-            except AgentFlyError as error:
-                hint = "give the model's folder with --tokenizer to see the text of every token"
-                self._loaded[source.number] = (None, f"{error}; {hint}")
-        return self._loaded[source.number]
-
-    def _find(self, source: Source) -> str:
-        """A folder with the tokenizer: that of the newest checkpoint, or of the model in the settings."""
-        name = self._name or source.settings.get("model")
-        if self._name is None and source.run is not None:
-            saved = sorted(source.run.checkpoints.glob("step-*/**/tokenizer.json"))
-            if saved:
-                return str(saved[-1].parent)
-        if not isinstance(name, str):
-            raise ConfigError("these chains do not say which model they are of")
-        if name == BYTES or Path(name).expanduser().is_dir():
-            return name
-        if name in PREPARED:
-            if fault := find_fault(PREPARED[name]):
-                raise ConfigError(f"the tokenizer of {name!r} is not on this machine: {fault}")
-            return str(PREPARED[name].folder)
-        from huggingface_hub import snapshot_download
-
-        try:
-            return snapshot_download(name, local_files_only=True)
-        except Exception as error:  # OSError, ValueError or one of the hub's own
-            raise ConfigError(f"the tokenizer of {name!r} is not on this machine") from error
-
-
-def split_tokens(ids: Sequence[int], tokenizer: _Decoder) -> list[str]:
-    """The text that each token adds to the text of those before it.
-
-    A character whose bytes are spread over several tokens belongs to the last of them; the others are empty.
-    """
-    texts = tokenizer.decode_batch([[each] for each in ids], skip_special_tokens=False)
-    if "".join(texts) == tokenizer.decode(ids, skip_special_tokens=False):  # the usual case, which is faster
-        return texts
-    texts = []
-    start = end = 0  # the tokens [start, end) are decoded again as context: some tokenizers strip a leading space
-    for index in range(len(ids)):
-        context = tokenizer.decode(ids[start:end], skip_special_tokens=False)
-        text = tokenizer.decode(ids[start : index + 1], skip_special_tokens=False)
-        if text.endswith(_INCOMPLETE) and index + 1 < len(ids) and index - end < 8:
-            texts.append("")
-            continue
-        texts.append(text[len(context) :])
-        start, end = end, index + 1
-    return texts
 
 
 def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[str, Any]:
@@ -117,6 +44,11 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
         scores = learner.get(f"{chain.id}#{place}")  # [sampled tokens]
         own_learner = np.zeros(len(segment), np.float32)
         own_learner[segment.mask] = 0.0 if scores is None else scores
+        masked: dict[int, str] = {}
+        if scores is not None:
+            sampler = np.concatenate([span.logprobs for span in segment.spans if span.logprobs is not None])
+            reasons = explain_mask(source.settings.get("loss") or {}, scores, sampler)
+            masked = {int(np.flatnonzero(segment.mask)[place]): reason for place, reason in reasons.items()}
         start = 0
         spans = []
         for span in segment.spans:
@@ -136,6 +68,7 @@ def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[s
                     "learner": _round(own_learner[start:end].tolist()) if sampled and scores is not None else None,
                     "advantages": own_advantages[start:end] if sampled and own_advantages else None,
                     "trained": sampled and verdict[0],
+                    "masked": {place - start: why for place, why in masked.items() if start <= place < end},
                     "why": [span.author.loss_rule, *(verdict[1] if sampled else ())],
                     "messages": [_show_message(message, source) for message in span.messages],
                 }
@@ -185,6 +118,32 @@ def explain_chain(
         "The failure policy would train this chain, but its group was left out of the update, for example since the "
         "greedy chain that it is compared with failed."
     ]
+
+
+def explain_mask(loss: Mapping[str, Any], learner: Floats, sampler: Floats) -> dict[int, str]:
+    """Why the importance mask removed tokens of a segment from the policy loss, by index among its sampled tokens.
+
+    The rule is that of `agentfly.algorithms.loss.correction_weights`, which needs torch.
+    loss: the settings of the loss. learner, sampler: [sampled tokens] log-probabilities before the update.
+    """
+    level, _, mode = str(loss.get("correction") or "").partition("-")
+    if mode != "mask":
+        return {}
+    cap = float(loss["correction_cap"])
+    log_ratio = np.asarray(learner, np.float32) - np.asarray(sampler, np.float32)
+    if level == "sequence":
+        log_ratio = np.full_like(log_ratio, log_ratio.sum())
+    elif level == "geometric":
+        log_ratio = np.full_like(log_ratio, log_ratio.mean())
+    with np.errstate(over="ignore"):  # an infinite ratio is outside as well
+        ratio = np.exp(log_ratio)
+    what = {"token": "its ratio", "sequence": "the product of its segment's ratios"}
+    what["geometric"] = "the geometric mean of its segment's ratios"
+    return {
+        int(place): f"loss.correction={level}-{mode} removes it from the policy loss: {what[level]} of learner to "
+        f"sampler, {ratio[place]:.4g}, is not from {1 / cap:.4g} to {cap:.4g} (loss.correction_cap)."
+        for place in np.flatnonzero((ratio < 1 / cap) | (ratio > cap))
+    }
 
 
 def _show_message(message: Message, source: Source) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentfly.errors import DataError
 from agentfly.runs.files import replace_non_finite, write_atomic
+from agentfly.view.index import FILTERS
 from agentfly.view.server import STATIC, ViewData
 
 MAX_BYTES = 50_000_000
@@ -30,6 +31,7 @@ def write_export(data: ViewData, path: Path, filters: Mapping[str, str], max_byt
     names = sorted({name for source in runs["sources"] for name in source["metrics"]})
     parts = {
         "runs": _encode({**runs, "progress": 1, "sources": [{**each, "live": False} for each in runs["sources"]]}),
+        "filters": _encode(FILTERS),
         "curves": _encode(data.curves({"names": "\n".join(names)})),
     }
     page = _render_page()

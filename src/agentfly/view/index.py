@@ -293,9 +293,18 @@ class ChainIndex:
         self.close()
 
 
-_EQUAL = {"source": int, "step": int, "group": int, "held_out": int, "trained": int, "task": str, "stop": str}
-"""Filters by equality, with the type of their value."""
-FILTERS = (*_EQUAL, "min_reward", "max_reward", "tool", "failure", "text")
+FILTERS: dict[str, tuple[str, str]] = {
+    **{name: (name, "integer") for name in ("source", "step", "held_out", "trained")},
+    "group": ("grp", "integer"),
+    "task": ("task", "text"),
+    "stop": ("stop", "text"),
+    "min_reward": ("reward", "at_least"),
+    "max_reward": ("reward", "at_most"),
+    "tool": ("tools", "has"),
+    "failure": ("failure", "has"),
+    "text": ("id", "words"),
+}
+"""The column and the comparison of each filter. An exported page has this table; `api.js` has its comparisons."""
 
 
 def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
@@ -305,21 +314,21 @@ def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
     for name, value in filters.items():
         if name not in FILTERS:
             raise ConfigError(f"there is no filter {name!r}; there are {', '.join(FILTERS)}")
+        column, comparison = FILTERS[name]
         try:
-            if name in _EQUAL:
-                parts.append(f"{'grp' if name == 'group' else name} = ?")
-                values.append(_EQUAL[name](value))
+            if comparison in ("integer", "text"):
+                parts.append(f"{column} = ?")
+                values.append(int(value) if comparison == "integer" else value)
                 if isinstance(values[-1], int) and abs(values[-1]) >= 2**63:
                     raise ConfigError(f"filter {name}={value!r:.80}: the number is too large")
-            elif name in ("min_reward", "max_reward"):
-                parts.append(f"reward IS NOT NULL AND reward {'>=' if name == 'min_reward' else '<='} ?")
+            elif comparison in ("at_least", "at_most"):
+                parts.append(f"{column} IS NOT NULL AND {column} {'>=' if comparison == 'at_least' else '<='} ?")
                 values.append(float(value))
-            elif name in ("tool", "failure"):
-                column = "tools" if name == "tool" else "failure"
+            elif comparison == "has":  # a name between line breaks; any name with *
                 parts.append(f"{column} != ''" if value == "*" else f"instr({column}, ?)")
                 values += [] if value == "*" else [f"\n{value}\n"]
             else:
-                parts.append("id IN (SELECT rowid FROM words WHERE words MATCH ?)")
+                parts.append(f"{column} IN (SELECT rowid FROM words WHERE words MATCH ?)")
                 values.append(_search_query(value))
         except ValueError as error:
             raise ConfigError(f"filter {name}={value!r:.80}: a number is needed") from error

@@ -55,6 +55,7 @@ BROKEN_CALLS: list[tuple[str, str, str, dict[str, Any], str]] = [
         'it has no "arguments" (it has "name", "parameters")',
     ),
     ("hermes", '<tool_call>[{"name": "f"}]</tool_call>', "", {}, 'it is a list, not an object with "name"'),
+    ("hermes", '<tool_call>{"name": "f', "", {}, "it is not JSON: Unterminated string starting at character 9, near"),
     ("hermes", "<tool_call>f(1)</tool_call>", "", {}, "it is not JSON: Expecting value at character 0, near 'f(1)'"),
     ("hermes", "<tool_call></tool_call>", "", {}, "it is not JSON: Expecting value at character 0, at the end"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "f", {}, "JSON has no NaN"),

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ def _explain_missing(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
+            raise ConfigError(f"there is no folder {name!r} with a model") from error
         raise ConfigError(
             f"no model {name!r}: it is neither a local folder with config.json and weights nor a model that the hub "
             f"gave out ({' '.join(str(error).split())[:200]}). `agentfly models` lists what can be had without the hub."

@@ -45,7 +45,8 @@ def parse_json(text: str, at: int = 0) -> tuple[object, int, str]:
         value, end = _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         place = f"near {text[error.pos : error.pos + 16]!r}" if error.pos < len(text) else "at the end"
-        return None, at, f"{error.msg} at character {error.pos}, {place}"
+        reason = error.msg.removesuffix(" at")  # "Unterminated string starting at"
+        return None, at, f"{reason} at character {error.pos}, {place}"
     except ValueError as error:
         return None, at, str(error)
     except RecursionError:

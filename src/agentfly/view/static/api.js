@@ -21,38 +21,56 @@ function answer(name, query) {
   return chain;
 }
 
-// The filters of index.py for the rows of an exported page.
+// The selection of `ChainIndex.select`, for the rows of an exported page. Which filters there are, and how each compares,
+// is the table FILTERS of index.py; a test compares both selections.
 function select({ sort = "order", descending, offset = 0, limit = 100, ...filters }) {
   const given = Object.entries(filters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-  const words = (filters.text ?? "").toLowerCase().replaceAll('"', "").split(/\s+/).filter(Boolean);
   const rows = exported.rows.filter((row) =>
     given.every(([name, value]) => {
-      if (name === "text") return words.every((word) => textOf(row).includes(word));
-      if (name === "min_reward") return row.reward !== null && row.reward >= Number(value);
-      if (name === "max_reward") return row.reward !== null && row.reward <= Number(value);
-      if (name === "tool" || name === "failure") {
-        const names = name === "tool" ? row.tools : row.failure;
-        return value === "*" ? names !== "" : names.includes(`\n${value}\n`);
-      }
-      const own = row[name === "group" ? "grp" : name];
-      return String(typeof own === "boolean" ? Number(own) : own) === String(value);
+      const [column, comparison] = exported.filters[name];
+      return COMPARISONS[comparison](row[column], value, row);
     }),
   );
   if (sort !== "order") {
     const missing = (row) => (row[sort] === null ? 1 : 0);
-    rows.sort((a, b) => missing(a) - missing(b) || (descending ? b[sort] - a[sort] : a[sort] - b[sort]));
+    const compare = (a, b) => (descending ? b[sort] - a[sort] : a[sort] - b[sort]);
+    rows.sort((a, b) => missing(a) - missing(b) || compare(a, b) || a.id - b.id);
   } else if (descending) rows.reverse();
   return { total: rows.length, rows: rows.slice(offset, offset + limit) };
 }
 
+const COMPARISONS = {
+  integer: (own, value) => own !== null && Number(own) === Number(value),
+  text: (own, value) => own === value,
+  at_least: (own, value) => own !== null && own >= Number(value),
+  at_most: (own, value) => own !== null && own <= Number(value),
+  has: (own, value) => (value === "*" ? own !== "" : own.includes(`\n${value}\n`)),
+  words: (_, value, row) => search(textOf(row), value),
+};
+
+// Words as SQLite's FTS5 splits them: lower-case letters and digits without diacritics; a space before and after each.
+function split(text) {
+  const plain = text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+  return ` ${(plain.match(/[\p{L}\p{N}\p{Co}]+/gu) ?? []).join(" ")} `;
+}
+
+// All words of a search, in any order; those in double quotes as a phrase, the last one as a prefix.
+function search(text, query) {
+  const phrases = query.split('"').flatMap((part, index) => (index % 2 ? [part] : part.split(/\s+/)));
+  const wanted = phrases.map(split).filter((phrase) => phrase.trim());
+  if (!query.trimEnd().endsWith('"') && wanted.length) wanted.push(wanted.pop().trimEnd());
+  return wanted.every((phrase) => text.includes(phrase));
+}
+
+// The texts that index.py searches.
 function textOf(row) {
   if (row.text === undefined) {
     const chain = exported.chains[row.id];
-    const messages = chain ? chain.segments.flatMap((s) => s.spans).flatMap((span) => span.messages) : [];
-    const parts = messages.flatMap((m) => [m.thinking, ...m.parts, ...m.calls.flat()]);
-    Object.defineProperty(row, "text", {
-      value: [row.task, row.preview, ...parts.filter((p) => typeof p === "string")].join("\n").toLowerCase(),
-    });
+    const messages = chain.segments.flatMap((segment) => segment.spans).flatMap((span) => span.messages);
+    const parts = messages.flatMap((m) => [...m.parts, m.thinking, ...m.calls.flatMap((call) => call.slice(0, 3))]);
+    const failures = chain.failures.map(([, message]) => message);
+    const texts = [chain.prediction, row.task, ...parts, ...failures].filter((part) => typeof part === "string");
+    Object.defineProperty(row, "text", { value: split(texts.join("\n")) });
   }
   return row.text;
 }

@@ -290,11 +290,15 @@ function tokenElement(chain, segment, at, i) {
   const shown = visible(text).replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
   const node = el(
     "span",
-    { class: `token${i === 0 ? " first" : ""}${span.trained ? " trained" : ""}` },
+    { class: `token${i === 0 ? " first" : ""}${isTrained({ span, i }) ? " trained" : ""}` },
     shown === "" ? "·" : shown,
   );
   node.place = { span, i, segment, at, step: chain.held_out ? null : chain.step };
   return node;
+}
+
+function isTrained({ span, i }) {
+  return span.trained && !span.masked[i];
 }
 
 function ratioOf({ span, i }) {
@@ -321,12 +325,18 @@ function paint(token, by) {
       : `color-mix(in srgb, var(--${distance > 0 ? "good" : "bad"}) ${strength}%, transparent)`;
 }
 
+function maskOf({ span, i }) {
+  if (!span.logprobs) return "0";
+  if (!span.trained) return "1, but the chain is not trained";
+  return span.masked[i] ? "1, but removed by the importance mask" : "1, trained";
+}
+
 function figures({ span, i, segment, step }) {
   const rows = [
     ["token", `${span.ids[i]} at ${span.start + i}${segment ? ` of segment ${segment + 1}` : ""}`],
     ["author", span.author],
     ["turn", span.turn + 1],
-    ["mask", span.trained ? "1, trained" : span.logprobs ? "1, but the chain is not trained" : "0"],
+    ["mask", maskOf({ span, i })],
   ];
   if (span.logprobs) {
     const ratio = ratioOf({ span, i });
@@ -356,8 +366,9 @@ function explain(why, chain, place) {
     return;
   }
   const { span, i, segment, at } = place;
-  const zero = span.trained && span.advantages && span.advantages[i] === 0;
-  const title = !span.trained
+  const trained = isTrained(place);
+  const zero = trained && span.advantages && span.advantages[i] === 0;
+  const title = !trained
     ? "Why is this token not trained?"
     : zero
       ? "Trained, with advantage 0"
@@ -378,6 +389,7 @@ function explain(why, chain, place) {
       "ol",
       null,
       span.why.map((rule) => el("li", null, rule)),
+      span.masked[i] ? el("li", null, span.masked[i]) : "",
       zero ? el("li", null, "An advantage of 0 gives no gradient: the return equals the baseline.") : "",
     ),
     figures(place),
