@@ -158,7 +158,8 @@ class ImageProcessor:
 
 
 def _num_bytes(url: str, image: EncodedImage) -> int:
-    return len(url) + sum(tensor.nbytes for tensor in image.inputs.values())
+    pixels: int = sum(tensor.nbytes for tensor in image.inputs.values())
+    return len(url) + pixels
 
 
 def has_processor(folder: str) -> bool:
