@@ -241,7 +241,8 @@ async def run_chain(
     shared = groups.enter(group) if env_classes else None
     while True:
         async with groups.manager.leases(task, env_classes, group=shared, chain=name) as leases:
-            trajectory = await Chain(agent, task, group, chain, settings, leases).run(attempt, failures)
+            chain_class = getattr(agent, "chain_class", Chain)
+            trajectory = await chain_class(agent, task, group, chain, settings, leases).run(attempt, failures)
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.should_retry(kind) or attempt >= settings.failures.retries:
             break
