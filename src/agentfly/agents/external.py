@@ -188,24 +188,19 @@ class ExternalAgent(BaseAgent):
         self.gateway = Gateway(self.backend, self.load_template, model=model_name_or_path)
 
     def initial_messages(self, task: Task) -> Sequence[Any]:
-        self._check_columns(task)
-        return super().initial_messages(task)
-
-    def _check_columns(self, task: Task) -> None:
-        """Raise ConfigError for a parameter of the program that this task cannot fill."""
-        if not callable(self.program):
-            return
-        for name, parameter in inspect.signature(self.program).parameters.items():
-            if parameter.default is not parameter.empty or parameter.kind in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            ):
+        """The messages of the task. Raises ConfigError for a parameter of the program that this task cannot fill."""
+        parameters = inspect.signature(self.program).parameters if callable(self.program) else {}
+        for name, parameter in parameters.items():
+            optional = parameter.default is not parameter.empty
+            if optional or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
             if name not in OFFERED and name not in task.columns and name not in self.env_parameters:
                 may = ", ".join(sorted({*OFFERED, *task.columns}))
                 raise ConfigError(f"the program asks for {name!r}; it may ask for {may}, or an environment by its type")
+        return super().initial_messages(task)
 
     async def close(self) -> None:
+        """Stop the gateway, then close the backend and the agent's own resource manager."""
         await self.gateway.close()
         await super().close()
 

@@ -99,6 +99,20 @@ def dump_arguments(call: ToolCall) -> str:
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
+ParseItem = Callable[[Any, dict[str, str]], list[Message]]
+"""Converts one item of a request. The dict has the tool of each call, by the id of the call: results name only that."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Conversation:
+    """A request that was parsed."""
+
+    parse_item: ParseItem
+    items: list[Any]
+    messages: list[Message]
+    names: dict[str, str]
+
+
 class MessageParser:
     """Parses the messages of requests; what a request has in common with one before is not parsed again.
 
@@ -108,28 +122,29 @@ class MessageParser:
 
     def __init__(self, remembered: int = 8) -> None:
         """`remembered`: number of conversations; 0 parses everything."""
-        self._conversations: deque[tuple[list[Any], list[Message]]] = deque(maxlen=remembered)
-        self.names: dict[str, str] = {}
-        """The tool of each call, by the id of the call: the results of most APIs name only the call."""
+        self._conversations: deque[_Conversation] = deque(maxlen=remembered)
 
-    def parse(self, items: list[Any], parse_item: Callable[[Any, dict[str, str]], list[Message]]) -> list[Message]:
-        """The messages of a request. `parse_item` converts one item; it may add to and read `names`."""
-        known: list[Any] = []
-        messages: list[Message] = []
-        for index, conversation in enumerate(self._conversations):
-            if conversation[0] == items[: len(conversation[0])]:
-                known, messages = conversation
-                del self._conversations[index]
-                break
-        messages = messages.copy()
-        for item in items[len(known) :]:
-            for message in parse_item(item, self.names):
+    def parse(self, items: list[Any], parse_item: ParseItem) -> list[Message]:
+        """The messages of a request."""
+        matching = [
+            each
+            for each in self._conversations
+            if each.parse_item is parse_item and each.items == items[: len(each.items)]
+        ]
+        known = max(matching, key=lambda each: len(each.items), default=None)
+        if known is None:
+            conversation = _Conversation(parse_item, items, [], {})
+        else:
+            self._conversations.remove(known)
+            conversation = _Conversation(parse_item, items, known.messages.copy(), known.names)
+        for item in items[0 if known is None else len(known.items) :]:
+            for message in parse_item(item, conversation.names):
                 check_text(message.text + message.thinking + message.tool_call_id)
                 for call in message.tool_calls:
                     check_json([call.name, call.id, call.raw, dict(call.arguments)], "a call")
-                messages.append(message)
-        self._conversations.append((items, messages))
-        return messages.copy()
+                conversation.messages.append(message)
+        self._conversations.append(conversation)
+        return conversation.messages.copy()
 
 
 # ── parts of requests that several APIs share ──

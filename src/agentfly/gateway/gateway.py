@@ -88,6 +88,7 @@ class Gateway:
 
     @property
     def takes_any_key(self) -> bool:
+        """Whether requests need no key."""
         return self._key == ""
 
     @property

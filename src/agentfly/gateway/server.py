@@ -77,7 +77,6 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-
         path = scope["path"].replace("/v1/v1/", "/v1/")  # clients of Anthropic append /v1 to a base URL
         format_error = getattr(_APIS.get(path), "format_error", chat_completions.format_error)
         respond: Respond
@@ -87,7 +86,7 @@ class GatewayApp:
             # After a request that was not read to its end, the connection is of no more use.
             headers = {"connection": "close"} if error.status in (408, 413) else None
             respond = JSONResponse(format_error(error), error.status, headers)
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
             return  # nobody is left to answer
         except Exception as error:
             _LOG.exception("a request to %s failed", path)
@@ -164,15 +163,15 @@ async def run_unless_disconnected(session: Session, turn: Turn, receive: Receive
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        work.cancel()
 
     watcher = asyncio.create_task(watch())
     try:
-        return await work
-    except asyncio.CancelledError:
+        await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ConnectionError("the client closed the connection")
         if work.cancelled():
-            raise ConnectionError("the request was cancelled") from None
-        raise
+            raise ApiError("the chain has ended", 503, "chain_ended")
+        return work.result()
     finally:
         for task in (work, watcher):
             task.cancel()
