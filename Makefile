@@ -8,6 +8,7 @@ PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install --constra
 # Stamp files in the virtual environment record what is installed; they are outdated when the pins change.
 DEV    := $(VENV)/.installed-dev
 CORE   := $(VENV)/.installed-core
+AGENTS := $(VENV)/.installed-agents
 PINS   := pyproject.toml constraints.txt
 
 # Tests start hundreds of interpreters: cache their bytecode even where the shell has turned that off.
@@ -29,7 +30,7 @@ VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training
 	tests/training/test_logprobs.py tests/models/test_tiny.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check vllm verl verl-full clean
+.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full vllm verl verl-full clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -59,7 +60,7 @@ matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or 
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full" \
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full and not gateway_full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
 browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, recipes, the contract
@@ -81,6 +82,12 @@ bench: $(DEV)  ## run the benchmarks
 
 bench-check: $(DEV)  ## compare the speed with an earlier commit, side by side: make bench-check COMMIT=main~1
 	@$(BIN)/python -m benchmarks.check $(COMMIT)
+
+gateway: $(AGENTS)  ## test the gateway with agents of other packages: openai-agents, smolagents, langgraph, pydantic-ai
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/gateway tests/agents/test_external.py
+
+gateway-full: $(AGENTS)  ## the same with ten thousand fuzzed requests, two hundred streaming clients and a training
+	@$(BIN)/python -m pytest -m "gateway_full or not slow_smoke" tests/gateway tests/agents/test_external.py
 
 vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny
@@ -108,6 +115,11 @@ $(DEV): $(PINS) | $(BIN)/python
 	@echo "» installing agentfly-rl[dev] into $(VENV), about a minute"
 	@start=$$SECONDS; $(PIP) --editable '.[dev]' && echo "  done in $$((SECONDS - start)) s"
 	@touch $(CORE) $(DEV)
+
+$(AGENTS): $(DEV)
+	@echo "» installing agentfly-rl[agents] into $(VENV)"
+	@$(PIP) --editable '.[dev,agents]'
+	@touch $(AGENTS)
 
 $(CORE): $(PINS) | $(BIN)/python
 	@echo "» installing agentfly-rl[train] into $(VENV), a minute or two"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = (
     *("orchestration", "memory", "growth", "schedule", "leases", "sandbox", "engine", "engine_gpu", "update"),
     *("update_gpu", "largest_model"),
-    *("alfworld", "scienceworld", "search", "sql", "webshop", "environments", "view"),
+    *("alfworld", "scienceworld", "search", "sql", "webshop", "environments", "view", "gateway"),
 )
 
 

@@ -24,6 +24,7 @@ INTEGRATION: tuple[str, ...] = (
     "cli",
     "conformance",
     "environments",
+    "gateway",
     "integrations",
     "models",
     "resources/runtimes",

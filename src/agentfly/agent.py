@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -20,7 +21,7 @@ from agentfly.errors import ConfigError, DataError
 from agentfly.images import ImageConfig, fetch_image, normalize_image
 from agentfly.models import resolve
 from agentfly.resources import ResourceManager
-from agentfly.rollout import RunResult, rollout
+from agentfly.rollout import Chain, RunResult, rollout
 from agentfly.rollout.config import RunOptions, parse_settings, parse_tasks
 from agentfly.rollout.events import Event
 from agentfly.rollout.history import append_user_text
@@ -64,6 +65,8 @@ class BaseAgent:
     default_system_prompt: str | None = None
     """None: no system prompt by default."""
     default_on_no_call: RecoveryRuleLike = "end"
+    chain_class: type[Chain] = Chain
+    """The loop that runs a chain."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -120,6 +123,8 @@ class BaseAgent:
         self._own_manager = manager is None
         self.manager = manager or ResourceManager()
         self.backend = self._build_backend(backend, dict(backend_config or {}), template)
+        self.load_template: partial[Template]
+        """Returns the template for other tools than the agent's; absent if the server renders the prompt."""
         self.template = self._build_template(template, dict(template_config or {}))
         self.trajectories: tuple[Trajectory, ...] = ()
         """The trajectories of the last finished run."""
@@ -329,9 +334,10 @@ class BaseAgent:
             self._no_vision_reason = str(error)
         if name is None and tokenizer.chat_template is None:
             raise ConfigError(f"{self.model_name_or_path!r} has no chat template of its own; name one with template=")
-        template = load_template(
-            name, tokenizer, tools=self.schemas, history=history, variables=settings, image_processor=image_processor
+        self.load_template = partial(
+            load_template, name, tokenizer, history=history, variables=settings, image_processor=image_processor
         )
+        template = self.load_template(tools=self.schemas)
         self.backend.attach(template)
         if template.history is History.TEMPLATE:
             return template

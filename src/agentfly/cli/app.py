@@ -344,6 +344,7 @@ def sft(
 
 app.command()(view.view)
 app.command()(serve.serve)
+app.command()(serve.gateway)
 app.command()(doctor.doctor)
 app.command()(report.report)
 app.add_typer(template.app, name="template")

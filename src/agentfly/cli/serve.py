@@ -1,7 +1,8 @@
-"""`agentfly serve`: vLLM's OpenAI-compatible server with the settings that training needs."""
+"""`agentfly serve` and `agentfly gateway`: a model behind HTTP, by the embedded engine or by vLLM's own server."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -30,9 +32,19 @@ runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alte
 """
 
 
+Model = Annotated[str, typer.Argument(help="Local folder, hub name, a model of `agentfly models`, or a run folder.")]
+Host = Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")]
+Port = Annotated[int, typer.Option(min=1, max=65535)]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest here.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="AGENTFLY_API_KEY", help="Key that clients must send; needed unless loopback.")
+]
+Embedded, VLLM = "transformers", "vllm"
+
+
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Settings of the server."""
+    """Settings of vLLM's server."""
 
     model: str
     host: str
@@ -82,22 +94,100 @@ class ServeConfig:
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Local folder, hub name, or a model of `agentfly models`.")],
-    flags: Annotated[list[str] | None, typer.Argument(help="After --: further flags of `vllm serve`.")] = None,
-    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest here.")] = None,
-    tool_parser: Annotated[str | None, typer.Option(help="vLLM's tool-call parser, such as hermes.")] = None,
-    updatable: Annotated[bool, typer.Option("--updatable", help="Let every client update the weights.")] = False,
+    model: Model,
+    flags: Annotated[list[str] | None, typer.Argument(help="With vllm, after --: flags of `vllm serve`.")] = None,
+    backend: Annotated[str, typer.Option(help="transformers (the embedded engine) or vllm.")] = Embedded,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = None,
+    dtype: Dtype = None,
+    tool_parser: Annotated[str | None, typer.Option(help="With vllm: its tool-call parser, such as hermes.")] = None,
+    updatable: Annotated[
+        bool, typer.Option("--updatable", help="With vllm: let every client update the weights.")
+    ] = False,
 ) -> None:
-    """Serve a model with vLLM for `backend="client"`, until Ctrl-C."""
-    extra = parse_extra_flags(flags or ())
-    config = ServeConfig(model, host, port, dtype=dtype, tool_parser=tool_parser, updatable=updatable, flags=extra)
-    raise typer.Exit(run_server(config))
+    """Serve a model over OpenAI's and Anthropic's APIs until Ctrl-C, with token ids and log-probabilities."""
+    folder = find_checkpoint(model)
+    if backend == VLLM:
+        if api_key is not None:
+            raise ConfigError("vLLM takes its key itself: put --api-key after the --")
+        extra = parse_extra_flags(flags or ())
+        config = ServeConfig(folder, host, port, dtype=dtype, tool_parser=tool_parser, updatable=updatable, flags=extra)
+        raise typer.Exit(run_server(config))
+    if backend != Embedded:
+        raise ConfigError(f"--backend is {Embedded} or {VLLM}, not {backend!r}")
+    if flags or tool_parser or updatable:
+        raise ConfigError(f"further flags, --tool-parser and --updatable need --backend {VLLM}")
+    serve_embedded(folder, host, port, name=model, api_key=api_key, dtype=dtype, out=None)
+
+
+def gateway(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="File for the recorded chains, as JSON lines.")] = Path("chains.jsonl"),
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = None,
+    dtype: Dtype = None,
+) -> None:
+    """Serve a model and record what clients do as chains, until Ctrl-C; the header x-agentfly-chain names a chain."""
+    serve_embedded(find_checkpoint(model), host, port, name=model, api_key=api_key, dtype=dtype, out=out)
+
+
+def find_checkpoint(model: str) -> str:
+    """The newest model of a run folder; any other name as it is."""
+    checkpoints = Path(model).expanduser() / "checkpoints"
+    if not checkpoints.is_dir():
+        return model
+    models = [folder for folder in checkpoints.glob("step-*/model") if folder.is_dir()]
+    if not models:
+        raise ConfigError(f"the run {model!r} has no checkpoint yet")
+    return str(max(models, key=lambda folder: int(folder.parent.name.removeprefix("step-"))))
+
+
+def serve_embedded(
+    folder: str, host: str, port: int, *, name: str, api_key: str | None, dtype: str | None, out: Path | None
+) -> None:
+    """Serve with the embedded engine until SIGINT or SIGTERM. `out`: record the chains and save them here."""
+    from agentfly.agents import HFAgent
+    from agentfly.data import save_trajectories
+    from agentfly.gateway import Gateway
+
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists; name another file with --out")
+    agent = HFAgent(folder, backend=Embedded, backend_config={} if dtype is None else {"dtype": dtype})
+    server = Gateway(
+        agent.backend,
+        agent.load_template,
+        model=name,
+        host=host,
+        port=port,
+        api_key=api_key or "",
+        record=out is not None,
+    )
+
+    async def run(signals: _SignalFlag) -> None:
+        try:
+            async with server:
+                settings = f'{{"base_url": "{server.base_url}", "prompt_format": "tokens"}}'
+                usage = f'HFAgent("{folder}", backend="client", backend_config={settings})'
+                print(f"agentfly: {name} is served at {server.base_url}; use it with\n  {usage}", flush=True)
+                while not signals.received:  # noqa: ASYNC110  (a handler sets it)
+                    await asyncio.sleep(0.1)
+                print("agentfly: stopping the server", flush=True)
+        finally:
+            await agent.close()
+
+    with _SignalFlag() as signals:
+        asyncio.run(run(signals))
+    if out is not None:
+        chains = [session.to_trajectory() for session in server.sessions.values()]
+        chains = [chain for chain in chains if chain.turns]
+        save_trajectories(out, chains)
+        print(f"agentfly: {len(chains)} chains are in {out}", flush=True)
 
 
 def run_server(config: ServeConfig) -> int:
-    """Serve until SIGINT, SIGTERM or the server's own end; return its exit code."""
+    """Serve with vLLM until SIGINT, SIGTERM or the server's own end; return its exit code."""
     from agentfly.backends.parent_death import PARENT_VARIABLE
 
     if importlib.util.find_spec("vllm") is None:

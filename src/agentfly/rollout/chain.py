@@ -6,7 +6,6 @@ Whatever is raised during the loop becomes a typed stop reason; then the chain i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from agentfly.resources import Leases
 from agentfly.rollout.branching import ForkPoint
 from agentfly.rollout.events import ChainScored, ChainStarted, Event, ReplyReceived, TokensSampled
 from agentfly.rollout.history import append_user_text, join_content
-from agentfly.rollout.limits import StopPolicy
+from agentfly.rollout.limits import StopPolicy, limit_sampling, turn_seed
 from agentfly.rollout.settings import ChainAgent, ChainSettings
 from agentfly.rollout.tool_calls import ToolRunner
 from agentfly.rollout.transcript import Transcript
@@ -240,23 +239,18 @@ class Chain:
         limits, sampling = self.settings.limits, self.settings.sampling
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
-        prompt_length = len(self.transcript.segment)
-        max_tokens = sampling.max_tokens
-        self._truncation = StopReason.TRUNCATED
-        for limit, used, reason in (
-            (limits.context_length, prompt_length, StopReason.CONTEXT_LIMIT),
-            (self.agent.backend.context_length, prompt_length, StopReason.CONTEXT_LIMIT),
-            (limits.max_chain_tokens, self._num_sampled, StopReason.MAX_TOKENS),
-        ):
-            if limit is not None and (max_tokens is None or limit - used < max_tokens):
-                max_tokens, self._truncation = limit - used, reason
-        if max_tokens is not None and max_tokens <= 0:
+        limited, self._truncation = limit_sampling(
+            sampling,
+            limits,
+            prompt=len(self.transcript.segment),
+            sampled=self._num_sampled,
+            context_length=self.agent.backend.context_length,
+        )
+        if limited is None:
             return self._truncation
         if self.settings.seed is not None:
-            key = repr((self.settings.seed, self.group, self.chain, len(self.turns)))
-            seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
-            return replace(sampling, max_tokens=max_tokens, seed=seed)
-        return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens)
+            return replace(limited, seed=turn_seed(self.settings.seed, self.group, self.chain, len(self.turns)))
+        return limited
 
     def _build_request(self, sampling: Sampling) -> Request:
         turn = len(self.turns)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentfly.errors import ConfigError
 from agentfly.tooling import ToolResult
 from agentfly.trajectory import CallStatus, FailureKind, StopReason, TrainingTreatment
-from agentfly.types import MAX_CALLS, Reply
+from agentfly.types import MAX_CALLS, Reply, Sampling
 from agentfly.validation import NonNegativeInt, PositiveFloat, PositiveInt, validate, validate_fields
 
 
@@ -139,6 +140,34 @@ class ChainLimits:
         validate_fields(self)
         if self.max_calls_per_turn > MAX_CALLS:
             raise ConfigError(f"max_calls_per_turn must be at most {MAX_CALLS}, not {self.max_calls_per_turn}")
+
+
+def limit_sampling(
+    sampling: Sampling, limits: ChainLimits, *, prompt: int, sampled: int, context_length: int | None
+) -> tuple[Sampling | None, StopReason]:
+    """Lower `max_tokens` of the next turn to what all limits leave, and name the limit that then cuts the turn.
+
+    prompt: tokens of the prompt. sampled: tokens that the chain has sampled. context_length: the backend's limit.
+    The sampling is None if nothing is left.
+    """
+    max_tokens = sampling.max_tokens
+    truncation = StopReason.TRUNCATED
+    for limit, used, reason in (
+        (limits.context_length, prompt, StopReason.CONTEXT_LIMIT),
+        (context_length, prompt, StopReason.CONTEXT_LIMIT),
+        (limits.max_chain_tokens, sampled, StopReason.MAX_TOKENS),
+    ):
+        if limit is not None and (max_tokens is None or limit - used < max_tokens):
+            max_tokens, truncation = limit - used, reason
+    if max_tokens is not None and max_tokens <= 0:
+        return None, truncation
+    return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens), truncation
+
+
+def turn_seed(seed: int, group: int, chain: int, turn: int) -> int:
+    """The seed of one turn, which depends on nothing but the run's seed and the place of the turn."""
+    key = repr((seed, group, chain, turn))
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)

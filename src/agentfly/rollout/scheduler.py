@@ -305,9 +305,9 @@ async def run_chain(
     shared = groups.enter(group) if env_classes else None
     while True:
         async with groups.manager.leases(task, env_classes, group=shared, chain=name) as leases:
-            own = Chain(
-                agent, task, group, chain, settings, leases, start=start, on_fork=fork if start is None else None
-            )
+            chain_class = getattr(agent, "chain_class", Chain)
+            notify = fork if start is None else None
+            own = chain_class(agent, task, group, chain, settings, leases, start=start, on_fork=notify)
             trajectory = await own.run(attempt, failures)
         kind = trajectory.stop.failure
         if kind is None or not settings.failures.should_retry(kind) or attempt >= settings.failures.retries:

@@ -42,7 +42,20 @@ def started(model: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "agentfly.cli", "serve", model, "--port", port, "--dtype", "float32", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "agentfly.cli",
+        "serve",
+        model,
+        "--backend",
+        "vllm",
+        "--port",
+        port,
+        "--dtype",
+        "float32",
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:

@@ -63,7 +63,8 @@ def serve(
     """Serve an index over HTTP with the API of Search-R1, until Ctrl-C."""
     from agentfly.environments.search.engines import Cache, Provider, open_retriever
     from agentfly.environments.search.index import read_metadata
-    from agentfly.environments.search.server import QueryBatcher, create_app, is_address
+    from agentfly.environments.search.server import QueryBatcher, create_app
+    from agentfly.http_server import is_address
 
     retriever = open_retriever(source)
     if isinstance(retriever, Provider):  # searches wait for the network: run them concurrently

@@ -12,24 +12,19 @@ many requests wait for it.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentfly.environments.search.engines import Cache, SearchFailed
 from agentfly.environments.search.index import Hit, Retriever
-from agentfly.errors import ConfigError, describe
+from agentfly.errors import describe
 from agentfly.extras import require_extra
 from agentfly.http_body import parse_json
+from agentfly.http_server import BrowserGuard
 from agentfly.threads import call
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_PASSAGES, MAX_QUERIES, MAX_BYTES = 100, 1000, 8 << 20
 """Limits of a request: passages per query, queries, and bytes of the body."""
-ANY_HOST = "*"
 Query = tuple[str, int]
 """Text and number of passages."""
 
@@ -87,67 +82,6 @@ class QueryBatcher:
             self._active -= 1
 
 
-class BrowserGuard:
-    """ASGI middleware that answers 403 to requests which a web page makes a browser send.
-
-    A server on a private address is reachable from every page that a user of that network opens. Such a request carries
-    the page's Origin (cross-site) or, after DNS rebinding, the page's own name as Host. Programs send no Origin, and
-    use an IP address, localhost or an allowed name as Host. starlette's TrustedHostMiddleware checks no Origin, and
-    cannot allow every IP address, by which other machines reach a server that listens on 0.0.0.0.
-    """
-
-    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str] = ()) -> None:
-        """`allowed_hosts`: names without a port, allowed as Host and as Origin; `*` allows all."""
-        self._app = app
-        self._allowed = {name.lower() for name in allowed_hosts}
-        for name in sorted(self._allowed - {ANY_HOST}):
-            if not name or _parse_host(f"//{name}") != (name, name):
-                raise ConfigError(f"an allowed host is a name such as search.example.com, without a port, not {name!r}")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.datastructures import Headers
-        from starlette.responses import JSONResponse
-
-        if scope["type"] == "http" and (problem := self._reject_reason(Headers(scope=scope))):
-            await JSONResponse({"error": problem}, 403)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _reject_reason(self, headers: Mapping[str, str]) -> str:
-        """Why a request with these headers is rejected; empty if it is accepted."""
-        if ANY_HOST in self._allowed:
-            return ""
-        place, host = _parse_host(f"//{headers.get('host', '')}")
-        if not (host in self._allowed or host == "localhost" or is_address(host)):
-            return f"the Host {place[:100]!r} is not allowed; `agentfly search serve --allow-host NAME` allows more"
-        origin = headers.get("origin")
-        if origin is not None:
-            origin_place, origin_host = _parse_host(origin)
-            if origin_host not in self._allowed and origin_place != place:
-                return (
-                    f"the Origin {origin[:100]!r} is not allowed; `agentfly search serve --allow-host NAME` allows more"
-                )
-        return ""
-
-
-def _parse_host(address: str) -> tuple[str, str]:
-    """Return host with port, and host, in lower case; both empty for a malformed address."""
-    try:
-        parts = urlsplit(address)
-        return parts.netloc.lower(), parts.hostname or ""
-    except ValueError:
-        return "", ""
-
-
-def is_address(host: str) -> bool:
-    """Whether a host is an IP address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def create_app(
     batcher: QueryBatcher, metadata: Mapping[str, Any], top_k: int = 3, allowed_hosts: Sequence[str] = ()
 ) -> Any:
@@ -184,7 +118,8 @@ def create_app(
         return JSONResponse({"status": "ok", **metadata, "batches": batcher.batches, "cache": cache})
 
     routes = [Route(path, answer, methods=["POST"]) for path in ("/retrieve", "/search")]
-    return BrowserGuard(Starlette(routes=[*routes, Route("/health", health)]), allowed_hosts)
+    hint = "; `agentfly search serve --allow-host NAME` allows more"
+    return BrowserGuard(Starlette(routes=[*routes, Route("/health", health)]), allowed_hosts, hint)
 
 
 async def _run_request(batcher: QueryBatcher, request: Any, *, is_batch: bool, top_k: int) -> dict[str, Any]:

@@ -1,0 +1,264 @@
+"""One turn as all APIs of the gateway have it: `ChatRequest` in, `ChatReply` out, `Delta`s in between.
+
+`client_message` is the reply as a client sees it and sends it back in its next request: valid calls with ids, and the
+text of calls that could not be parsed as content. What a client sends back is compared with it, in any API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentfly.errors import ConfigError, DataError
+from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, ToolCall
+
+_UNSUPPORTED = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "logit_bias": (None, {}),
+    "suffix": (None, ""),
+    "echo": (None, False),
+}
+"""Fields of requests that change what is sampled and that no backend supports, with the values that change nothing."""
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+
+
+class ApiError(Exception):
+    """A request is answered with an error. The message is shown to the client."""
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request for one turn."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas in OpenAI format."""
+    sampling: Sampling = field(default_factory=Sampling)
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    """Chat Completions: end the stream with the token counts."""
+    logprobs: bool = False
+    token_ids: bool = False
+    """Return the ids of prompt and reply, as vLLM does."""
+    previous: str = ""
+    """Responses API: the id of the response that this request continues."""
+    instructions: str = ""
+    """Responses API: the system prompt of this request, which is also the first of `messages` unless `previous`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """A sampled turn."""
+
+    id: str
+    message: Message
+    """As the client sees it."""
+    completion: Completion
+    prompt: Sequence[int]
+    request: ChatRequest
+    created: int
+    """Unix time in seconds."""
+
+    @property
+    def finish(self) -> str:
+        """`tool_calls`, `stop` or `length`, as in Chat Completions."""
+        if self.message.tool_calls:
+            return "tool_calls"
+        return "length" if self.completion.finish is FinishReason.LENGTH else "stop"
+
+
+Delta = tuple[str, str | ToolCall]
+"""`("thinking", text)`, `("content", text)` or `("call", call)`: what a stream adds to the reply."""
+
+
+def client_message(reply: Reply, reply_id: str) -> Message:
+    """The message of a reply as clients see it."""
+    calls: list[ToolCall] = []
+    texts = [reply.message.text.strip("\n")]
+    for call in reply.calls:
+        if call.problem:
+            texts.append(call.raw.strip("\n"))
+        else:
+            calls.append(replace(call, id=f"call_{reply_id}_{len(calls)}"))
+    content = "\n".join(text for text in texts if text)
+    return Message("assistant", content, tuple(calls), reply.message.thinking.strip("\n"))
+
+
+def dump_arguments(call: ToolCall) -> str:
+    """The arguments of a call as JSON text."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+ParseItem = Callable[[Any, dict[str, str]], list[Message]]
+"""Converts one item of a request. The dict has the tool of each call, by the id of the call: results name only that."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Conversation:
+    """A request that was parsed."""
+
+    parse_item: ParseItem
+    items: list[Any]
+    messages: list[Message]
+    names: dict[str, str]
+
+
+class MessageParser:
+    """Parses the messages of requests; what a request has in common with one before is not parsed again.
+
+    A client sends the whole conversation with every request, so that parsing it would take longer from turn to turn.
+    Comparing it with the last request takes a fraction of that, and gives the same `Message` objects.
+    """
+
+    def __init__(self, remembered: int = 8) -> None:
+        """`remembered`: number of conversations; 0 parses everything."""
+        self._conversations: deque[_Conversation] = deque(maxlen=remembered)
+
+    def parse(self, items: list[Any], parse_item: ParseItem) -> list[Message]:
+        """The messages of a request."""
+        matching = [
+            each
+            for each in self._conversations
+            if each.parse_item is parse_item and each.items == items[: len(each.items)]
+        ]
+        known = max(matching, key=lambda each: len(each.items), default=None)
+        if known is None:
+            conversation = _Conversation(parse_item, items, [], {})
+        else:
+            self._conversations.remove(known)
+            conversation = _Conversation(parse_item, items, known.messages.copy(), known.names)
+        for item in items[0 if known is None else len(known.items) :]:
+            for message in parse_item(item, conversation.names):
+                check_text(message.text + message.thinking + message.tool_call_id)
+                for call in message.tool_calls:
+                    check_json([call.name, call.id, call.raw, dict(call.arguments)], "a call")
+                conversation.messages.append(message)
+        self._conversations.append(conversation)
+        return conversation.messages.copy()
+
+
+# ── parts of requests that several APIs share ──
+
+
+def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    """The value of a field, or `default` if it is absent or null. Raises ApiError if it is of another type."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(f"{name!r} must be a {wanted}, not {value!r:.80}")
+    return check_text(value) if isinstance(value, str) else value
+
+
+def check_text(value: str) -> str:
+    """Return a text that has a UTF-8 encoding. Raises ApiError for half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(f"a text holds half of a surrogate pair at character {error.start}") from None
+    return value
+
+
+def get_list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The objects of a list field; empty if it is absent. Raises ApiError for anything else."""
+    values: list[Any] = get(body, name, list, [])
+    for value in values:
+        if not isinstance(value, Mapping):
+            raise ApiError(f"{name!r} must be a list of objects, not of {value!r:.80}")
+    return values
+
+
+def parse_text(value: Any, what: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a content: a string, null, or a list of text parts. Raises ApiError for an image."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise ApiError(f"{what}: the content must be text or a list of parts, not {value!r:.80}")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            raise ApiError(
+                f"{what}: a part must be text ({', '.join(kinds)}), not {part!r:.80}; images are not supported"
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def parse_sampling(body: Mapping[str, Any], max_tokens: int | None) -> Sampling:
+    """The sampling fields of a request, by the names that OpenAI and vLLM share. Raises ApiError."""
+    for name, harmless in _UNSUPPORTED.items():
+        if body.get(name) not in harmless:
+            raise ApiError(f"{name!r} is not supported")
+    for name in _PENALTIES:
+        if get(body, name, (int, float), 0):
+            raise ApiError(f"{name!r} is not supported; use repetition_penalty")
+    fields: dict[str, Any] = {"max_tokens": max_tokens}
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        if (number := get(body, name, (int, float))) is not None:
+            fields[name] = number
+    if (top_k := get(body, "top_k", int)) is not None:
+        fields["top_k"] = max(top_k, 0)  # -1 means off
+    if (seed := get(body, "seed", int)) is not None:
+        fields["seed"] = seed
+    stop = body.get("stop", body.get("stop_sequences"))
+    stop = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stop, list) or len(stop) > 64 or not all(isinstance(each, str) and each for each in stop):
+        raise ApiError(f"'stop' must be a text or a list of at most 64 texts, not {stop!r:.80}")
+    try:
+        return Sampling(**fields, stop=tuple(stop))
+    except ConfigError as error:
+        raise ApiError(str(error)) from None
+
+
+def parse_schema(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
+    """A tool in OpenAI format, from its parts as a request has them."""
+    if not isinstance(name, str) or not name:
+        raise ApiError(f"a tool needs a name, not {name!r:.80}")
+    if not isinstance(parameters, Mapping | None) or not isinstance(description, str | None):
+        raise ApiError(f"tool {name!r}: its parameters must be a JSON schema and its description text")
+    function = {
+        "name": name,
+        "description": description or "",
+        "parameters": {"type": "object", "properties": {}, **(parameters or {})},
+    }
+    check_json(function, f"tool {name!r}")
+    return {"type": "function", "function": function}
+
+
+def check_json(value: Any, what: str) -> None:
+    """Raise ApiError for a value that JSON cannot keep: NaN, infinity, half of a surrogate pair."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"{what} cannot be stored: {error}") from None
+
+
+def parse_call(name: Any, arguments: Any, call_id: Any) -> ToolCall:
+    """A call of an earlier turn. Arguments are an object or JSON text."""
+    try:
+        return ToolCall.of({"id": call_id, "function": {"name": name, "arguments": arguments}})
+    except DataError as error:
+        raise ApiError(str(error)) from None
+
+
+def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Raise ApiError for a conversation that no template can continue: empty, or ending with a reply."""
+    if not messages:
+        raise ApiError("there are no messages")
+    if messages[-1].role == "assistant":
+        raise ApiError(
+            "the last message is the assistant's; a request must end with another one (no prefilled replies)"
+        )
+    return tuple(messages)

@@ -1,0 +1,202 @@
+"""The Chat Completions API of OpenAI, with vLLM's token ids; and /completions for prompts of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentfly.gateway.chat import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
+    Delta,
+    MessageParser,
+    check_messages,
+    dump_arguments,
+    get,
+    get_list,
+    parse_call,
+    parse_sampling,
+    parse_schema,
+    parse_text,
+)
+from agentfly.templates.template import Template
+from agentfly.types import Message, ToolCall
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest:
+    """Read the body of a request to /chat/completions. Raises ApiError."""
+    messages = parser.parse(get_list(body, "messages"), _parse_message)
+    tools = []
+    for each in get_list(body, "tools"):
+        function = get(each, "function", dict, {})
+        tools.append(parse_schema(function.get("name"), function.get("description"), function.get("parameters")))
+    if body.get("tool_choice") == "none":
+        tools = []
+    response_format = get(body, "response_format", dict, {})
+    if response_format.get("type", "text") != "text":
+        raise ApiError(
+            "'response_format' is not supported: sampling is not constrained; ask for the format in the prompt"
+        )
+    if get(body, "top_logprobs", int, 0):
+        raise ApiError("'top_logprobs' is not supported; 'logprobs' returns those of the sampled tokens")
+    max_tokens = get(body, "max_completion_tokens", int) or get(body, "max_tokens", int)
+    return ChatRequest(
+        check_messages(messages),
+        tuple(tools),
+        parse_sampling(body, max_tokens),
+        model=get(body, "model", str, ""),
+        stream=get(body, "stream", bool, False),
+        include_usage=bool(get(body, "stream_options", dict, {}).get("include_usage")),
+        logprobs=get(body, "logprobs", bool, False),
+        token_ids=get(body, "return_token_ids", bool, False),
+    )
+
+
+def _parse_message(item: Mapping[str, Any], names: dict[str, str]) -> list[Message]:
+    role = item.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(f"a message has the role {role!r:.40}; roles are {', '.join(_ROLES)}")
+    calls = []
+    for call in get_list(item, "tool_calls"):
+        function = get(call, "function", dict, {})
+        calls.append(parse_call(function.get("name"), function.get("arguments"), call.get("id")))
+        names[calls[-1].id] = calls[-1].name
+    call_id = get(item, "tool_call_id", str, "")
+    thinking = get(item, "reasoning_content", str) or get(item, "reasoning", str, "")
+    name = names.get(call_id, "") if role == "tool" else ""
+    content = parse_text(item.get("content"), f"{role} message", ("text", "input_text", "refusal"))
+    return [Message(_ROLES[role], content, tuple(calls), thinking, name, call_id)]  # type: ignore[arg-type]
+
+
+def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
+    """The body of a response that is not streamed."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.message.text or None, "refusal": None}
+    if reply.message.thinking:
+        message["reasoning_content"] = reply.message.thinking
+    if reply.message.tool_calls:
+        message["tool_calls"] = [_format_call(call) for call in reply.message.tool_calls]
+    elif not reply.message.text:
+        message["content"] = ""
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish, **_token_fields(reply, template)}
+    out = {**_header(reply, "chat.completion"), "choices": [choice], "usage": format_usage(reply)}
+    return {**out, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else out
+
+
+class Stream:
+    """Writes the chunks of a streamed response."""
+
+    def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:
+        self._header = {
+            "id": f"chatcmpl-{reply_id}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": request.model,
+        }
+        self._calls = 0
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        kind, value = delta
+        if isinstance(value, ToolCall):
+            yield self._chunk({"tool_calls": [{"index": self._calls, **_format_call(value)}]})
+            self._calls += 1
+        else:
+            yield self._chunk({"content" if kind == "content" else "reasoning_content": value})
+
+    def finish(self, reply: ChatReply, template: Template) -> Iterator[dict[str, Any] | str]:
+        last = self._chunk({}, finish_reason=reply.finish, **_token_fields(reply, template))
+        yield {**last, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else last
+        if reply.request.include_usage:
+            yield {**self._header, "choices": [], "usage": format_usage(reply)}
+        yield "[DONE]"
+
+    def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        yield format_error(error)
+
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": dict(delta), "finish_reason": finish_reason, **fields}
+        return {**self._header, "choices": [choice]}
+
+
+def format_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error response."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+
+def format_usage(reply: ChatReply) -> dict[str, int]:
+    prompt, sampled = len(reply.prompt), len(reply.completion.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _header(reply: ChatReply, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created, "model": reply.request.model}
+
+
+def _format_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dump_arguments(call)}}
+
+
+def _token_fields(reply: ChatReply, template: Template) -> dict[str, Any]:
+    """Log-probabilities and ids of the sampled tokens, as far as the request asks for them."""
+    out: dict[str, Any] = {"logprobs": None}
+    if reply.request.logprobs:
+        out["logprobs"] = {"content": [], "refusal": None}
+        for token, logprob in zip(reply.completion.token_ids, reply.completion.logprobs, strict=True):
+            text = template.codec.decode([token])
+            entry = {"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []}
+            out["logprobs"]["content"].append(entry)
+    if reply.request.token_ids:
+        out["token_ids"] = [int(token) for token in reply.completion.token_ids]
+    return out
+
+
+# ── /completions: token ids in, token ids and log-probabilities out ──
+
+
+def parse_completion(body: Mapping[str, Any], template: Template) -> tuple[list[int], frozenset[int], ChatRequest]:
+    """Read a request to /completions: the prompt's ids, the stop ids and the rest. Raises ApiError."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        try:
+            prompt = template.codec.encode(prompt)
+        except UnicodeEncodeError as error:
+            raise ApiError(f"the prompt is not valid text: {error}") from None
+    size = template.codec.vocab_size
+    if not isinstance(prompt, list) or not prompt or not all(type(t) is int and 0 <= t < size for t in prompt):
+        raise ApiError(f"'prompt' must be a text or a list of token ids below {size}, not {prompt!r:.80}")
+    stop_ids = get(body, "stop_token_ids", list, [])
+    if not all(type(token) is int for token in stop_ids):
+        raise ApiError(f"'stop_token_ids' must be a list of token ids, not {stop_ids!r:.80}")
+    logprobs = get(body, "logprobs", (int, bool), 0)
+    if logprobs not in (0, 1):
+        raise ApiError("'logprobs' may be 0 or 1: only those of the sampled tokens are returned")
+    request = ChatRequest(
+        (),
+        sampling=parse_sampling(body, get(body, "max_tokens", int, 16)),
+        model=get(body, "model", str, ""),
+        stream=get(body, "stream", bool, False),
+        logprobs=bool(logprobs),
+        token_ids=get(body, "return_token_ids", bool, False),
+    )
+    return prompt, frozenset(stop_ids) or template.stop_ids, request
+
+
+def format_completion(reply: ChatReply, template: Template, text: str) -> dict[str, Any]:
+    """The body of a response of /completions; also the last chunk of a stream, with the `text` that is left."""
+    ids = [int(token) for token in reply.completion.token_ids]
+    choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reply.finish, "logprobs": None}
+    if reply.request.logprobs:
+        tokens = [template.codec.decode([token]) for token in ids]
+        values = [float(each) for each in reply.completion.logprobs]
+        choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": None, "text_offset": None}
+    if reply.request.token_ids:
+        choice["token_ids"] = ids
+        choice["prompt_token_ids"] = list(reply.prompt)
+    out = {**_header(reply, "text_completion"), "choices": [choice], "usage": format_usage(reply)}
+    return {**out, "id": f"cmpl-{reply.id}"}

@@ -1,0 +1,233 @@
+"""The conversations of one chain, as clients send them, and the segments of tokens that the model was shown.
+
+Invariant: what was sampled is never tokenized again. The messages of all turns form a tree. A request walks it from the
+root; the deepest node with a sampled turn tells how far the client's history agrees with what was sampled. From there
+the recorded tokens are continued by `template.extend`; a history that disagrees (compaction, dropped thinking, an
+edited prompt) is rendered as a whole and begins a new segment.
+
+Nothing is recorded before a turn is complete, so a request that fails or is cancelled leaves no trace, and two requests
+that continue the same turn do not disturb each other: the first to finish continues the segment, the other begins one
+with a copy of the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+
+from agentfly.errors import TemplateError
+from agentfly.gateway.chat import ApiError
+from agentfly.segment import Author, Segment
+from agentfly.templates.template import History, Template
+from agentfly.trajectory import TurnRecord
+from agentfly.types import Completion, Message
+
+MessageKey = tuple[str, str, str, tuple[tuple[str, str], ...]]
+
+
+class Node:
+    """A message in the tree of conversations."""
+
+    __slots__ = ("children", "end", "last", "message", "parent", "seen", "segment")
+
+    def __init__(self, parent: Node | None = None, message: Message | None = None) -> None:
+        self.parent = parent
+        self.message = message
+        self.children: dict[MessageKey, Node] = {}
+        self.segment: Segment | None = None
+        """The segment in which this message was sampled; None if the client wrote it."""
+        self.end = 0
+        """Number of tokens of the segment up to the end of this message."""
+        self.seen = message
+        """The object that stood for this message in the last request."""
+        self.last: Node | None = None
+        """The child that the last request walked to."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation up to this message."""
+        out = []
+        node: Node | None = self
+        while node is not None and node.message is not None:
+            out.append(node.message)
+            node = node.parent
+        return out[::-1]
+
+    def find(self, message: Message) -> Node | None:
+        """The node of a message that follows; None if no conversation has it here.
+
+        A conversation that is sent again has the same objects, and is followed without comparing texts.
+        """
+        if self.last is not None and self.last.seen is message:
+            return self.last
+        self.last = self.children.get(message_key(message))
+        if self.last is None and message.role == "assistant" and not message.tool_calls:
+            turns = [child for child in self.children.values() if child.segment is not None]
+            self.last = next((turn for turn in turns if restates_calls(turn.message, message.text)), None)
+        if self.last is not None:
+            self.last.seen = message
+        return self.last
+
+    def child(self, message: Message) -> Node:
+        """The node of a message that follows; created if needed."""
+        node = self.find(message)
+        if node is None:
+            node = self.last = self.children[message_key(message)] = Node(self, message)
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt of one turn."""
+
+    ids: array[int]
+    messages: tuple[Message, ...]
+    template: Template
+    node: Node | None = None
+    """The sampled message that it continues; None if it is rendered as a whole."""
+    known: int = 0
+    """Number of messages up to and including `node`."""
+    closed: int = 0
+    """Number of tokens up to where the turn of `node` is closed; one more than its end if the template closes it."""
+
+    @property
+    def is_follow_up(self) -> bool:
+        """Whether the conversation has an earlier turn of the model."""
+        return any(message.role == "assistant" for message in self.messages)
+
+
+class Recorder:
+    """Records the turns of one chain."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.turns: list[TurnRecord] = []
+        self.responses: dict[str, tuple[Node, bool]] = {}
+        """Per reply: its node, and whether its conversation begins with instructions of the Responses API."""
+        self.follow_ups = 0
+        """Turns whose conversation has an earlier turn of the model."""
+        self.continued = 0
+        """Those of them that continued the tokens of that turn."""
+        self._roots: dict[str, Node] = {}
+
+    def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
+        """Build the prompt for a conversation. Raises TemplateError if the template cannot render it."""
+        node = self._root(template)
+        found: tuple[Node, int] | None = None
+        for number, message in enumerate(messages, 1):
+            child = node.find(message)
+            if child is None:
+                break
+            node = child
+            if node.segment is not None:
+                found = (node, number)
+        if found is None or any(message.role == "assistant" for message in messages[found[1] :]):
+            return Prompt(array("i", template.start(messages)), messages, template)
+        node, known = found
+        assert node.segment is not None
+        ids = node.segment.prompt[: node.end]
+        if template.history is History.TEMPLATE:
+            rendered = array("i", template.start(messages))
+            if rendered[: node.end] != ids:
+                return Prompt(rendered, messages, template)
+            closes = ids[-1] not in template.stop_ids and rendered[node.end] in template.stop_ids
+            return Prompt(rendered, messages, template, node, known, node.end + closes)
+        try:
+            extended = template.extend(messages[known:])
+        except TemplateError:  # a kind of delta that is not exact: render everything
+            return Prompt(array("i", template.start(messages)), messages, template)
+        added = extended.after(ids[-1])
+        return Prompt(
+            ids + array("i", added), messages, template, node, known, node.end + len(added) - len(extended.ids)
+        )
+
+    def record(self, prompt: Prompt, completion: Completion, sampled: Message, sent: Message) -> Node:
+        """Record a turn. sampled: the parsed message. sent: as the client sees it. Returns the node of the turn."""
+        turn = len(self.turns)
+        node = prompt.node
+        if node is None:
+            segment = self._begin()
+            author = Author.HISTORY if prompt.is_follow_up else Author.TASK
+            segment.append(author, prompt.ids, prompt.messages, turn=turn)
+        else:
+            assert node.segment is not None
+            segment = node.segment
+            if len(segment) > node.end:  # another request has continued the turn before
+                segment = self._begin()
+                segment.append(Author.HISTORY, prompt.ids[: node.end], prompt.messages[: prompt.known], turn=turn)
+            if prompt.closed > node.end:
+                segment.append(Author.TEMPLATE, prompt.ids[node.end : prompt.closed], turn=turn)
+            delta = prompt.messages[prompt.known :]
+            author = Author.TOOL if any(message.role == "tool" for message in delta) else Author.USER
+            segment.append(author, prompt.ids[prompt.closed :], delta, turn=turn)
+        segment.append_completion(completion, sampled, turn=turn)
+        self.follow_ups += prompt.is_follow_up
+        self.continued += node is not None and segment is node.segment
+        place = self._root(prompt.template) if node is None else node
+        for message in prompt.messages[prompt.known :]:
+            place = place.child(message)
+        place = place.child(sent)
+        place.segment = segment
+        place.end = len(segment)
+        return place
+
+    def conversation(self, response_id: str, instructions: str) -> list[Message]:
+        """The messages up to an earlier reply. Its instructions are replaced by those of the request."""
+        if response_id not in self.responses:
+            raise ApiError(f"there is no response {response_id!r:.80} in this chain", 404, "not_found")
+        node, has_instructions = self.responses[response_id]
+        messages = node.messages[has_instructions:]
+        return [Message("system", instructions), *messages] if instructions else messages
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Numbers for the metrics of a gateway."""
+        return Counter(
+            chains=1,
+            turns=len(self.turns),
+            segments=len(self.segments),
+            follow_ups=self.follow_ups,
+            continued=self.continued,
+        )
+
+    def close(self) -> tuple[Segment, ...]:
+        """Seal all segments and return them."""
+        return tuple(segment.seal() for segment in self.segments)
+
+    def _begin(self) -> Segment:
+        segment = Segment()
+        self.segments.append(segment)
+        return segment
+
+    def _root(self, template: Template) -> Node:
+        """Conversations with other tools have another root: their prompts have no token in common."""
+        key = json.dumps(template.tools, sort_keys=True)
+        if key not in self._roots:
+            self._roots[key] = Node()
+        return self._roots[key]
+
+
+def message_key(message: Message) -> MessageKey:
+    """What of a message must agree. Ids of calls are left out: they name messages, and some clients change them."""
+    calls = tuple(
+        (call.name, call.raw if call.problem else json.dumps(call.arguments, sort_keys=True))
+        for call in message.tool_calls
+    )
+    # Some clients strip the white space around a reply.
+    text = message.text.strip() if message.role == "assistant" else message.text
+    return message.role, text, message.thinking, calls
+
+
+def restates_calls(sent: Message | None, text: str) -> bool:
+    """Whether a text is a turn with calls as smolagents writes it: its text, then its calls with ids and arguments."""
+    if sent is None or not sent.tool_calls or not text.startswith(start := sent.text.strip()):
+        return False
+    rest = text[len(start) :]
+    return all(
+        call.id in rest
+        and call.name in rest
+        and all(repr(value) in rest or json.dumps(value) in rest for value in call.arguments.values())
+        for call in sent.tool_calls
+    )

@@ -1,0 +1,253 @@
+"""The Responses API of OpenAI: items in, items out, and streams of typed events.
+
+One turn of the model is several items: reasoning, a message, and function calls. They become one message when a request
+brings them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentfly.gateway.chat import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
+    Delta,
+    MessageParser,
+    check_messages,
+    dump_arguments,
+    get,
+    get_list,
+    parse_call,
+    parse_sampling,
+    parse_schema,
+    parse_text,
+)
+from agentfly.templates.template import Template
+from agentfly.types import Message, ToolCall
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TURN: Mapping[str, Any] = {}
+"""Marks the items of a turn of the model."""
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+
+
+def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest:
+    """Read the body of a request to /responses. Raises ApiError."""
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else get_list(body, "input")
+    # The items of one turn of the model follow each other; every other item is a message.
+    groups: list[list[Mapping[str, Any]]] = []
+    for item in items:
+        of_model = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
+        if of_model and groups and groups[-1][0] is _TURN:
+            groups[-1].append(item)
+        else:
+            groups.append([_TURN, item] if of_model else [item])
+    messages = parser.parse(groups, _parse_items)
+    tools = []
+    for tool in get_list(body, "tools"):
+        if tool.get("type") != "function":
+            raise ApiError(f"a tool of type {tool.get('type')!r:.40} is not supported; there are only functions")
+        tools.append(parse_schema(tool.get("name"), tool.get("description"), tool.get("parameters")))
+    if body.get("tool_choice") == "none":
+        tools = []
+    text_format = get(get(body, "text", dict, {}), "format", dict, {})
+    if text_format.get("type", "text") != "text":
+        raise ApiError("'text.format' is not supported: sampling is not constrained; ask for the format in the prompt")
+    instructions = get(body, "instructions", str, "")
+    previous = get(body, "previous_response_id", str, "")
+    if instructions and not previous:
+        messages.insert(0, Message("system", instructions))
+    return ChatRequest(
+        check_messages(messages),
+        tuple(tools),
+        parse_sampling(body, get(body, "max_output_tokens", int)),
+        model=get(body, "model", str, ""),
+        stream=get(body, "stream", bool, False),
+        logprobs="message.output_text.logprobs" in get(body, "include", list, []),
+        token_ids=get(body, "return_token_ids", bool, False),
+        previous=previous,
+        instructions=instructions,
+    )
+
+
+def _parse_items(items: list[Mapping[str, Any]], names: dict[str, str]) -> list[Message]:
+    """A message, a result, or the items of one turn of the model, which `_TURN` precedes."""
+    if items[0] is not _TURN:
+        (item,) = items
+        kind = get(item, "type", str, "message")
+        if kind == "function_call_output":
+            call_id = get(item, "call_id", str, "")
+            output = parse_text(item.get("output"), kind, _TEXT_PARTS)
+            return [Message("tool", output, name=names.get(call_id, ""), tool_call_id=call_id)]
+        role = get(item, "role", str, "")
+        if kind != "message" or role not in _ROLES:
+            raise ApiError(f"an item of type {kind!r:.40} and role {role!r:.40} is not supported")
+        return [Message(_ROLES[role], parse_text(item.get("content"), role, _TEXT_PARTS))]  # type: ignore[arg-type]
+    text = thinking = ""
+    calls = []
+    for item in items[1:]:
+        kind = get(item, "type", str, "message")
+        if kind == "function_call":
+            call = parse_call(item.get("name"), item.get("arguments"), item.get("call_id"))
+            names[call.id] = call.name
+            calls.append(call)
+        elif kind == "reasoning":
+            thinking += parse_text(item.get("content"), kind, ("reasoning_text",))
+        else:
+            text += parse_text(item.get("content"), kind, _TEXT_PARTS)
+    return [Message("assistant", text, tuple(calls), thinking)]
+
+
+def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
+    """The body of a response that is not streamed."""
+    message = reply.message
+    output: list[dict[str, Any]] = []
+    if message.thinking:
+        output.append(_reasoning(reply.id, message.thinking))
+    if message.text or not message.tool_calls:
+        output.append(_message(f"msg_{reply.id}", message.text))
+    output += [_function_call(call) for call in message.tool_calls]
+    out = _response(reply, output)
+    if reply.request.token_ids:
+        out["token_ids"] = [int(token) for token in reply.completion.token_ids]
+        out["prompt_token_ids"] = list(reply.prompt)
+    return out
+
+
+class Stream:
+    """Writes the events of a streamed response; every event has a number."""
+
+    def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:
+        self._id = reply_id
+        self._request = request
+        self._created = created
+        self._number = -1
+        self._output: list[dict[str, Any]] = []
+        """Items that are complete."""
+        self._open = ""
+        """`thinking` or `content` while such an item is open."""
+        self._text = ""
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        response = _header(self._id, self._request, self._created, "in_progress")
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        kind, value = delta
+        if kind != self._open:
+            yield from self._close_item()
+        place = {"output_index": len(self._output)}
+        if isinstance(value, ToolCall):
+            item = _function_call(value)
+            added = {**item, "arguments": "", "status": "in_progress"}
+            yield self._event("response.output_item.added", item=added, **place)
+            arguments = item["arguments"]
+            named = {"item_id": item["id"], **place}
+            yield self._event("response.function_call_arguments.delta", delta=arguments, **named)
+            yield self._event("response.function_call_arguments.done", arguments=arguments, name=value.name, **named)
+            yield self._event("response.output_item.done", item=item, **place)
+            self._output.append(item)
+            return
+        if not self._open:
+            self._open = kind
+            item = self._item("")
+            added = {**item, "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", item=added, **place)
+            part = {"part": item["content"][0], "content_index": 0, "item_id": item["id"], **place}
+            yield self._event("response.content_part.added", **part)
+        self._text += value
+        name = "output_text" if kind == "content" else "reasoning_text"
+        fields: dict[str, Any] = {"item_id": self._item("")["id"], "content_index": 0, **place}
+        if kind == "content":
+            fields["logprobs"] = []
+        yield self._event(f"response.{name}.delta", delta=value, **fields)
+
+    def finish(self, reply: ChatReply, template: Template) -> Iterator[dict[str, Any]]:
+        if not self._output and not self._open:
+            yield from self.add(("content", ""))
+        yield from self._close_item()
+        response = _response(reply, self._output)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        yield self._event("error", code=error.code, message=str(error), param=None)
+
+    def _item(self, text: str) -> dict[str, Any]:
+        if self._open == "thinking":
+            return _reasoning(f"{self._id}_{len(self._output)}", text)
+        return _message(f"msg_{self._id}_{len(self._output)}", text)
+
+    def _close_item(self) -> Iterator[dict[str, Any]]:
+        if not self._open:
+            return
+        item = self._item(self._text)
+        place = {"output_index": len(self._output), "item_id": item["id"], "content_index": 0}
+        name = "output_text" if self._open == "content" else "reasoning_text"
+        extra: dict[str, Any] = {"logprobs": []} if self._open == "content" else {}
+        yield self._event(f"response.{name}.done", text=self._text, **place, **extra)
+        yield self._event("response.content_part.done", part=item["content"][0], **place)
+        yield self._event("response.output_item.done", item=item, output_index=len(self._output))
+        self._output.append(item)
+        self._open = self._text = ""
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number, **fields}
+
+
+def _reasoning(name: str, text: str) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content, "status": "completed"}
+
+
+def _message(name: str, text: str) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    return {"type": "message", "id": name, "role": "assistant", "status": "completed", "content": content}
+
+
+def _function_call(call: ToolCall) -> dict[str, Any]:
+    arguments = dump_arguments(call)
+    fields = {"name": call.name, "arguments": arguments, "call_id": call.id, "status": "completed"}
+    return {"type": "function_call", "id": f"fc_{call.id}", **fields}
+
+
+def _header(reply_id: str, request: ChatRequest, created: int, status: str) -> dict[str, Any]:
+    return {
+        "id": f"resp_{reply_id}",
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions or None,
+        "metadata": {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": request.previous or None,
+        "temperature": request.sampling.temperature,
+        "tool_choice": "auto",
+        "tools": [{"strict": False, "type": "function", **tool["function"]} for tool in request.tools],
+        "top_p": request.sampling.top_p,
+    }
+
+
+def _response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """A finished response; `incomplete` if the turn was cut at its token limit."""
+    cut = reply.finish == "length"
+    prompt, sampled = len(reply.prompt), len(reply.completion.token_ids)
+    out = _header(reply.id, reply.request, reply.created, "incomplete" if cut else "completed")
+    out["output"] = output
+    out["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+    out["usage"] = {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + sampled,
+    }
+    return out

@@ -1,0 +1,285 @@
+"""The ASGI application of a gateway, and the uvicorn server that runs it.
+
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/completions
+    GET  /v1/models, /health, /metrics
+
+A request is bounded in size and time, belongs to the session of its key, and ends when its client is gone. The
+application answers whatever it is sent: an unexpected exception is logged and answered with status 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import h11
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, StreamingResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agentfly.backends.base import Backend
+from agentfly.gateway import anthropic_messages, chat_completions, responses
+from agentfly.gateway.chat import ApiError, ChatReply, Delta
+from agentfly.gateway.session import Session, Turn
+from agentfly.gateway.template_cache import TemplateCache
+from agentfly.http_body import BodyError, parse_json
+from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+_LOG = logging.getLogger(__name__)
+MAX_BYTES = 32 << 20
+"""Size of a request's body."""
+READ_SECONDS = 60.0
+"""Time for the headers of a request, and again for its body."""
+WRITE_SECONDS = 60.0
+"""Time for a client to take what is buffered of a response."""
+IDLE_SECONDS = 120
+"""Time for which a connection without a request is kept."""
+CHAIN_HEADER = "x-agentfly-chain"
+"""Tells the chains of clients apart that share the gateway's own key."""
+_APIS: dict[str, Any] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic_messages,
+}
+Respond = Callable[["Scope", "Receive", "Send"], Awaitable[None]]
+
+
+class ServedGateway(Protocol):
+    """What the application needs of a gateway."""
+
+    model: str
+    backend: Backend
+    templates: TemplateCache
+
+    @property
+    def takes_any_key(self) -> bool: ...
+
+    def authenticate(self, key: str, chain: str) -> Session:
+        """The session of a request. Raises ApiError."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class GatewayApp:
+    """The ASGI application."""
+
+    def __init__(self, gateway: ServedGateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"].replace("/v1/v1/", "/v1/")  # clients of Anthropic append /v1 to a base URL
+        format_error = getattr(_APIS.get(path), "format_error", chat_completions.format_error)
+        respond: Respond
+        try:
+            respond = await self._answer(path, scope, receive)
+        except ApiError as error:
+            # After a request that was not read to its end, the connection is of no more use.
+            headers = {"connection": "close"} if error.status in (408, 413) else None
+            respond = JSONResponse(format_error(error), error.status, headers)
+        except ConnectionError:
+            return  # nobody is left to answer
+        except Exception as error:
+            _LOG.exception("a request to %s failed", path)
+            internal = ApiError(f"internal error: {type(error).__name__}", 500, "internal")
+            respond = JSONResponse(format_error(internal), 500)
+        await respond(scope, receive, send)
+
+    async def _answer(self, path: str, scope: Scope, receive: Receive) -> Respond:
+        """The response to a request. Raises ApiError."""
+        gateway = self._gateway
+        if path == "/health":
+            return JSONResponse({"status": "ok"})
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        session = gateway.authenticate(key, headers.get(CHAIN_HEADER, "")[:200])
+        if path in ("/metrics", "/v1/models"):
+            if scope["method"] != "GET":
+                raise ApiError(f"{path} is read with GET", 405, "method_not_allowed")
+            if path == "/metrics":
+                return JSONResponse(gateway.metrics())
+            card = {"id": gateway.model, "object": "model", "created": 0, "owned_by": "agentfly"}
+            return JSONResponse({"object": "list", "data": [{**card, "max_model_len": gateway.backend.context_length}]})
+        if path not in _APIS and path != "/v1/completions":
+            raise ApiError(f"there is no {path[:100]!r}; there are {', '.join(_APIS)}", 404, "not_found")
+        if scope["method"] != "POST":
+            raise ApiError(f"{path} takes POST", 405, "method_not_allowed")
+        body = await _read_json(headers, receive)
+        if path == "/v1/completions":
+            return await self._complete(session, body, receive)
+        api = _APIS[path]
+        turn = await session.prepare(api.parse_request(body, session.parser))
+        template = turn.prompt.template
+        if turn.request.stream:
+            writer = api.Stream(turn.id, turn.request, turn.created)
+            return StreamingResponse(stream_turn(session, turn, writer), media_type="text/event-stream")
+        reply = await run_unless_disconnected(session, turn, receive)
+        return JSONResponse(api.format_reply(reply, template))
+
+    async def _complete(self, session: Session, body: Mapping[str, Any], receive: Receive) -> Respond:
+        """The response to a request of /completions; a stream has one event, since its log-probabilities come last."""
+        template = self._gateway.templates.base
+        ids, stop_ids, request = chat_completions.parse_completion(body, template)
+        turn = session.prepare_tokens(ids, request, template)
+        turn.stop_ids = stop_ids
+        reply = await run_unless_disconnected(session, turn, receive)
+        out = chat_completions.format_completion(reply, template, reply.message.text)
+        if not request.stream:
+            return JSONResponse(out)
+        return StreamingResponse(iter([_encode_event(out), _encode_event("[DONE]")]), media_type="text/event-stream")
+
+
+async def _read_json(headers: Headers, receive: Receive) -> Mapping[str, Any]:
+    # A page in a browser cannot send JSON to another site without asking first, which is not answered.
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError("the content-type must be application/json", 415, "unsupported_media_type")
+    try:
+        value = parse_json(await read_request(receive, MAX_BYTES, READ_SECONDS))
+    except BodyTooLarge as error:
+        raise ApiError(str(error), 413, "request_too_large") from None
+    except SlowClient as error:
+        raise ApiError(str(error), 408, "timeout") from None
+    except BodyError as error:
+        raise ApiError(str(error)) from None
+    if not isinstance(value, dict):
+        raise ApiError(f"a request is a JSON object, not {value!r:.80}")
+    return value
+
+
+async def run_unless_disconnected(session: Session, turn: Turn, receive: Receive) -> ChatReply:
+    """Sample a turn; if the client closes the connection meanwhile, abort it and raise ConnectionError."""
+    work = asyncio.create_task(session.run(turn, None))
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ConnectionError("the client closed the connection")
+        if work.cancelled():
+            raise ApiError("the chain has ended", 503, "chain_ended")
+        return work.result()
+    finally:
+        for task in (work, watcher):
+            task.cancel()
+        await asyncio.gather(work, watcher, return_exceptions=True)
+
+
+async def stream_turn(session: Session, turn: Turn, writer: Any) -> AsyncIterator[bytes]:
+    """Sample a turn and yield its events as they become certain. Closing the iterator aborts the turn."""
+    queue: asyncio.Queue[list[Delta] | None] = asyncio.Queue()
+    work = asyncio.create_task(session.run(turn, lambda deltas: queue.put_nowait(list(deltas))))
+    work.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        for event in writer.start():
+            yield _encode_event(event)
+        while (deltas := await queue.get()) is not None:
+            while not queue.empty() and (more := queue.get_nowait()) is not None:
+                deltas += more
+            if out := b"".join(_encode_event(event) for delta in deltas for event in writer.add(delta)):
+                yield out
+            if work.done() and queue.empty():
+                break
+        events: Iterable[Any]
+        try:
+            events = writer.finish(await work, turn.prompt.template)
+        except ApiError as error:
+            events = writer.fail(error)
+        except asyncio.CancelledError:
+            if not work.cancelled():
+                raise
+            events = writer.fail(ApiError("the chain has ended", 503, "chain_ended"))
+        yield b"".join(map(_encode_event, events))
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _encode_event(event: Mapping[str, Any] | str) -> bytes:
+    """A server-sent event; those with a type are named by it."""
+    if isinstance(event, str):
+        return f"data: {event}\n\n".encode()
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n".encode("utf-8", "surrogatepass")
+
+
+class _TimedProtocol(H11Protocol):
+    """Cuts off clients that do not send the headers of a request, or do not take a response, in time."""
+
+    _headers_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._headers_timer = self.loop.call_later(READ_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiting = self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
+        if waiting and self._headers_timer is None:
+            self._headers_timer = self.loop.call_later(READ_SECONDS, self.transport.abort)
+        elif not waiting and self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than the response is written."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._headers_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    """Runs in a thread: leaves signals alone, and reports when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self._on_ready()
+
+
+def build_server(gateway: ServedGateway, on_ready: Callable[[], None]) -> uvicorn.Server:
+    """The server of a gateway; `on_ready` is called when it listens."""
+    app = GatewayApp(gateway)
+    config = uvicorn.Config(
+        BrowserGuard(app) if gateway.takes_any_key else app,
+        http=_TimedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=logging.CRITICAL,
+        access_log=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=2,
+    )
+    return _Server(config, on_ready)

@@ -1,0 +1,270 @@
+"""A session is what one API key may use: a chain with its limits, its sampling settings and its recorder.
+
+A session belongs to the event loop of its gateway. `prepare` does what can be refused before anything is sampled;
+`Turn.sample` samples and records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from agentfly.backends.base import Backend, Request
+from agentfly.errors import AgentFlyError, BackendFault, ConfigError, DataError, TemplateError
+from agentfly.gateway.chat import (
+    ApiError,
+    ChatReply,
+    ChatRequest,
+    Delta,
+    MessageParser,
+    check_messages,
+    client_message,
+)
+from agentfly.gateway.recorder import Prompt, Recorder
+from agentfly.gateway.streaming import ReplyStream
+from agentfly.gateway.template_cache import TemplateCache
+from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
+from agentfly.rollout.limits import limit_sampling, turn_seed
+from agentfly.rollout.settings import ChainSettings
+from agentfly.templates.template import Template
+from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
+from agentfly.types import Completion, FinishReason, Message, Sampling, Task
+
+DeltaSink = Callable[[Iterator[Delta]], None]
+"""Receives the deltas of a streamed turn as they become certain."""
+
+
+class Session:
+    """One chain, or a server without recording."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        templates: TemplateCache,
+        settings: ChainSettings,
+        *,
+        name: str = "",
+        place: tuple[int, int] = (0, 0),
+        attempt: int = 0,
+        record: bool = True,
+        client_sampling: bool = False,
+    ) -> None:
+        """
+        Args:
+            backend: Samples the turns.
+            templates: Templates by tools.
+            settings: Limits and sampling of the chain.
+            name: Name of the chain, for the backend's prefix cache.
+            place: Group and chain in a run.
+            attempt: Index of the attempt at the task.
+            record: Whether turns are recorded; otherwise every request is rendered as a whole and limits count nothing.
+            client_sampling: Whether requests decide temperature and filters; otherwise `settings` does, and requests
+                may only lower max_tokens and add stop strings.
+        """
+        self.backend = backend
+        self.settings = settings
+        self.name = name
+        self.recorder = Recorder() if record else None
+        self.parser = MessageParser(8 if record else 0)
+        self.failures: list[Failure] = []
+        """Faults of single requests; the client may have survived them."""
+        self.stop: StopReason | None = None
+        """Why the last request failed or was cut; None after a complete turn. The stop reason if the client ends."""
+        self.last_message = Message("assistant")
+        self.last_used = time.monotonic()
+        self.templates = templates
+        self._group, self._chain = place
+        self._attempt = attempt
+        self._client_sampling = client_sampling
+        self._num_sampled = 0
+        self._requests: set[asyncio.Task[object]] = set()
+        self._closed = False
+
+    async def prepare(self, request: ChatRequest) -> Turn:
+        """Build the prompt within the limits of the chain. Raises ApiError."""
+        self._require_open()
+        recorder = self.recorder
+        if request.previous:
+            if recorder is None:
+                raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
+            earlier = recorder.conversation(request.previous, request.instructions)
+            request = replace(request, messages=check_messages([*earlier, *request.messages]))
+        try:
+            template = await self.templates.get(request.tools)
+            if recorder is None:
+                prompt = Prompt(array("i", template.start(request.messages)), request.messages, template)
+            else:
+                prompt = recorder.prepare(template, request.messages)
+        except (ConfigError, DataError, TemplateError) as error:
+            raise ApiError(str(error)) from error
+        return Turn(self, request, prompt, self._limit(request.sampling, len(prompt.ids)))
+
+    def prepare_tokens(self, ids: Sequence[int], request: ChatRequest, template: Template) -> Turn:
+        """Build a turn for a prompt of token ids. Raises ApiError if the session records conversations."""
+        self._require_open()
+        if self.recorder is not None:
+            raise ApiError("/completions has no conversation to record; use /chat/completions", 404, "not_found")
+        prompt = Prompt(array("i", ids), (), template)
+        return Turn(self, request, prompt, self._limit(request.sampling, len(ids)))
+
+    def _limit(self, asked: Sampling, prompt: int) -> tuple[Sampling, StopReason]:
+        """The sampling of the next turn, and the limit that would cut it. Raises ApiError if nothing is left."""
+        limits, sampling = self.settings.limits, self.settings.sampling
+        turns = 0 if self.recorder is None else len(self.recorder.turns)
+        if self.recorder is not None and turns >= limits.max_turns:
+            self.stop = StopReason.MAX_TURNS
+            raise ApiError(f"the chain has had its {limits.max_turns} turns (max_turns)", 400, "max_turns")
+        if self._client_sampling:
+            sampling = asked
+        else:
+            given = [each for each in (sampling.max_tokens, asked.max_tokens) if each is not None]
+            stop = tuple(dict.fromkeys((*sampling.stop, *asked.stop)))
+            sampling = replace(sampling, max_tokens=min(given, default=None), stop=stop)
+        limited, truncation = limit_sampling(
+            sampling, limits, prompt=prompt, sampled=self._num_sampled, context_length=self.backend.context_length
+        )
+        if limited is None:
+            self.stop = truncation
+            if truncation is StopReason.MAX_TOKENS:
+                message = f"the chain has sampled its {limits.max_chain_tokens} tokens (max_chain_tokens)"
+                raise ApiError(message, 400, "max_chain_tokens")
+            message = f"the prompt has {prompt} tokens, which leaves no room in the context: context_length_exceeded"
+            raise ApiError(message, 400, "context_length_exceeded")
+        if self.settings.seed is not None and not self._client_sampling:
+            limited = replace(limited, seed=turn_seed(self.settings.seed, self._group, self._chain, turns))
+        return limited, truncation
+
+    async def run(self, turn: Turn, sink: DeltaSink | None) -> ChatReply:
+        """Sample a turn, record it and return it. Raises ApiError. Cancelling it aborts the request in the backend."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        self.last_used = time.monotonic()
+        try:
+            self._require_open()
+            return await turn.sample(sink)
+        except asyncio.CancelledError:
+            self.add_failure(FailureKind.CANCELLED, "the client closed the connection before the turn was complete")
+            raise
+        except BackendFault as error:
+            self.stop = StopReason.BACKEND_FAULT
+            self.add_failure(FailureKind.BACKEND, str(error))
+            raise ApiError(f"the model failed: {error}", 502, "backend_fault") from error
+        except AgentFlyError as error:
+            raise ApiError(str(error)) from error
+        finally:
+            self._requests.discard(task)
+            self.last_used = time.monotonic()
+
+    def add_turn(self, turn: Turn, completion: Completion, reply_id: str, sampled: Message, sent: Message) -> None:
+        """Record a complete turn."""
+        self._num_sampled += len(completion.token_ids)
+        self.last_message = sent
+        self.stop = turn.truncation if completion.finish is FinishReason.LENGTH else None
+        if self.recorder is None:
+            return
+        number = len(self.recorder.turns)
+        node = self.recorder.record(turn.prompt, completion, sampled, sent)
+        self.recorder.turns.append(TurnRecord(completion.finish, (), time.perf_counter() - turn.begun))
+        self.recorder.responses[f"resp_{reply_id}"] = (node, bool(turn.request.instructions))
+        self.emit(ReplyReceived, number, sampled)
+
+    def add_failure(self, kind: FailureKind, message: str) -> None:
+        if self.recorder is not None:
+            self.failures.append(Failure(kind, message, len(self.recorder.turns), self._attempt))
+
+    def emit(self, event: type[Event], *fields: object) -> None:
+        if self.settings.observer is not None:
+            self.settings.observer(event(self._group, self._chain, *fields))
+
+    @property
+    def observed(self) -> bool:
+        return self.settings.observer is not None and self.recorder is not None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ApiError("this chain has ended; its key is not valid any more", 401, "chain_ended")
+
+    def to_trajectory(self) -> Trajectory:
+        """The record of a chain that no rollout runs; its task is the first prompt."""
+        assert self.recorder is not None
+        segments = self.recorder.close()
+        stop = self.stop or StopReason.ANSWER
+        return Trajectory(
+            task=Task(segments[0].spans[0].messages if segments else (), id=self.name),
+            segments=segments,
+            turns=tuple(self.recorder.turns),
+            stop=stop,
+            prediction=self.last_message.text,
+            failures=tuple(self.failures),
+        )
+
+    async def close(self) -> None:
+        """Refuse further requests, cancel those that are running, and wait until they have ended."""
+        self._closed = True
+        running = list(self._requests)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class Turn:
+    """One turn that is ready to be sampled."""
+
+    def __init__(
+        self, session: Session, request: ChatRequest, prompt: Prompt, limited: tuple[Sampling, StopReason]
+    ) -> None:
+        self.session = session
+        self.request = request
+        self.prompt = prompt
+        self.sampling, self.truncation = limited
+        self.stop_ids = prompt.template.stop_ids
+        self.id = self.session.templates.new_id()
+        self.created = int(time.time())
+        self.begun = time.perf_counter()
+
+    async def sample(self, sink: DeltaSink | None) -> ChatReply:
+        """Sample the turn and record it. `sink` receives deltas, the last ones before this returns."""
+        session, template, ids = self.session, self.prompt.template, self.prompt.ids
+        stream = ReplyStream(template, self.id, self.sampling.stop)
+        number = 0 if session.recorder is None else len(session.recorder.turns)
+        on_tokens = None
+        if sink is not None or session.observed:
+            decode = template.stream(ids)
+
+            def pass_on(new: Sequence[int]) -> None:
+                text = decode(new)
+                if sink is not None:
+                    sink(stream.add(text))
+                session.emit(TokensSampled, number, tuple(new), text)
+
+            on_tokens = pass_on
+        self.begun = time.perf_counter()
+        completion = await session.backend.generate(
+            Request(
+                ids,
+                self.sampling,
+                stop_ids=self.stop_ids,
+                chain=session.name,
+                turn=number,
+                priority=session.settings.priority,
+                on_tokens=on_tokens,
+            )
+        )
+        if completion.finish is FinishReason.ABORTED:
+            session.stop = StopReason.CANCELLED
+            session.add_failure(FailureKind.CANCELLED, "the backend aborted the turn")
+            raise ApiError("the backend aborted the turn", 503, "aborted")
+        if not self.request.messages:  # /completions: nothing to parse
+            message = Message("assistant", template.codec.decode(completion.token_ids))
+            session.add_turn(self, completion, self.id, message, message)
+        else:
+            reply = template.parse_text(stream.cut(template.text(completion.token_ids, ids)))
+            message = client_message(reply, self.id)
+            session.add_turn(self, completion, self.id, reply.message, message)
+            if sink is not None:
+                sink(stream.finish(message))
+        return ChatReply(self.id, message, completion, ids, self.request, self.created)

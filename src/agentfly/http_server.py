@@ -1,0 +1,105 @@
+"""What servers of this package have in common: they refuse what web pages send, and cut off slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from agentfly.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+ANY_HOST = "*"
+
+
+class BodyTooLarge(ValueError):
+    """The body of a request has more bytes than allowed."""
+
+
+class SlowClient(ValueError):
+    """A client did not send its request in time."""
+
+
+async def read_request(receive: Receive, max_bytes: int, seconds: float) -> bytearray:
+    """Read the body of a request. Raises BodyTooLarge and SlowClient; ConnectionError if the client is gone."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionError("the client closed the connection")
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise BodyTooLarge(f"a request has at most {max_bytes:,} bytes")
+                if not message.get("more_body", False):
+                    return body
+    except TimeoutError:
+        raise SlowClient(f"the request was not complete after {seconds:g} s") from None
+
+
+class BrowserGuard:
+    """ASGI middleware that answers 403 to requests which a web page makes a browser send.
+
+    A server on a private address is reachable from every page that a user of that network opens. Such a request carries
+    the page's Origin (cross-site) or, after DNS rebinding, the page's own name as Host. Programs send no Origin, and
+    use an IP address, localhost or an allowed name as Host. starlette's TrustedHostMiddleware checks no Origin, and
+    cannot allow every IP address, by which other machines reach a server that listens on 0.0.0.0.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str] = (), hint: str = "") -> None:
+        """`allowed_hosts`: names without a port, allowed as Host and as Origin; `*` allows all.
+
+        `hint`: ends the message of a rejection and says how to allow more.
+        """
+        self._app = app
+        self._hint = hint
+        self._allowed = {name.lower() for name in allowed_hosts}
+        for name in sorted(self._allowed - {ANY_HOST}):
+            if not name or _parse_host(f"//{name}") != (name, name):
+                raise ConfigError(f"an allowed host is a name such as search.example.com, without a port, not {name!r}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.datastructures import Headers
+        from starlette.responses import JSONResponse
+
+        if scope["type"] == "http" and (problem := self._reject_reason(Headers(scope=scope))):
+            await JSONResponse({"error": problem}, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _reject_reason(self, headers: Mapping[str, str]) -> str:
+        """Why a request with these headers is rejected; empty if it is accepted."""
+        if ANY_HOST in self._allowed:
+            return ""
+        place, host = _parse_host(f"//{headers.get('host', '')}")
+        if not (host in self._allowed or host == "localhost" or is_address(host)):
+            return f"the Host {place[:100]!r} is not allowed{self._hint}"
+        origin = headers.get("origin")
+        if origin is not None:
+            origin_place, origin_host = _parse_host(origin)
+            if origin_host not in self._allowed and origin_place != place:
+                return f"the Origin {origin[:100]!r} is not allowed{self._hint}"
+        return ""
+
+
+def _parse_host(address: str) -> tuple[str, str]:
+    """Return host with port, and host, in lower case; both empty for a malformed address."""
+    try:
+        parts = urlsplit(address)
+        return parts.netloc.lower(), parts.hostname or ""
+    except ValueError:
+        return "", ""
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

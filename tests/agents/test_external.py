@@ -1,0 +1,182 @@
+"""Agents that call the model by HTTP under `agent.run`: rewards, environments, failures, processes."""
+
+import asyncio
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfly import Environment, Task, reward, tool
+from agentfly.agents import ExternalAgent
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.rollout.events import ReplyReceived
+from agentfly.trajectory import FailureKind, StopReason, TrainingTreatment
+from tests.fakes import call
+
+pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'agentfly-rl[gateway]'")
+
+
+class Counter(Environment):
+    async def reset(self, task: Task) -> None:
+        self.shown = 0
+
+    @tool
+    async def press(self, times: int) -> str:
+        """Press the button."""
+        self.shown += times
+        return str(self.shown)
+
+
+@reward
+def reached(env: Counter, target: int) -> float:
+    return float(env.shown == target)
+
+
+PRESS = {
+    "type": "function",
+    "function": {
+        "name": "press",
+        "description": "Press the button.",
+        "parameters": {"type": "object", "properties": {"times": {"type": "integer"}}},
+    },
+}
+
+
+async def ask(base_url: str, api_key: str, messages: list[Any], **fields: Any) -> dict[str, Any]:
+    """One turn of the model."""
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=60) as client:
+        body = {"messages": messages, **fields}
+        answer = await client.post(f"{base_url}/chat/completions", json=body)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]["message"]  # type: ignore[no-any-return]
+
+
+async def press_buttons(base_url: str, api_key: str, question: str, env: Counter) -> str:
+    """A small agent loop, as a user would write it."""
+    import json
+
+    messages: list[Any] = [{"role": "user", "content": question}]
+    while True:
+        message = await ask(base_url, api_key, messages, tools=[PRESS])
+        messages.append(message)
+        for each in message.get("tool_calls", ()):
+            shown = await env.press(**json.loads(each["function"]["arguments"]))
+            messages.append({"role": "tool", "tool_call_id": each["id"], "content": shown})
+        if not message.get("tool_calls"):
+            return str(message["content"])
+
+
+def make_agent(script: Any, program: Any, **settings: Any) -> ExternalAgent:
+    return ExternalAgent("bytes", template="chatml", backend=ScriptedBackend(script), program=program, **settings)
+
+
+async def test_chains_run_concurrently_with_an_environment_each() -> None:
+    agent = make_agent([call("press", times=3), call("press", times=4), "It shows 7."], press_buttons, reward=reached)
+    rows = [{"question": "Make it show 7.", "target": target} for target in (7, 8)]
+    events: list[Any] = []
+    result = await agent.run(rows, num_chains=8, observer=events.append, sampling={"max_tokens": 100}, seed=1)
+    assert result.rewards == [1.0] * 8 + [0.0] * 8
+    for chain in result:
+        assert (chain.stop, chain.prediction, len(chain.turns)) == (StopReason.ANSWER, "It shows 7.", 3)
+        assert (len(chain.segments), chain.untrainable) == (1, None)
+        assert [span.turn for span in chain.segments[0].spans] == [0, 0, 1, 1, 2, 2]
+    assert len([event for event in events if isinstance(event, ReplyReceived)]) == 48
+    assert agent.gateway.metrics() == {"chains": 16.0, "turns": 48.0, "segments": 16.0, "continued": 1.0}
+    await agent.close()
+
+
+async def test_a_plain_function_may_return_its_reward() -> None:
+    def program(base_url: str, api_key: str, task: Task, answer: str) -> dict[str, Any]:
+        with httpx.Client(headers={"x-api-key": api_key}, timeout=60) as client:
+            body = {"messages": [{"role": "user", "content": task.question}], "max_tokens": 50}
+            said = client.post(f"{base_url}/messages", json=body).json()["content"][0]["text"]
+        return {"prediction": said, "reward": float(said == answer), "length": len(said)}
+
+    agent = make_agent("four", program)
+    (chain,) = await agent.run({"question": "2 + 2?", "answer": "four"})
+    assert (chain.reward, chain.prediction) == (1.0, "four")
+    assert chain.score is not None
+    assert chain.score.metrics == {"length": 4}
+    await agent.close()
+
+
+async def test_failures_are_typed() -> None:
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+
+    async def crash(base_url: str, api_key: str) -> None:
+        await ask(base_url, api_key, messages)
+        raise KeyError("lost")
+
+    async def forever(base_url: str, api_key: str) -> None:
+        while True:
+            await ask(base_url, api_key, messages)
+
+    async def hang(base_url: str, api_key: str) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def fail(turn: Any) -> str:
+        raise BackendFault("out of memory")
+
+    for program, script, options, stop in (
+        (crash, "x", {}, StopReason.AGENT_FAULT),
+        (forever, "x", {}, StopReason.MAX_TURNS),
+        (forever, "xxxx", {"max_chain_tokens": 7}, StopReason.MAX_TOKENS),
+        (hang, "x", {"chain_seconds": 0.5}, StopReason.TIMEOUT),
+        (forever, fail, {}, StopReason.BACKEND_FAULT),
+    ):
+        agent = make_agent(script, program)
+        (chain,) = await agent.run("Hi", max_turns=3, **options)  # type: ignore[arg-type]
+        assert chain.stop is stop
+        kinds = {failure.kind for failure in chain.failures}
+        if stop in (StopReason.TIMEOUT, StopReason.BACKEND_FAULT):
+            assert stop.failure in kinds
+        else:
+            assert kinds == {FailureKind.AGENT}
+        if stop is StopReason.AGENT_FAULT:
+            assert "lost" in chain.failures[0].message
+            assert (chain.treatment, len(chain.turns)) == (TrainingTreatment.MASK, 1)
+        assert chain.attempts == (2 if stop is StopReason.BACKEND_FAULT else 1)
+        await agent.close()
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+task = json.loads(sys.stdin.readline())
+body = json.dumps({"model": os.environ["AGENTFLY_MODEL"], "messages": task["messages"]}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
+text = answer["choices"][0]["message"]["content"]
+if task["crash"]:
+    sys.exit("no idea")
+print(json.dumps({"prediction": text + "!", "reward": 0.5}))
+"""
+
+
+@pytest.mark.integration
+async def test_a_process_is_a_chain() -> None:
+    agent = make_agent("hello", [sys.executable, "-S", "-c", PROGRAM])
+    good, bad = await agent.run([{"question": "Hi", "crash": False}, {"question": "Hi", "crash": True}])
+    assert (good.prediction, good.reward) == ("hello!", 0.5)
+    assert bad.stop is StopReason.AGENT_FAULT
+    assert bad.failures[0].kind is FailureKind.AGENT
+    assert "no idea" in bad.failures[0].message
+    assert len(bad.turns) == 1
+    await agent.close()
+
+
+async def test_settings_without_effect_are_refused() -> None:
+    async def program(target: int) -> None: ...
+
+    with pytest.raises(ConfigError, match="takes no 'tools'"):
+        ExternalAgent("bytes", program=program, tools=[], template="chatml", backend=ScriptedBackend("x"))  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="words of a command line"):
+        make_agent("x", "python agent.py")
+    agent = make_agent("x", program)
+    with pytest.raises(ConfigError, match="asks for 'target'"):
+        await agent.run("Hi")
+    with pytest.raises(ConfigError, match="keeps its own history"):
+        await agent.run({"question": "Hi", "target": 1}, strategy="step")
+    await agent.close()

@@ -1,0 +1,274 @@
+"""Recording, limits, cancellation and isolation, over plain HTTP."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfly.agents import HFAgent
+from agentfly.backends.base import Backend, Request
+from agentfly.backends.client import ClientBackend
+from agentfly.backends.scripted import ScriptedBackend
+from agentfly.errors import BackendFault, ConfigError
+from agentfly.gateway import Gateway
+from agentfly.gateway.streaming import ReplyStream
+from agentfly.rollout import ChainLimits, ChainSettings
+from agentfly.segment import Author
+from agentfly.trajectory import FailureKind, StopReason
+from agentfly.types import Completion
+from tests.fakes import call
+from tests.gateway.conversations import PARAMETERS, SETTINGS, serve
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+
+
+async def ask(gateway: Gateway, key: str, messages: list[Any], **fields: Any) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=gateway.base_url, headers={"authorization": f"Bearer {key}"}) as client:
+        return await client.post("/chat/completions", json={"messages": messages, **fields}, timeout=60)
+
+
+async def test_changed_history_begins_a_new_segment() -> None:
+    async with serve(lambda turn: f"<think>thought {turn.turn}</think>reply {turn.turn}") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        first = (await ask(gateway, key, [USER])).json()["choices"][0]["message"]
+        assert (first["reasoning_content"], first["content"]) == ("thought 0", "reply 0")
+        recorder = session.recorder
+        assert recorder is not None
+        await ask(gateway, key, [USER, first, USER])
+        assert (len(recorder.segments), recorder.continued) == (1, 1)
+        bare = {name: value for name, value in first.items() if name != "reasoning_content"}
+        for number, messages in enumerate(
+            [
+                [USER, bare, USER],  # dropped thinking
+                [{"role": "system", "content": "new"}, USER, first, USER],  # edited prompt
+                [USER, {**first, "content": "reply zero"}, USER],  # edited reply
+            ]
+        ):
+            await ask(gateway, key, messages)
+            assert len(recorder.segments) == number + 2
+        spans = [segment.spans[0].author for segment in recorder.segments]
+        assert spans == [Author.TASK, Author.HISTORY, Author.HISTORY, Author.HISTORY]
+        assert gateway.metrics()["continued"] == pytest.approx(1 / 4)
+
+
+async def test_two_continuations_of_one_turn_keep_its_tokens() -> None:
+    async with serve(lambda turn: f"reply {turn.turn}") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        first = (await ask(gateway, key, [USER])).json()["choices"][0]["message"]
+        for text in ("a", "b"):
+            assert (await ask(gateway, key, [USER, first, {"role": "user", "content": text}])).is_success
+        recorder = session.recorder
+        assert recorder is not None
+        one, other = recorder.segments
+        shared = recorder.responses
+        end = next(node.end for node, _ in shared.values() if node.message and node.message.text == "reply 0")
+        assert one.tokens[:end].tolist() == other.tokens[:end].tolist()
+        assert other.num_sampled_tokens == len("reply 2") + 1  # the first turn is trained once
+        assert not other.mask[:end].any()
+
+
+async def test_sub_agents_of_a_chain_have_segments_of_their_own() -> None:
+    async with serve(lambda turn: f"reply {turn.turn}") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        histories: list[list[Any]] = [[{"role": "system", "content": name}, USER] for name in ("planner", "worker")]
+        for _ in range(3):
+            replies = await asyncio.gather(*(ask(gateway, key, history) for history in histories))
+            for history, reply in zip(histories, replies, strict=True):
+                history += [reply.json()["choices"][0]["message"], USER]
+        recorder = session.recorder
+        assert recorder is not None
+        assert (len(recorder.turns), len(recorder.segments), recorder.continued) == (6, 2, 4)
+        assert [segment.spans[0].author for segment in recorder.segments] == [Author.TASK] * 2
+        assert sorted(turn for segment in recorder.segments for turn in {s.turn for s in segment.spans}) == [*range(6)]
+
+
+async def test_limits_of_the_chain_are_enforced() -> None:
+    limits = ChainLimits(max_turns=2, max_chain_tokens=20, context_length=60)
+    async with serve(["0123456789"] * 4) as gateway:
+        key, session = await gateway.open_session(ChainSettings(limits=limits))
+        long = await ask(gateway, key, [{"role": "user", "content": "x" * 80}])
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert session.stop is StopReason.CONTEXT_LIMIT
+        assert (await ask(gateway, key, [USER])).json()["choices"][0]["finish_reason"] == "stop"
+        assert session.stop is None
+        assert (await ask(gateway, key, [USER])).json()["choices"][0]["finish_reason"] == "length"
+        assert session.stop is StopReason.MAX_TOKENS
+        assert (await ask(gateway, key, [USER])).json()["error"]["code"] == "max_turns"
+
+
+async def test_the_run_decides_the_sampling_and_a_request_may_only_lower_its_length() -> None:
+    seen: list[Request] = []
+
+    class Watching(ScriptedBackend):
+        async def generate(self, request: Request) -> Completion:
+            seen.append(request)
+            return await super().generate(request)
+
+    async with serve(Watching("hello")) as gateway:
+        key, _ = await gateway.open_session(SETTINGS)
+        await ask(gateway, key, [USER], temperature=0.0, max_tokens=1000, stop="x")
+        await ask(gateway, key, [USER], max_completion_tokens=7)
+        first, second = (request.sampling for request in seen)
+        assert (first.temperature, first.max_tokens, first.stop) == (1.0, 200, ("x",))
+        assert second.max_tokens == 7
+
+
+async def test_a_fault_of_the_backend_is_recorded() -> None:
+    def fail(turn: Any) -> str:
+        raise BackendFault("out of memory")
+
+    async with serve(fail) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        answer = await ask(gateway, key, [USER])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "backend_fault")
+        assert session.stop is StopReason.BACKEND_FAULT
+        assert [failure.kind for failure in session.failures] == [FailureKind.BACKEND]
+        streamed = await ask(gateway, key, [USER], stream=True)
+        assert "out of memory" in streamed.text
+
+
+class Waiting(Backend):
+    """Samples one token and then waits to be cancelled."""
+
+    weight_version = 0
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.started = asyncio.Event()
+
+    async def generate(self, request: Request) -> Completion:
+        self.running += 1
+        try:
+            if request.on_tokens is not None:
+                request.on_tokens([65])
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
+        finally:
+            self.running -= 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_slot(stream: bool) -> None:
+    backend = Waiting()
+    async with serve(backend) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60) as client:
+            body = {"messages": [USER], "stream": stream}
+            asking = asyncio.create_task(client.post("/chat/completions", json=body))
+            while not backend.running:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        while backend.running:
+            await asyncio.sleep(0.01)
+        while not session.failures:
+            await asyncio.sleep(0.01)
+        assert session.failures[0].kind is FailureKind.CANCELLED
+        assert session.recorder is not None
+        assert not session.recorder.segments
+
+
+async def test_closing_a_chain_ends_its_requests_and_its_key() -> None:
+    backend = Waiting()
+    async with serve(backend) as gateway:
+        key, _ = await gateway.open_session(SETTINGS)
+        asking = asyncio.create_task(ask(gateway, key, [USER], stream=True))
+        while not backend.running:
+            await asyncio.sleep(0.01)
+        await gateway.close_session(key)
+        assert "chain_ended" in (await asking).text
+        assert backend.running == 0
+        assert (await ask(gateway, key, [USER])).status_code == 401
+
+
+async def test_a_key_reaches_no_other_chain() -> None:
+    async with serve(lambda turn: f"secret of {turn.chain}") as gateway:
+        (one, _), (two, other) = [await gateway.open_session(SETTINGS, name=name) for name in ("a", "b")]
+        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+            headers = {"authorization": f"Bearer {one}"}
+            first = (await client.post("/responses", json={"input": "Hi"}, headers=headers)).json()
+            body = {"input": "Hi", "previous_response_id": first["id"]}
+            for key, status in ((two, 404), (one, 200), ("sk-chain-x", 401), ("", 401)):
+                headers = {"x-api-key": key}
+                assert (await client.post("/responses", json=body, headers=headers)).status_code == status
+            # The same conversation under another key continues nothing.
+            message = {"role": "assistant", "content": "secret of a"}
+            reply = await ask(gateway, two, [USER, message, USER])
+            assert reply.json()["choices"][0]["message"]["content"] == "secret of b"
+            assert other.recorder is not None
+            assert other.recorder.continued == 0
+
+
+async def test_streamed_deltas_are_the_parsed_message() -> None:
+    texts = [
+        "plain text",
+        "\n\nleading lines\n",
+        "<think>\nhm\n</think>\n\nsaid",
+        f"before\n{call('add', a=1, b=2)}\n{call('add', a=3, b=4)}\nafter",
+        f"<think>why</think>{call('add', a=1, b='<x>')}",
+        "broken <tool_call>\n{not json\n</tool_call> rest",
+        "a < b and [1] {2}",
+        '<tool_call>\n{"name": "add"',
+    ]
+    agent = HFAgent("bytes", template="chatml", backend=ScriptedBackend("x"))
+    from agentfly.gateway.chat import client_message
+
+    template = agent.load_template(tools=[TOOL | {"function": {**TOOL["function"], "description": "d"}}])  # type: ignore[operator, dict-item]
+    for text in texts:
+        whole = client_message(template.parse_text(text), "id")
+        for step in (1, 3, 50):
+            stream = ReplyStream(template, "id", ())
+            deltas = [d for end in range(step, len(text) + step, step) for d in stream.add(text[:end])]
+            deltas += stream.finish(whole)
+            assert "".join(v for k, v in deltas if k == "thinking") == whole.thinking, text
+            assert "".join(v for k, v in deltas if k == "content") == whole.text, text
+            assert tuple(v for k, v in deltas if k == "call") == whole.tool_calls, text
+
+
+async def test_stop_strings_are_not_part_of_the_reply() -> None:
+    async with serve(["one Observation: two", "three"]) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        for stream in (False, True):
+            answer = await ask(gateway, key, [USER], stop=["Observation:"], stream=stream)
+            if not stream:
+                message = answer.json()["choices"][0]["message"]
+                assert message["content"] == "one "
+                assert (await ask(gateway, key, [USER, message, USER], stop=["Observation:"])).is_success
+        assert session.recorder is not None
+        assert session.recorder.continued == 1
+
+
+async def test_our_client_backend_samples_token_ids_through_a_server() -> None:
+    served = ScriptedBackend(["Hello."], context_length=4000)
+    async with serve(served, api_key="secret", record=False) as gateway:
+        backend = ClientBackend("scripted", gateway.base_url, api_key="secret", prompt_format="tokens")
+        agent = HFAgent("bytes", template="chatml", backend=backend)
+        (chain,) = await agent.run("Hi")
+        assert (chain.prediction, chain.untrainable) == ("Hello.", None)
+        messages = HFAgent("m", backend="client", backend_config={"base_url": gateway.base_url, "api_key": "secret"})
+        (chain,) = await messages.run("Hi")
+        assert (chain.prediction, chain.untrainable) == ("Hello.", None)
+        await agent.close()
+        await messages.close()
+
+
+async def test_an_address_of_other_machines_needs_a_key() -> None:
+    agent = HFAgent("bytes", template="chatml", backend=ScriptedBackend("x"))
+    with pytest.raises(ConfigError, match="give an api_key"):
+        Gateway(agent.backend, agent.load_template, host="0.0.0.0", api_key="")
+
+
+async def test_chains_of_one_key_are_told_apart_by_header() -> None:
+    async with serve(lambda turn: f"chain {turn.chain}", api_key="k") as gateway:
+        for name in ("one", "two", "one"):
+            headers = {"authorization": "Bearer k", "x-agentfly-chain": name}
+            async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers) as client:
+                body = {"messages": [USER], "temperature": 0.5}
+                reply = (await client.post("/chat/completions", json=body)).json()
+            assert reply["choices"][0]["message"]["content"] == f"chain {name}"
+        chains = {name: session.to_trajectory() for name, session in gateway.sessions.items()}
+        assert {name: len(chain.turns) for name, chain in chains.items()} == {"one": 2, "two": 1}
+        assert chains["two"].prediction == "chain two"

@@ -1,0 +1,105 @@
+"""Agents of other packages, unchanged: ten turns with a tool, in one exact segment, and a final answer.
+
+`make gateway` installs the packages; a test whose package is missing is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+import pytest
+
+from tests.fakes import call
+from tests.gateway.conversations import SCRIPT, SETTINGS, check_ten_turns, serve
+
+QUESTION = "Add the numbers from 0 on."
+
+
+def require(*names: str) -> list[Any]:
+    """Import modules, or skip the test."""
+    return [pytest.importorskip(name, reason=f"needs {name}: make gateway") for name in names]
+
+
+async def test_openai_agents_over_both_apis() -> None:
+    agents, openai = require("agents", "openai")
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool  # type: ignore[untyped-decorator]
+    def add(a: int, b: int) -> str:
+        """Add two integers."""
+        return str(a + b)
+
+    for model_class in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+        async with serve() as gateway:
+            key, session = await gateway.open_session(SETTINGS)
+            async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0) as client:
+                model = model_class(model="any", openai_client=client)
+                agent = agents.Agent(name="adder", instructions="Be brief.", model=model, tools=[add])
+                result = await agents.Runner.run(agent, QUESTION, max_turns=20)
+            assert result.final_output == "The sum is 18."
+            check_ten_turns(session)
+
+
+async def test_smolagents() -> None:
+    (smolagents,) = require("smolagents")
+
+    @smolagents.tool  # type: ignore[untyped-decorator]
+    def add(a: int, b: int) -> str:
+        """Add two integers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return str(a + b)
+
+    script = [*SCRIPT[:-1], call("final_answer", answer="18")]
+    async with serve(script) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        model = smolagents.OpenAIModel(model_id="any", api_base=gateway.base_url, api_key=key)
+        agent = smolagents.ToolCallingAgent(tools=[add], model=model, max_steps=20, verbosity_level=0)
+        assert await asyncio.to_thread(agent.run, QUESTION) == "18"
+        recorder = session.recorder
+        assert recorder is not None
+        assert (len(recorder.turns), len(recorder.segments)) == (10, 1)
+        assert (recorder.continued, recorder.follow_ups) == (9, 9)
+
+
+async def test_langgraph() -> None:
+    prebuilt, langchain_openai, tools = require("langgraph.prebuilt", "langchain_openai", "langchain_core.tools")
+
+    @tools.tool  # type: ignore[untyped-decorator]
+    def add(a: int, b: int) -> str:
+        """Add two integers."""
+        return str(a + b)
+
+    async with serve() as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        model = langchain_openai.ChatOpenAI(model="any", base_url=gateway.base_url, api_key=key, max_retries=0)
+        agent = prebuilt.create_react_agent(model, [add], prompt="Be brief.")
+        state = await agent.ainvoke({"messages": [("user", QUESTION)]}, {"recursion_limit": 50})
+        assert state["messages"][-1].content == "The sum is 18."
+        check_ten_turns(session)
+
+
+async def test_pydantic_ai() -> None:
+    require("pydantic_ai")
+    from pydantic_ai import Agent
+
+    models = importlib.import_module("pydantic_ai.models.openai")
+    providers = importlib.import_module("pydantic_ai.providers.openai")
+    async with serve() as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        provider = providers.OpenAIProvider(base_url=gateway.base_url, api_key=key)
+        agent = Agent(models.OpenAIChatModel("any", provider=provider), instructions="Be brief.")
+
+        @agent.tool_plain
+        def add(a: int, b: int) -> str:
+            """Add two integers."""
+            return str(a + b)
+
+        result = await agent.run(QUESTION)
+        assert result.output == "The sum is 18."
+        check_ten_turns(session)

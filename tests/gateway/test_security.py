@@ -1,0 +1,175 @@
+"""What a hostile or broken client sends is answered or cut off; it neither stops the server nor reaches a chain."""
+
+import asyncio
+import json
+import random
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfly.gateway import server
+from agentfly.rollout import ChainSettings
+from tests.gateway.conversations import PARAMETERS, SETTINGS, serve
+
+PATHS = ("chat/completions", "responses", "messages", "completions")
+WORDS = [None, True, -1, 0, 1e308, float("inf"), 2**70, "", "x", "\ud800", "<|im_end|>", [], {}, [[]], [None], {"a": 1}]
+FIELDS = (
+    "model", "messages", "input", "tools", "tool_choice", "stream", "stop", "temperature", "top_p", "top_k", "seed",
+    "max_tokens", "system", "instructions", "previous_response_id", "prompt", "logprobs", "n", "response_format",
+)  # fmt: skip
+MESSAGES: list[Any] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+    {"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{"}}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": [1]}]},
+    {"role": "tool", "tool_call_id": "c", "content": "secret?"},
+    {"type": "function_call_output", "call_id": "c", "output": "x"},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"role": "robot", "content": 1},
+]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}},
+    {"name": "add", "input_schema": PARAMETERS},
+    {"type": "function", "name": "add", "parameters": {"type": 7}},
+    {"function": {"name": "\ud800"}},
+]
+
+
+def draw(rng: random.Random, depth: int = 0) -> Any:
+    """A value that a field may or may not accept."""
+    kind = rng.randrange(8 if depth < 4 else 5)
+    if kind < 4:
+        return rng.choice(WORDS)
+    if kind == 4:
+        return rng.choice(MESSAGES)
+    if kind == 5:
+        return [draw(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if kind == 6:
+        return {rng.choice(FIELDS): draw(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return rng.choice(TOOLS)
+
+
+def draw_body(rng: random.Random) -> bytes:
+    """The body of a request: sometimes nearly right, sometimes not even JSON."""
+    body: dict[str, Any] = {"messages": [rng.choice(MESSAGES[:4]) for _ in range(rng.randrange(1, 4))]}
+    body["input"] = rng.choice(["Hi", [rng.choice(MESSAGES) for _ in range(rng.randrange(4))]])
+    body["prompt"] = rng.choice(["Hi", [1, 2, 3], [-1], [10**9]])
+    if rng.random() < 0.3:
+        body["tools"] = [rng.choice(TOOLS) for _ in range(rng.randrange(3))]
+    for _ in range(rng.randrange(5)):
+        body[rng.choice(FIELDS)] = draw(rng)
+    data = json.dumps(body).encode()
+    change = rng.randrange(12)
+    if change == 0:
+        at = rng.randrange(len(data))
+        return data[:at] + rng.randbytes(3) + data[at + 3 :]
+    if change == 1:
+        return data[: rng.randrange(len(data))]
+    return b"[" * 5000 if change == 2 else data
+
+
+async def send_fuzz(count: int, seed: int) -> None:
+    """Send random requests with the key of one chain, and check that the server and another chain are unharmed."""
+    rng = random.Random(seed)
+    async with serve(lambda turn: f"I belong to {turn.chain}.") as gateway:
+        settings = SETTINGS
+        key, _ = await gateway.open_session(settings, name="fuzzed")
+        other, untouched = await gateway.open_session(settings, name="untouched")
+        statuses: set[int] = set()
+        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+
+            async def send() -> None:
+                headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                headers["x-agentfly-chain"] = rng.choice(["", "untouched", "x" * 5000])
+                if rng.random() < 0.1:
+                    headers["authorization"] = rng.choice(["", "Bearer", "Basic x", "Bearer " + "k" * 3000])
+                method = rng.choice(["POST"] * 20 + ["GET", "DELETE", "PATCH"])
+                path = "/" + rng.choice([*PATHS * 5, "models", "nothing", "%00", "../v1/x"])
+                answer = await client.request(method, path, content=draw_body(rng), headers=headers)
+                statuses.add(answer.status_code)
+                assert answer.status_code != 500, answer.text
+                assert "untouched." not in answer.text
+
+            for start in range(0, count, 20):
+                await asyncio.gather(*(send() for _ in range(min(20, count - start))))
+            assert {200, 400, 401, 404} <= statuses
+            headers = {"authorization": f"Bearer {other}"}
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            reply = await client.post("/chat/completions", json=body, headers=headers)
+        assert reply.json()["choices"][0]["message"]["content"] == "I belong to untouched."
+        assert untouched.recorder is not None
+        assert len(untouched.recorder.turns) == 1
+
+
+async def test_fuzzed_requests_are_answered() -> None:
+    await send_fuzz(300, seed=1)
+
+
+@pytest.mark.slow_smoke
+@pytest.mark.gateway_full
+@pytest.mark.timeout(900)
+async def test_ten_thousand_fuzzed_requests_are_answered() -> None:
+    await send_fuzz(10_000, seed=2)
+
+
+async def test_a_body_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_BYTES", 1000)
+    async with serve("x") as gateway:
+        key, _ = await gateway.open_session(SETTINGS)
+        async with httpx.AsyncClient(headers={"x-api-key": key}, timeout=60) as client:
+            body = {"messages": [{"role": "user", "content": "x" * 2000}]}
+            answer = await client.post(f"{gateway.base_url}/messages", json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (413, "request_too_large")
+
+
+async def test_clients_that_send_or_read_slowly_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_SECONDS", 0.2)
+    async with serve("x") as gateway:
+        key, _ = await gateway.open_session(SETTINGS)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {key}\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 1000\r\n"
+        for sent, answered in (("", b""), (head, b""), (head + "\r\n{", b"HTTP/1.1 408")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(sent.encode())
+            async with asyncio.timeout(60):
+                assert (await reader.read()).startswith(answered)
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_stream_that_is_not_read_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.2)
+    async with serve("word " * 40_000, chunk=None) as gateway:
+        key, session = await gateway.open_session(ChainSettings())
+        # Small buffers in the kernel: they hold back what is written before the client has read it.
+        gateway._server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: {key}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", gateway.port))
+            connection.sendall((head + body).encode())
+            assert session.recorder is not None
+            while not session.recorder.turns or gateway._server.server_state.connections:
+                await asyncio.sleep(0.01)
+
+
+async def test_pages_in_a_browser_cannot_use_a_server_without_a_key() -> None:
+    async with serve("x", api_key="", record=False) as gateway, httpx.AsyncClient(timeout=60) as client:
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        url = f"{gateway.base_url}/chat/completions"
+        for headers, status in (
+            ({}, 200),
+            ({"origin": "https://evil.example"}, 403),
+            ({"host": "evil.example"}, 403),
+            ({"content-type": "text/plain"}, 415),
+        ):
+            answer = await client.post(
+                url, content=json.dumps(body), headers={"content-type": "application/json", **headers}
+            )
+            assert answer.status_code == status, headers
