@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def test_serve_runs_until_it_is_interrupted(tmp_path: Path) -> None:
     with fork(run_main, ["serve", "tiny", "--port", port], files, tmp_path, None) as process:
         while not (files[1].exists() and "is served at" in files[1].read_text()):
             assert process.is_alive(), files[2].read_text()
+            time.sleep(0.05)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=120) as client:
             assert client.get("/models").json()["data"][0]["id"] == "tiny"
             body = {"messages": [QUESTION], "max_tokens": 4}

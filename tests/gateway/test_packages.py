@@ -61,6 +61,7 @@ async def test_smolagents() -> None:
         model = smolagents.OpenAIModel(model_id="any", api_base=gateway.base_url, api_key=key)
         agent = smolagents.ToolCallingAgent(tools=[add], model=model, max_steps=20, verbosity_level=0)
         assert await asyncio.to_thread(agent.run, QUESTION) == "18"
+        model.client.close()
         recorder = session.recorder
         assert recorder is not None
         assert (len(recorder.turns), len(recorder.segments)) == (10, 1)
@@ -69,15 +70,18 @@ async def test_smolagents() -> None:
 
 async def test_langgraph() -> None:
     prebuilt, langchain_openai, tools = require("langgraph.prebuilt", "langchain_openai", "langchain_core.tools")
+    (openai,) = require("openai")
 
     @tools.tool  # type: ignore[untyped-decorator]
     def add(a: int, b: int) -> str:
         """Add two integers."""
         return str(a + b)
 
-    async with serve() as gateway:
+    async with serve() as gateway, openai.DefaultAsyncHttpxClient() as http:
         key, session = await gateway.open_session(SETTINGS)
-        model = langchain_openai.ChatOpenAI(model="any", base_url=gateway.base_url, api_key=key, max_retries=0)
+        model = langchain_openai.ChatOpenAI(
+            model="any", base_url=gateway.base_url, api_key=key, max_retries=0, http_async_client=http
+        )
         agent = prebuilt.create_react_agent(model, [add], prompt="Be brief.")
         state = await agent.ainvoke({"messages": [("user", QUESTION)]}, {"recursion_limit": 50})
         assert state["messages"][-1].content == "The sum is 18."
@@ -85,14 +89,15 @@ async def test_langgraph() -> None:
 
 
 async def test_pydantic_ai() -> None:
-    require("pydantic_ai")
+    _, openai = require("pydantic_ai", "openai")
     from pydantic_ai import Agent
 
     models = importlib.import_module("pydantic_ai.models.openai")
     providers = importlib.import_module("pydantic_ai.providers.openai")
-    async with serve() as gateway:
+    async with serve() as gateway, openai.DefaultAsyncHttpxClient() as http:
         key, session = await gateway.open_session(SETTINGS)
-        provider = providers.OpenAIProvider(base_url=gateway.base_url, api_key=key)
+        client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0, http_client=http)
+        provider = providers.OpenAIProvider(openai_client=client)
         agent = Agent(models.OpenAIChatModel("any", provider=provider), instructions="Be brief.")
 
         @agent.tool_plain

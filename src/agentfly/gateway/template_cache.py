@@ -7,6 +7,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from agentfly.templates.template import Template
@@ -21,13 +22,16 @@ class TemplateCache:
     """The template of a model for each set of tools that requests bring."""
 
     def __init__(self, load: LoadTemplate) -> None:
-        self.base = load(tools=())
-        """The template without tools."""
         self._load = load
-        self._templates: OrderedDict[str, Template] = OrderedDict({"[]": self.base})
+        self._templates: OrderedDict[str, Template] = OrderedDict()
         self._lock = asyncio.Lock()
         self._numbers = 0
         self._prefix = secrets.token_hex(4)
+
+    @cached_property
+    def base(self) -> Template:
+        """The template without tools."""
+        return self._load(tools=())
 
     async def get(self, tools: Sequence[Mapping[str, Any]]) -> Template:
         """The template with these tools. Loading one takes a moment; it happens in a thread."""
