@@ -39,7 +39,7 @@ class RolloutManager:
         worker: Any = ray.remote(ChainWorker).options(
             num_cpus=1, max_restarts=-1, max_concurrency=10_000, scheduling_strategy="SPREAD"
         )
-        arguments = ray.cloudpickle.dumps((spec, client))
+        arguments = ray.cloudpickle.dumps((spec, client))  # type: ignore[no-untyped-call]
         self.workers: list[Any] = [worker.remote(arguments) for _ in range(spec.workers)]
         ray.get([each.ready.remote() for each in self.workers])
         self.reruns = 0
