@@ -77,7 +77,8 @@ COMMANDS = {
 """What is typed, by command. A command that takes the output of another one comes after it."""
 
 NOT_RUN = {
-    "serve": "needs vLLM",
+    "serve": "runs until it is stopped",
+    "gateway": "runs until it is stopped",
     "models prepare": "takes minutes; writes to the cache only",
     "search serve": "runs until it is stopped",
     "demo": "takes minutes; tests/test_wheel.py runs it",

@@ -405,7 +405,7 @@ def test_the_server_wants_its_token_and_a_loopback_host(index: ChainIndex) -> No
         for query in ("chain?id=", "chains?step=", "chains?step=-"):
             assert request(server, f"/{server.token}/api/{query}{'9' * 400}")[0] == 400
         assert request(server, f"/{server.token}/api/chains?offset={'9' * 400}")[0] == 200
-        assert request(server, "http://[")[0] == 403
+        assert request(server, "http://[", "127.0.0.1")[0] == 403
 
 
 def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None:

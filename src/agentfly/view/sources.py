@@ -233,7 +233,10 @@ def find_sources(paths: list[Path]) -> list[Source]:
             sources += [Source(next(numbers), each, "eval") for each in evals]
         else:
             raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
-    return list({source.path: source for source in reversed(sources)}.values())[::-1]  # a path given twice counts once
+    distinct: dict[Path, Source] = {}
+    for source in sources:
+        distinct.setdefault(source.path, source)
+    return list(distinct.values())
 
 
 def _is_run(path: Path) -> bool:
