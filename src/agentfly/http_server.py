@@ -1,4 +1,4 @@
-"""What servers of this package have in common: they refuse what web pages send, and cut off slow clients."""
+"""Shared by the ASGI servers of this package: refuse requests of web pages, and bound the size and time of a body."""
 
 from __future__ import annotations
 

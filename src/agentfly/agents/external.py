@@ -1,4 +1,4 @@
-"""`ExternalAgent`: a chain is a function or a program of the user that calls the model through the gateway."""
+"""`ExternalAgent`: a chain is a function or a process of the user that calls the model through the gateway."""
 
 from __future__ import annotations
 
@@ -142,8 +142,10 @@ class ExternalAgent(BaseAgent):
     The program is a function, also async, or the command line of a process. A function asks by parameter name for
     `base_url`, `api_key`, `model`, `task`, `messages`, `question`, columns of the dataset, and environments by their
     type. It returns the final answer, or a mapping with `prediction` and `reward`; None: the model's last reply is the
-    answer. A process finds the address and the key in the variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL
-    and ANTHROPIC_API_KEY, reads the task as JSON from its input, and writes its result as the last line of its output.
+    answer. Training and evaluation need `reward=`, which excludes a returned reward. A process finds the address and
+    the key in the variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, and the model's
+    name in AGENTFLY_MODEL. It reads the task as JSON from its input and writes its result as the last line of its
+    output.
     """
 
     native_tools = False  # the program brings its tools with every request

@@ -1,4 +1,4 @@
-"""The gateway: agents written with other packages talk to it by HTTP, and what they do is recorded as chains."""
+"""The gateway: agents of other packages call the model over HTTP, and their requests are recorded as chains."""
 
 from agentfly.gateway.gateway import Gateway
 

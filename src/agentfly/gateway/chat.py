@@ -100,7 +100,7 @@ def dump_arguments(call: ToolCall) -> str:
 
 
 ParseItem = Callable[[Any, dict[str, str]], list[Message]]
-"""Converts one item of a request. The dict has the tool of each call, by the id of the call: results name only that."""
+"""Converts one item of a request. The dict maps the ids of calls to tool names: a result has only the id."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class MessageParser:
     """
 
     def __init__(self, remembered: int = 8) -> None:
-        """`remembered`: number of conversations; 0 parses everything."""
+        """`remembered`: number of conversations that are kept; 0 parses every request as a whole."""
         self._conversations: deque[_Conversation] = deque(maxlen=remembered)
 
     def parse(self, items: list[Any], parse_item: ParseItem) -> list[Message]:

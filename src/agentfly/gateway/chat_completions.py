@@ -188,7 +188,7 @@ def parse_completion(body: Mapping[str, Any], template: Template) -> tuple[list[
 
 
 def format_completion(reply: ChatReply, template: Template, text: str) -> dict[str, Any]:
-    """The body of a response of /completions; also the last chunk of a stream, with the `text` that is left."""
+    """The body of a response of /completions, which is also the only chunk of a stream."""
     ids = [int(token) for token in reply.completion.token_ids]
     choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": reply.finish, "logprobs": None}
     if reply.request.logprobs:

@@ -28,7 +28,7 @@ from agentfly.threads import call
 
 T = TypeVar("T")
 MAX_CHAINS = 4096
-"""Chains of clients with the gateway's own key."""
+"""Maximum number of chains of clients with the gateway's own key."""
 _START_SECONDS = 60.0
 
 
@@ -54,8 +54,9 @@ class Gateway:
             model: The name that /models lists; requests may name any.
             host: Address to listen on.
             port: 0: any free port.
-            api_key: A key besides those of `open_session`; its clients tell chains apart by the header x-agentfly-chain
-                and choose their sampling. "": every key is, which needs a loopback address. None: there is none.
+            api_key: The gateway's own key, for clients without a session: the header x-agentfly-chain names their
+                chain, and they choose their sampling. "" accepts any key and needs a loopback address; None accepts
+                only the keys of `open_session`.
             record: Whether the chains of clients with that key are recorded.
             limits: Limits of those chains; None: a thousand turns.
         """
@@ -74,11 +75,11 @@ class Gateway:
         self.sessions: dict[str, Session] = {}
         """The chains of clients with the gateway's own key, by name."""
         self._finished: Counter[str] = Counter()
-        """The counts of chains that have ended."""
+        """Sums of the counts of chains that have ended."""
         self._settings = ChainSettings(limits=limits or ChainLimits(max_turns=1000))
         self._key = api_key
         self._keys: dict[bytes, Session] = {}
-        """Sessions by the digest of their key: finding one takes the same time whatever key is tried."""
+        """Sessions by the digest of their key, so that the time of a lookup says nothing about the keys that exist."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._server: Any = None
@@ -134,7 +135,7 @@ class Gateway:
         chain = chain if self.record else ""
         if chain not in self.sessions:
             if len(self.sessions) >= MAX_CHAINS:
-                raise ApiError(f"there are {MAX_CHAINS} chains already; end some", 429, "too_many_chains")
+                raise ApiError(f"there are {MAX_CHAINS} chains already; start another gateway", 429, "too_many_chains")
             self.sessions[chain] = Session(
                 self.backend, self.templates, self._settings, name=chain, record=self.record, client_sampling=True
             )

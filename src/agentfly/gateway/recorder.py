@@ -5,8 +5,8 @@ root; the deepest node with a sampled turn tells how far the client's history ag
 the recorded tokens are continued by `template.extend`; a history that disagrees (compaction, dropped thinking, an
 edited prompt) is rendered as a whole and begins a new segment.
 
-Nothing is recorded before a turn is complete, so a request that fails or is cancelled leaves no trace, and two requests
-that continue the same turn do not disturb each other: the first to finish continues the segment, the other begins one
+Nothing is recorded before a turn is complete, so a request that fails or is cancelled adds no tokens, and two requests
+that continue the same turn do not interfere: the first to finish continues the segment, the other begins one
 with a copy of the tokens.
 """
 
@@ -202,7 +202,7 @@ class Recorder:
         return segment
 
     def _root(self, template: Template) -> Node:
-        """Conversations with other tools have another root: their prompts have no token in common."""
+        """Conversations with other tools have another root: the prompt contains the tools."""
         key = json.dumps(template.tools, sort_keys=True)
         if key not in self._roots:
             self._roots[key] = Node()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 32 << 20
-"""Size of a request's body."""
+"""Maximum size of a request's body, in bytes."""
 READ_SECONDS = 60.0
 """Time for the headers of a request, and again for its body."""
 WRITE_SECONDS = 60.0
@@ -83,11 +83,11 @@ class GatewayApp:
         try:
             respond = await self._answer(path, scope, receive)
         except ApiError as error:
-            # After a request that was not read to its end, the connection is of no more use.
+            # The rest of the request was not read, so the connection cannot be used again.
             headers = {"connection": "close"} if error.status in (408, 413) else None
             respond = JSONResponse(format_error(error), error.status, headers)
         except ConnectionError:
-            return  # nobody is left to answer
+            return  # the client is gone
         except Exception as error:
             _LOG.exception("a request to %s failed", path)
             internal = ApiError(f"internal error: {type(error).__name__}", 500, "internal")
@@ -140,7 +140,7 @@ class GatewayApp:
 
 
 async def _read_json(headers: Headers, receive: Receive) -> Mapping[str, Any]:
-    # A page in a browser cannot send JSON to another site without asking first, which is not answered.
+    # A web page cannot send JSON to another site without a preflight request, which is not answered.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError("the content-type must be application/json", 415, "unsupported_media_type")
     try:
@@ -253,7 +253,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Runs in a thread: leaves signals alone, and reports when it listens."""
+    """Runs in a thread: installs no signal handlers, and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)

@@ -38,7 +38,7 @@ DeltaSink = Callable[[Iterator[Delta]], None]
 
 
 class Session:
-    """One chain, or a server without recording."""
+    """The requests of one chain; without recording, those of all clients."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Session:
         self.recorder = Recorder() if record else None
         self.parser = MessageParser(8 if record else 0)
         self.failures: list[Failure] = []
-        """Faults of single requests; the client may have survived them."""
+        """Failed requests; the client may have continued after them."""
         self.stop: StopReason | None = None
-        """Why the last request failed or was cut; None after a complete turn. The stop reason if the client ends."""
+        """Why the last request failed or was cut; None after a complete turn. The stop reason if the chain ends."""
         self.last_message = Message("assistant")
         self.last_used = time.monotonic()
         self.templates = templates
@@ -147,7 +147,7 @@ class Session:
             self._require_open()
             return await turn.sample(sink)
         except asyncio.CancelledError:
-            self.add_failure(FailureKind.CANCELLED, "the client closed the connection before the turn was complete")
+            self.add_failure(FailureKind.CANCELLED, "the client closed the connection or the chain ended during a turn")
             raise
         except BackendFault as error:
             self.stop = StopReason.BACKEND_FAULT

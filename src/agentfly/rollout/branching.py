@@ -31,7 +31,7 @@ class Branching:
 
     @classmethod
     def of(cls, value: Branching | Mapping[str, Any] | None, max_turns: int) -> Branching | None:
-        """Convert a mapping of both fields; None is none. Raises ConfigError if no chain can reach the turn."""
+        """Convert a mapping of both fields; None stays None. Raises ConfigError if no chain can reach the turn."""
         if isinstance(value, Mapping) and set(value) != {"turn", "branches"}:
             raise ConfigError(f"branching={dict(value)!r}: it has turn and branches, such as turn=1, branches=4")
         if value is not None and not isinstance(value, Branching | Mapping):

@@ -1,6 +1,6 @@
 """The teacher of on-policy distillation: a model with the student's vocabulary that scores the student's own tokens.
 
-It is loaded beside the learner (`LocalLearner.score_teacher`), or asked for over HTTP (`TeacherServer`). A teacher with
+It is loaded beside the learner (`LocalLearner.score_teacher`), or queried over HTTP (`TeacherServer`). A teacher with
 another vocabulary is refused before training starts: its probability of a token id would be that of another text.
 """
 
@@ -31,7 +31,7 @@ _PROBE_TOKENS = 512
 
 
 def load_teacher(config: TrainConfig, student: Any, device: torch.device, *, on_gpu: bool) -> Any:
-    """Load the teacher of a run onto a device; None where there is none, or a server has it.
+    """Load the teacher of a run onto a device; None where there is none, or a server runs it.
 
     Raises ConfigError where its vocabulary, its number of positions or its kind do not fit the student.
     """
@@ -93,7 +93,7 @@ class TeacherServer:
             )
 
     def score_teacher(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
-        """Log-probabilities of the sampled tokens, one [tokens] array per segment; `temperature` is 1."""
+        """Log-probabilities of the sampled tokens, one [tokens] array per segment; `temperature` must be 1."""
         scores = wait_for(self._send(lambda client: [client.score_prompt(each.tokens.tolist()) for each in segments]))
         return [
             np.where(segment.mask, np.asarray(each, np.float32), np.float32(0))

@@ -1,4 +1,4 @@
-"""Two tasks that take looking and acting: no text of a chain contains what the images show."""
+"""Two tasks that need images and tool calls: no text of a chain contains what the images show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentfly.types import Image, Task, ToolCall
 
 
 class Rooms(Environment):
-    """An image shows the number of a room; in that room hangs a digit.
+    """An image shows the number of a room; the image of that room shows a digit.
 
     The columns `digits`, `colors` and `seed` describe the rooms; `target` is one of them.
     """
