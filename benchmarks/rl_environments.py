@@ -91,6 +91,7 @@ class RecipeStudy:
         module = load_module(find_recipe(self.env.recipe).path, "recipe", self.env.recipe)
         self.make_agent, self.recipe = partial(make_agent, module), module.config
         first, rest = (8, 8) if quick else (self.env.demonstrated, self.env.trained)
+        self.demonstrations = folder / "demonstrations" / f"{env}.jsonl"
         drawn = folder / "tasks" / f"{env}.json"
         if not drawn.exists():  # drawing takes up to half a minute, so the first job of an environment stores the tasks
             drawn.parent.mkdir(exist_ok=True)
@@ -127,19 +128,26 @@ class RecipeStudy:
         }  # fmt: skip
 
     def demonstrate(self, count: int) -> list[Any]:
-        """The expert's chains of the first tasks for demonstrations, as tokens of SmolLM2."""
+        """The expert's chains of the first tasks for demonstrations, as tokens of SmolLM2; stored by the first job."""
+        from agentfly.data import load_trajectories, save_trajectories
         from agentfly.demonstrations import demonstrate
 
+        if self.demonstrations.exists():
+            return load_trajectories(self.demonstrations)[:count]
         scripted = {"backend": "scripted", "backend_config": {"script": "-"}}
         writer = self.make_agent(model_name_or_path=self.model, template="chatml", **scripted)
         turns = self.config(Path(), []).max_turns
 
-        async def shown() -> Any:
+        async def run_expert() -> Any:
             try:
-                return await demonstrate(writer, self.demonstrated[:count], max_turns=turns)
+                return await demonstrate(writer, self.demonstrated, max_turns=turns)
             finally:
                 await writer.close()
 
-        found = asyncio.run(shown())
+        found = asyncio.run(run_expert())
         print(f"{len(found.accepted)} demonstrations; rejected: {found.reasons}", flush=True)
-        return list(found.accepted)
+        self.demonstrations.parent.mkdir(exist_ok=True)
+        part = self.demonstrations.with_suffix(f".{os.getpid()}")
+        save_trajectories(part, found.accepted)
+        part.rename(self.demonstrations)
+        return list(found.accepted[:count])

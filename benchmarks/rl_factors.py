@@ -3,7 +3,7 @@
 SmolLM2-135M, several runs side by side on one GPU. A folder holds one JSON file per job in `jobs/`; `queue` runs them
 in the order of their names, also those that are added while it runs, and not those that have a result.
 
-    python -m benchmarks.rl_factors jobs FOLDER             # one factor at a time, on SQL and search
+    python -m benchmarks.rl_factors jobs FOLDER [--factors gigpo,turns] # one factor at a time, on SQL and search
     python -m benchmarks.rl_factors learn FOLDER [--envs alfworld,shell] # three seeds of the base in each environment
     python -m benchmarks.rl_factors queue FOLDER --parallel 10 --deadline 1500
     python -m benchmarks.rl_factors table FOLDER
@@ -35,12 +35,14 @@ MEASURED = 384
 """Training tasks whose difficulty is measured."""
 TUNED = 96
 """Training tasks that a `search` job evaluates the stages of SFT on."""
-TARGET = 0.35
+TARGET = 0.28
 SEARCH_SECONDS = 200.0
 """Seconds after which a `search` job stops SFT."""
 EVALUATION_SECONDS = 60.0
 """Seconds that a `train` job reserves for its evaluation before the deadline of the queue."""
 WARM_STEPS = {"sql": (10, 16, 24, 48), "search": (8, 14, 22, 44)}
+BASE_STEPS = {"sql": 24, "search": 14}
+"""Steps of SFT of the warm start with a success of a third, for a selection of factors."""
 FACTORS: dict[str, list[str]] = {
     "base": [],
     "lr-3e-6": ["optimizer.learning_rate=3e-6"],
@@ -66,10 +68,16 @@ FACTORS: dict[str, list[str]] = {
     "resample-mini4": ["zero_variance=resample", "mini_batches=4"],
     "kl": ["kl.coef=0.01"],
     "entropy": ["loss.entropy_coef=0.003"],
+    "ppo-warmup": ["algorithm=ppo", "optimizer.critic_learning_rate=1e-4", "optimizer.critic_warmup_steps=5"],
     "turns": ["max_turns=8"],
     "steps40": ["steps=40"],
+    "pool160": [],
+    "pool160-avoid": ["zero_variance=avoid"],
 }
 """The fields that each factor changes. `medium` and the strengths of the warm start are added in `write_jobs`."""
+POOL = 160
+"""Training tasks of the factors `pool160…`: 20 steps draw each of them four times, so that a sampler can learn which
+are too easy or too hard."""
 SEEDED = ("base", "lr-1e-5", "resample", "mini4")
 """Factors that run with seeds 1 and 2 besides 0."""
 
@@ -88,13 +96,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=480.0, help="seconds after which one job is stopped")
     parser.add_argument("--until", type=float, default=float("inf"), help="time at which the queue stops its jobs")
     parser.add_argument("--envs", default=",".join(LEARNED), help="environments of `learn`, separated by commas")
+    parser.add_argument("--factors", help="factors of `jobs`, separated by commas, instead of all of them")
     parser.add_argument("--model", default="smollm2-135m", help="the model before SFT")
     parser.add_argument("--watch", action="store_true", help="wait for further jobs when all are done")
     parser.add_argument("--job", help="the job to run in this process")
     parser.add_argument("--quick", action="store_true", help="a few tasks and one step, to test the program")
     options = parser.parse_args()
     if options.command == "jobs":
-        write_jobs(options.folder)
+        write_jobs(options.folder, options.factors.split(",") if options.factors else [])
     elif options.command == "learn":
         write_learning_jobs(options.folder, options.envs.split(","))
     elif options.command == "queue":
@@ -107,40 +116,44 @@ def main() -> None:
 # ── the queue ──
 
 
-def write_jobs(folder: Path) -> None:
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+def write_jobs(folder: Path, chosen: list[str]) -> None:
+    """Jobs of all factors, or of the chosen ones from the warm start of `BASE_STEPS`."""
     jobs: list[dict[str, Any]] = []
     for env, counts in WARM_STEPS.items():
-        starts = [f"{env}-warm-{steps}" for steps in counts]
-        jobs += [
-            {"kind": "warm", "env": env, "name": name, "steps": steps}
-            for name, steps in zip(starts, counts, strict=True)
-        ]
-        jobs.append({"kind": "measure", "env": env, "name": f"{env}-measure", "model": "base"})
-        trained = [(factor, "base", changes) for factor, changes in FACTORS.items()]
-        trained += [(f"{factor}-seed{n}", "base", [*FACTORS[factor], f"seed={n}"]) for factor in SEEDED for n in (1, 2)]
-        trained += [(f"from-{steps}", name, []) for name, steps in zip(starts, counts, strict=True)]
-        trained.append(("medium", "base", []))
+        steps_of = {f"{env}-warm-{steps}": steps for steps in ((BASE_STEPS[env],) if chosen else counts)}
+        jobs += [{"kind": "warm", "env": env, "name": name, "steps": steps} for name, steps in steps_of.items()]
+        trained = [(factor, "base", FACTORS[factor]) for factor in chosen or FACTORS]
+        if not chosen:
+            jobs.append({"kind": "measure", "env": env, "name": f"{env}-measure", "model": "base"})
+            seeded = [(factor, seed) for factor in SEEDED for seed in SEEDS[1:]]
+            trained += [(f"{factor}-seed{seed}", "base", [*FACTORS[factor], f"seed={seed}"]) for factor, seed in seeded]
+            trained += [(f"from-{steps}", name, []) for name, steps in steps_of.items()]
+            trained.append(("medium", "base", []))
         jobs += [
             {"kind": "train", "env": env, "name": f"{env}-{factor}", "model": model, "changes": changes}
             | ({"medium": True} if factor == "medium" else {})
+            | ({"pool": POOL} if factor.startswith("pool") else {})
             for factor, model, changes in trained
         ]
-    for number, job in enumerate(jobs):
-        (folder / "jobs" / f"{number:03}.json").write_text(json.dumps(job))
+    store_jobs(folder, "factors", jobs)
 
 
 def write_learning_jobs(folder: Path, envs: list[str]) -> None:
     """All searches for warm starts first, then each environment's first seed, second, third."""
+    jobs: list[dict[str, Any]] = [{"kind": "search", "env": env, "name": f"{env}-warm-search"} for env in envs]
+    for seed in SEEDS:
+        changes = ["steps=30", f"seed={seed}"]
+        jobs += [
+            {"kind": "train", "env": env, "name": f"{env}-base-seed{seed}", "model": "base", "changes": changes}
+            for env in envs
+        ]
+    store_jobs(folder, "a-learn", jobs)
+
+
+def store_jobs(folder: Path, prefix: str, jobs: list[dict[str, Any]]) -> None:
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    jobs = [{"kind": "search", "env": env, "name": f"{env}-warm-search"} for env in envs]
-    jobs += [
-        {"kind": "train", "env": env, "name": f"{env}-base-seed{seed}", "model": "base", "changes": [f"seed={seed}"]}
-        for seed in SEEDS
-        for env in envs
-    ]
     for number, job in enumerate(jobs):
-        (folder / "jobs" / f"{number:03}.json").write_text(json.dumps(job))
+        (folder / "jobs" / f"{prefix}-{number:03}.json").write_text(json.dumps(job))
 
 
 def run_queue(options: argparse.Namespace) -> None:
@@ -322,6 +335,7 @@ def train(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, An
     if job.get("medium"):
         shares = read(folder / "results" / f"{job['env']}-measure.json")["shares"]
         tasks = [task for task, share in zip(tasks, shares, strict=False) if 0 < share < 1]
+    tasks = tasks[: job.get("pool")]
     run = folder / "runs" / job["name"]
     trainer = Trainer(TrainPlan(study.make_agent, tasks, config), run)
 
