@@ -67,12 +67,12 @@ ENVS = {
     "webshop": Env("webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG)),
     "webshop-official": Env("webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG)),
     "alfworld": Env(
-        "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=32,
+        "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=48,
         changes=("tasks_per_step=16", "max_turns=22", LONG), stages=(30, 40, 48, 56, 64, 76, 90, 110),
     ),
     "scienceworld": Env(
         "scienceworld", draw_by("ScienceWorld", tasks=SCIENCE), demonstrated=128, trained=260, held_out=200,
-        max_tokens=40, changes=("tasks_per_step=16", "max_turns=16", LONG),
+        max_tokens=56, changes=("tasks_per_step=16", "max_turns=16", LONG),
         stages=(10, 16, 22, 28, 36, 46, 60, 80),
     ),
 }  # fmt: skip
