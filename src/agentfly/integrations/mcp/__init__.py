@@ -10,5 +10,6 @@ with require_extra("agentfly.integrations.mcp", "mcp"):
     import mcp as _mcp  # noqa: F401
 
 from agentfly.integrations.mcp.environment import MCPServer, mcp_server
+from agentfly.integrations.mcp.server import MCPApp
 
-__all__ = ["MCPServer", "mcp_server"]
+__all__ = ["MCPApp", "MCPServer", "mcp_server"]

@@ -60,6 +60,8 @@ class Connection:
         self._stop = asyncio.Event()
         self._stdio: StdioTransport | None = None
         self._lost = ""
+        self._client: Client
+        self._task: asyncio.Task[None]
 
     @classmethod
     async def open(cls, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> Connection:
@@ -121,24 +123,24 @@ class Connection:
         is lost, RuntimeError if the server answers with an error of its own or with an invalid result. An error about
         the call itself is returned as a result with `is_error`.
         """
-        progress: list[str] = []
+        reports: list[str] = []
         limit = asyncio.timeout(timeout)
 
-        async def on_progress(value: float, total: float | None, message: str | None) -> None:
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             limit.reschedule(asyncio.get_running_loop().time() + timeout)
-            progress[50:] = []
-            progress.append(f"{value:g}/{total:g}" if total is not None else f"{value:g}")
-            progress[-1] += f" {message[:200]}" if message else ""
+            del reports[50:]
+            reports.append(f"{progress:g}/{total:g}" if total is not None else f"{progress:g}")
+            reports[-1] += f" {message[:200]}" if message else ""
 
         try:
             async with limit:
                 call = self._client.call_tool(name, dict(arguments), progress_callback=on_progress)
-                return await self._request(call), progress
+                return await self._request(call), reports
         except MCPError as error:
             if error.code not in (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND, TOO_LARGE):
                 raise RuntimeError(f"the MCP server answered with error {error.code}: {error.message}") from error
             content = mcp_types.TextContent(text=error.message)
-            return mcp_types.CallToolResult(content=[content], is_error=True), progress
+            return mcp_types.CallToolResult(content=[content], is_error=True), reports
 
     async def close(self) -> None:
         """End the connection; a server that is a command ends with all its processes. May be called again."""
@@ -237,7 +239,7 @@ class Connection:
 def require_one(command: Sequence[str], url: str, name: str) -> None:
     """Raise ConfigError unless either a command or a URL is given."""
     if isinstance(command, str) or not all(isinstance(each, str) for each in command):
-        raise ConfigError(f'{name}.command must be a list of words, such as ["uvx", "mcp-server-time"], not {command!r}')
+        raise ConfigError(f'{name}: command is a list such as ["uvx", "mcp-server-time"], not {command!r}')
     if bool(command) == bool(url):
         both = "both a command and a url" if url else "neither a command nor a url"
         raise ConfigError(f'{name} has {both}; set command = ["uvx", "mcp-server-time"] or url = "https://…/mcp"')

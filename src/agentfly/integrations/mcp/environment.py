@@ -12,15 +12,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import mcp_types
 
-from agentfly.environment import Environment, Pool, Scope
+from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.integrations.mcp.connection import Connection, Endpoint, require_one
 from agentfly.integrations.mcp.tools import MCPTool, SchemaArguments, choose_names, to_observation
@@ -110,8 +109,8 @@ class MCPServer(Environment):
             raise ConfigError(f"{cls.__name__}.reset_tool is {cls.reset_tool!r}; there are {', '.join(by_name)}")
         names = choose_names(
             [name for name in by_name if name != cls.reset_tool],
-            include=None if cls.include is None else tuple(cls.include),
-            exclude=tuple(cls.exclude),
+            include=cls.include,
+            exclude=cls.exclude,
             rename=cls.rename,
             prefix=cls.prefix,
         )
@@ -123,7 +122,7 @@ class MCPServer(Environment):
 
     @property
     def folder(self) -> Path:
-        """The instance's own folder: the server's working directory unless `cwd` says otherwise. Empty in each chain."""
+        """The instance's own folder, by default the server's working directory. Emptied before each chain."""
         return Path(self._folder)
 
     async def prepare(self, task: Task) -> None:
@@ -151,7 +150,9 @@ class MCPServer(Environment):
                 raise ConfigError(f"the column 'reset' has the arguments of {self.reset_tool!r}, not {arguments!r:.80}")
             returned = await self.call_tool(self.reset_tool, arguments)
             if returned.get("is_error"):
-                raise EnvironmentFault(f"{self.reset_tool!r} could not reset the server: {returned['observation']:.500}")
+                raise EnvironmentFault(
+                    f"{self.reset_tool!r} could not reset the server: {returned['observation']:.500}"
+                )
 
     async def check(self) -> None:
         """Raise if the server does not answer."""
@@ -202,8 +203,11 @@ class MCPServer(Environment):
                 raise ConfigError(f"{cls.__name__} takes its key from {cls.api_key_variable}, which is not set")
             headers["authorization"] = f"Bearer {key}"
         command = tuple(each.replace(FOLDER, folder) for each in cls.command)
-        if command and shutil.which(command[0], path=cls.env.get("PATH")) is None:
-            raise ConfigError(f"{cls.__name__} starts {command[0]!r}, which is not installed or not in PATH")
+        if command:
+            program = shutil.which(command[0], path=cls.env.get("PATH"))
+            if program is None:
+                raise ConfigError(f"{cls.__name__} starts {command[0]!r}, which is not installed or not in PATH")
+            command = (os.path.abspath(program), *command[1:])
         return Endpoint(
             cls.__name__,
             command=command,
@@ -236,7 +240,8 @@ class MCPServer(Environment):
 
     def _warn_of_change(self) -> None:
         _LOG.warning(
-            "the tool list of the MCP server %s changed; the agent keeps the tools it was made with", type(self).__name__
+            "the tool list of the MCP server %s changed; the agent keeps the tools it was made with",
+            type(self).__name__,
         )
 
 
@@ -270,7 +275,9 @@ def _add_tool(cls: type[MCPServer], tool: mcp_types.Tool, name: str) -> None:
         returned: dict[str, Any] = await _environment.call_tool(tool.name, arguments)
         return returned
 
-    method.__name__, method.__qualname__, method.__module__ = attribute, f"{cls.__qualname__}.{attribute}", cls.__module__
+    method.__name__ = attribute
+    method.__qualname__ = f"{cls.__qualname__}.{attribute}"
+    method.__module__ = cls.__module__
     description = tool.description or tool.title or ""
     arguments = SchemaArguments.read(name, description, tool.input_schema)
     made = MCPTool(

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,7 +70,7 @@ class SchemaArguments(ToolArguments):
                         given[name] = given[name] if isinstance(parsed, str) else parsed
             errors = list(self.validator.iter_errors(given)) if errors else []
         except (Unresolvable, RecursionError) as error:
-            return f"Error: the arguments of {self.tool!r} cannot be checked: {str(error):.200}"
+            return f"Error: the arguments of {self.tool!r} cannot be checked: {error!s:.200}"
         problems = [self._describe(each) for each in errors[:5]]
         if problems:
             return f"Error: the arguments of {self.tool!r} do not fit: {'; '.join(problems)}. {self.usage}"
@@ -95,7 +95,7 @@ class MCPTool(Tool):
         self._read_arguments = arguments
 
     @property
-    def arguments(self) -> ToolArguments:  # type: ignore[override]  # a cached property of the base class
+    def arguments(self) -> ToolArguments:  # a cached property of the base class
         """Schema and validation of the arguments."""
         return self._read_arguments
 
@@ -107,7 +107,12 @@ class MCPTool(Tool):
 
 
 def choose_names(
-    tools: list[str], *, include: tuple[str, ...] | None, exclude: tuple[str, ...], rename: Mapping[str, str], prefix: str
+    tools: list[str],
+    *,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    rename: Mapping[str, str],
+    prefix: str,
 ) -> dict[str, str]:
     """Select tools, and give each the name that the model uses: unique, and in characters that every API accepts.
 
@@ -174,4 +179,4 @@ def _add_bytes(data: str, mime_type: str, what: str, texts: list[str], images: l
     try:
         images.append(normalize_image(Image.of(base64.b64decode(data, validate=True))))
     except (DataError, binascii.Error, ValueError) as error:
-        texts.append(f"[{what}: an image that cannot be shown: {str(error):.200}]")
+        texts.append(f"[{what}: an image that cannot be shown: {error!s:.200}]")

@@ -94,7 +94,9 @@ class StdioTransport:
         )
         self._received, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_send, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
-        self._tasks = [asyncio.create_task(work()) for work in (self._read_stdout, self._write_stdin, self._read_stderr)]
+        self._tasks = [
+            asyncio.create_task(work()) for work in (self._read_stdout, self._write_stdin, self._read_stderr)
+        ]
         return received, to_send
 
     async def __aexit__(self, *_: object) -> None:

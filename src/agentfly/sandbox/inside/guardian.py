@@ -1,7 +1,7 @@
 """The guardian of a program that is no session: ends the program's descendants with it, and all of them with the owner.
 
 It starts the program with its own standard streams, adopts its orphans, and waits. When the program ends, when the
-owner's process ends for any reason, or on SIGTERM, everything below the guardian is killed. It exits as the program did.
+owner's process ends for any reason, or on SIGTERM, everything below it is killed. It exits as the program did.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def _wait(program: int, owner: int, wake: int, terminated: list[bool]) -> int:
         for pid, status in process_tree.reap(wake):
             if pid == program:
                 return status
-        if os.getppid() != owner:
-            os.kill(program, signal.SIGKILL)
-        elif deadline is not None and time.monotonic() > deadline:
+        if os.getppid() != owner or (deadline is not None and time.monotonic() > deadline):
             os.kill(program, signal.SIGKILL)
         elif terminated[0] and deadline is None:
             deadline = time.monotonic() + TERM_SECONDS
