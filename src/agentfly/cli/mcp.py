@@ -83,24 +83,27 @@ def resolve_served(name: str) -> Tool | type[Environment]:
     from pathlib import Path
 
     from agentfly import plugins
+    from agentfly import tools as general_tools
     from agentfly.cli.resolve import import_here, load_module, resolve_environment
-    from agentfly.environment import Environment
     from agentfly.tooling import TOOLS, Tool
 
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
     if ":" not in name and not source.endswith(".py"):
-        if any(each.name == name for each in plugins.list_plugins(plugins.TOOLS)):
-            return TOOLS.find(name)
-        return resolve_environment(name)
+        tools = [*(each.name for each in plugins.list_plugins(plugins.TOOLS)), *general_tools.__all__]
+        return TOOLS.find(name) if name in tools else resolve_environment(name)
     if not wanted:
         return resolve_environment(name)
     module = load_module(Path(source), "file") if source.endswith(".py") else import_here(source, f"module {source!r}")
-    found = getattr(module, wanted, None)
-    if isinstance(found, Tool) or (inspect.isclass(found) and issubclass(found, Environment)):
-        return found
-    kinds = [key for key, each in vars(module).items() if isinstance(each, Tool)]
-    kinds += [key for key, each in vars(module).items() if inspect.isclass(each) and issubclass(each, Environment)]
-    raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(kinds) or 'none'}")
+    there = {key: each for key, each in vars(module).items() if isinstance(each, Tool) or _is_environment(each)}
+    if wanted not in there:
+        raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(there) or 'none'}")
+    return there[wanted]
+
+
+def _is_environment(value: object) -> bool:
+    from agentfly.environment import Environment
+
+    return inspect.isclass(value) and issubclass(value, Environment) and value is not Environment
 
 
 async def _serve_stdio(server: MCPApp) -> None:

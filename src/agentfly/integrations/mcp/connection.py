@@ -76,6 +76,7 @@ class Connection:
             async with asyncio.timeout(endpoint.start_timeout) as limit:
                 connection._client = await asyncio.shield(ready)
         except BaseException as error:
+            connection._task.cancel()  # it may wait for the server
             await connection.close()
             if not isinstance(error, Exception):
                 raise
@@ -218,7 +219,10 @@ class Connection:
             self._on_change()
 
     def _describe_failure(self, error: BaseException) -> str:
-        if self._stdio is not None and self._stdio.failure:
+        closed = isinstance(error, OSError) or (
+            isinstance(error, MCPError) and error.code == mcp_types.CONNECTION_CLOSED
+        )
+        if closed and self._stdio is not None and self._stdio.failure:
             return self._stdio.failure
         text = describe(error)
         if "protocol version" in text.lower():

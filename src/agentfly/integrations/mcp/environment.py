@@ -116,6 +116,9 @@ class MCPServer(Environment):
         )
         if not names:
             raise ConfigError(f"{cls.__name__} offers no tools; the server has {', '.join(by_name) or 'none'}")
+        inherited = [key for base in cls.__mro__ for key, each in vars(base).items() if isinstance(each, MCPTool)]
+        for attribute in inherited:
+            setattr(cls, attribute, None)  # a class that has other settings may not offer it
         for tool_name, name in names.items():
             _add_tool(cls, by_name[tool_name], name)
         cls._listed = {name: by_name[name].input_schema for name in [*names, *filter(None, [cls.reset_tool])]}
@@ -268,8 +271,8 @@ def mcp_server(command: Sequence[str] = (), *, url: str = "", name: str = "", **
 def _add_tool(cls: type[MCPServer], tool: mcp_types.Tool, name: str) -> None:
     """Make a tool of the server a method of the class, under its name unless that is taken."""
     attribute = name.replace("-", "_")
-    if not attribute.isidentifier() or hasattr(cls, attribute):  # such as `reset` or `close`
-        attribute = f"tool_{attribute}"
+    if not attribute.isidentifier() or not isinstance(getattr(cls, attribute, None), MCPTool | None):
+        attribute = f"tool_{attribute}"  # the name is taken, such as `reset` and `close`
 
     async def method(_environment: Any, /, **arguments: Any) -> dict[str, Any]:
         returned: dict[str, Any] = await _environment.call_tool(tool.name, arguments)

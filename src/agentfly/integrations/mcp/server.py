@@ -157,8 +157,12 @@ class MCPApp:
     @asynccontextmanager
     async def app(self) -> AsyncIterator[Callable[[Scope, Receive, Send], Any]]:
         """The ASGI application, while it can be used. Without a key, requests that a web page sends are refused."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:  # uvicorn takes no method
+            await self._answer(scope, receive, send)
+
         async with self._http.run():
-            yield self._answer if self._key else BrowserGuard(self._answer)
+            yield answer if self._key else BrowserGuard(answer)
 
     async def _list_tools(self, _: Any, __: Any) -> mcp_types.ListToolsResult:
         functions = [schema["function"] for schema in self.toolbox.schemas]

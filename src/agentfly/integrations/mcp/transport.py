@@ -174,6 +174,8 @@ class StdioTransport:
                 line += part
                 if size > self._max_bytes:
                     line = line[:_KEPT] + line[-_KEPT:]
+                if size > _MAX_UNASKED * self._max_bytes:
+                    raise ValueError(f"it sent {size:,} bytes of one message; at most {self._max_bytes:,} are read")
                 if index < len(parts) - 1:
                     yield bytes(line), size
                     line, size = bytearray(), 0
