@@ -85,6 +85,9 @@ async def test_schemas_results_images_errors_and_progress_of_the_official_packag
         wrong = await call(Counter, env, "add", times="many")
         assert wrong.status is CallStatus.INVALID
         assert "'times': 'many' is not of type 'integer'" in str(wrong.observation)
+        for value in ("\ud800", float("nan"), {"deep": float("inf")}):
+            wrong = await call(Counter, env, "picture", color=value)
+            assert "cannot be written as JSON" in str(wrong.observation)
         failed = await call(Counter, env, "divide", by=0)
         assert failed.status is CallStatus.INVALID
         assert "division by zero" in str(failed.observation)

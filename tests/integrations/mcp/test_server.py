@@ -1,6 +1,8 @@
 """AgentFly environments and tools offered to MCP clients: the official client, and our own."""
 
 import asyncio
+import gzip
+import json
 import os
 import signal
 import socket
@@ -289,3 +291,70 @@ def test_serve_command_rejects_unknown_names_and_open_addresses():
         assert done.returncode != 0
         assert problem in done.stderr
         assert "Traceback" not in done.stderr
+
+
+async def test_misbehaving_http_servers_are_observations_or_faults():
+    """Answers that are too large, malformed or missing, of a server that could list its tools."""
+    kind = ""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        request = json.loads(message["body"] or b"{}")
+        method = request.get("method")
+        result: dict[str, Any] = {"tools": [{"name": "say", "inputSchema": {"type": "object"}}]}
+        if method == "initialize":
+            capabilities = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            result = {**capabilities, "serverInfo": {"name": "odd", "version": "1"}}
+        elif method == "tools/call":
+            result = {"content": [{"type": "text", "text": "x" * (30_000_000 if "large" in kind else 1)}]}
+        reply = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
+        status, media_type = 200 if "id" in request else 202, b"application/json"
+        headers = [(b"mcp-session-id", b"a")]
+        if method == "tools/call" and kind == "large event":
+            reply, media_type = b"event: message\ndata: " + reply + b"\n\n", b"text/event-stream"
+        elif method == "tools/call" and kind == "compressed":
+            reply, headers = gzip.compress(reply), [*headers, (b"content-encoding", b"gzip")]
+        elif method == "tools/call" and kind == "not json":
+            reply = b"<html>"
+        elif method == "tools/call" and kind == "unavailable":
+            status = 503
+        elif method == "tools/call" and kind == "silent":
+            await asyncio.sleep(60)
+        elif scope["method"] == "GET":
+            status = 405
+        headers = [*headers, (b"content-type", media_type)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply})
+
+    listener, ready = socket.create_server(("127.0.0.1", 0)), asyncio.Event()
+    server = make_server(answer, ready.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await ready.wait()
+    odd = mcp_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", name="Odd", timeout=2.0)
+    await asyncio.to_thread(odd.load_tools)
+    found: dict[str, str] = {}
+    for kind in ("well-behaved", "large json", "large event", "compressed", "not json", "unavailable", "silent"):
+        manager = ResourceManager()
+        async with manager.leases(Task.of("x")) as leases:
+            environment = await leases.get(odd)
+            try:
+                returned = (
+                    await Toolbox([odd])
+                    .find(ToolCall("say"))
+                    .run(  # type: ignore[union-attr]
+                        {}, context=Context(Task.of("x")), environments={odd: environment}
+                    )
+                )
+                found[kind] = f"{returned.status.value}: {returned.observation}"
+            except EnvironmentFault as fault:
+                found[kind] = f"fault: {fault}"
+        await manager.close()
+    server.should_exit = True
+    await serving
+    listener.close()
+    assert found["well-behaved"] == "ok: x"
+    for each in ("large json", "large event", "compressed", "not json"):
+        assert found[each].startswith(("error: ", "fault: ")), found
+    assert "16,777,216 bytes" in found["large json"]
+    assert found["unavailable"].startswith("fault: the MCP server Odd is lost")
+    assert found["silent"].startswith("fault: 'say' gave neither an answer nor progress for 2 s")

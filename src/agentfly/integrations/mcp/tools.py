@@ -62,6 +62,10 @@ class SchemaArguments(ToolArguments):
         """Return the arguments, or an error message for the model. Text is parsed as JSON where no text is allowed."""
         given = dict(arguments)
         try:
+            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError):  # half of a surrogate pair, an infinite number, a deep nesting
+            return f"Error: the arguments of {self.tool!r} cannot be written as JSON. {self.usage}"
+        try:
             errors = list(self.validator.iter_errors(given))
             for name in {str(each.path[0]) for each in errors if each.path}:
                 if isinstance(given[name], str):

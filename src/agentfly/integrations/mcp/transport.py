@@ -24,7 +24,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
 from agentfly import sandbox
-from agentfly.errors import sanitize
+from agentfly.errors import describe, sanitize
 from agentfly.resources.rpc.server import OWNER
 from agentfly.sandbox.owner import process_name
 
@@ -127,11 +127,16 @@ class StdioTransport:
     async def _write_stdin(self) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError, anyio.EndOfStream, anyio.ClosedResourceError):
+        try:
             async for each in self._to_send:
                 line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 self._process.stdin.write(line.encode() + b"\n")
                 await self._process.stdin.drain()
+        except (ConnectionError, anyio.ClosedResourceError):
+            pass  # the server reads no more; the end of its output says why
+        except Exception as error:
+            self._problem = f"a message could not be sent: {describe(error)}"
+            self._received.close()  # requests without an answer fail
 
     async def _read_stderr(self) -> None:
         assert self._process is not None
