@@ -94,6 +94,7 @@ def resolve_served(name: str) -> Tool | type[Environment]:
     if not wanted:
         return resolve_environment(name)
     module = load_module(Path(source), "file") if source.endswith(".py") else import_here(source, f"module {source!r}")
+    there: dict[str, Tool | type[Environment]]
     there = {key: each for key, each in vars(module).items() if isinstance(each, Tool) or _is_environment(each)}
     if wanted not in there:
         raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(there) or 'none'}")
