@@ -30,7 +30,7 @@ VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training
 	tests/training/test_logprobs.py tests/models/test_tiny.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full vllm verl verl-full clean
+.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -60,7 +60,7 @@ matrix:  ## run the quick tests on every installed Python from 3.11 to 3.13 (or 
 	@$(PYTHON) tests/matrix.py $(VERSIONS)
 
 slow-smoke: $(DEV)  ## build and test the wheel and the docs site, compile the learner, and run the tests that start a browser
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full and not gateway_full" \
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow_smoke and not browser_full and not gateway_full and not mcp_full" \
 		$$(grep -rlE --include='test_*.py' 'slow_smoke|needs_browser' tests)
 
 browser-full: $(DEV)  ## the longer tests of GUI environments: every task, many browsers, recipes, the contract
@@ -88,6 +88,10 @@ gateway: $(AGENTS)  ## test the gateway with agents of other packages: openai-ag
 
 gateway-full: $(AGENTS)  ## the same with ten thousand fuzzed requests, two hundred streaming clients and a training
 	@$(BIN)/python -m pytest -m "gateway_full or not slow_smoke" tests/gateway tests/agents/test_external.py
+
+mcp: $(DEV)  ## test MCP with the reference servers of PyPI and npm
+	@$(BIN)/python tests/integrations/mcp/fetch.py
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "mcp_full or not slow_smoke" tests/integrations/mcp
 
 vllm: $(VLLM)/.installed  ## test the vLLM backend and server on a CPU, in a separate virtual environment
 	@$(VLLM)/bin/agentfly models prepare tiny

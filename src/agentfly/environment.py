@@ -145,6 +145,11 @@ class Environment:
         """
         raise ConfigError(f"{cls.__name__} draws no tasks of its own; take them from a file")
 
+    @classmethod
+    def load_tools(cls) -> None:
+        """Define `@tool` methods that are only known at run time, such as those of a server. Called before the class's
+        tools are listed, as often as they are."""
+
     async def start(self) -> None:
         """Prepare the instance. Slow work goes here; called once per instance."""
 

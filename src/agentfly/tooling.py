@@ -76,6 +76,9 @@ class ToolResult:
 class Tool:
     """A function the model may call. Calling the tool calls the function; a chain uses `run`."""
 
+    collision_hint = "give one another name="
+    """What to do about two tools of the same name."""
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -335,7 +338,8 @@ class Toolbox:
             other = self._tools.setdefault(each.name, each.bind_environments(used))
             if (other.function, other.owner) != (each.function, each.owner):
                 both = f"{other.reference} and {each.reference}"
-                raise ConfigError(f"two tools are named {each.name!r}: {both}; give one another name=")
+                hint = " or ".join(dict.fromkeys([each.collision_hint, other.collision_hint]))
+                raise ConfigError(f"two tools are named {each.name!r}: {both}; {hint}")
         for env_class in {cls for each in self._tools.values() for cls in each.environments}:
             validate_constructor(env_class)
         self.schemas: tuple[dict[str, Any], ...] = tuple(each.schema for each in self._tools.values())
@@ -377,6 +381,7 @@ def _expand(given: Tool | type[Environment] | str) -> Sequence[Tool]:
     if isinstance(given, str):
         return [TOOLS.find(given)]
     if inspect.isclass(given) and issubclass(given, Environment):
+        given.load_tools()
         own: list[Tool] = []
         names = dict.fromkeys(name for base in reversed(given.__mro__) for name in vars(base))
         for name in names:  # in definition order

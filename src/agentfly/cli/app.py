@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentfly import plugins
-from agentfly.cli import doctor, env, models, recipes, report, serve, template, view
+from agentfly.cli import doctor, env, mcp, models, recipes, report, serve, template, view
 from agentfly.errors import ConfigError
 
 
@@ -351,6 +351,7 @@ app.add_typer(template.app, name="template")
 app.add_typer(models.app, name="models")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(env.app, name="env")
+app.add_typer(mcp.app, name="mcp")
 
 
 def main() -> None:

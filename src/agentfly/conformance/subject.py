@@ -55,6 +55,7 @@ class Subject:
     @functools.cached_property
     def toolbox(self) -> Toolbox:
         """The environment's tools; empty if only rewards and other tools use it."""
+        self.env_class.load_tools()
         has_tools = any(isinstance(inspect.getattr_static(self.env_class, name), Tool) for name in dir(self.env_class))
         return Toolbox([self.env_class] if has_tools else [])
 

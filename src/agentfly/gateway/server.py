@@ -31,7 +31,7 @@ from agentfly.http_body import BodyError, parse_json
 from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _LOG = logging.getLogger(__name__)
 MAX_BYTES = 32 << 20
@@ -271,8 +271,13 @@ class _Server(uvicorn.Server):
 def build_server(gateway: ServedGateway, on_ready: Callable[[], None]) -> uvicorn.Server:
     """The server of a gateway; `on_ready` is called when it listens."""
     app = GatewayApp(gateway)
+    return make_server(BrowserGuard(app) if gateway.takes_any_key else app, on_ready)
+
+
+def make_server(app: ASGIApp, on_ready: Callable[[], None]) -> uvicorn.Server:
+    """A server that cuts off slow clients and installs no signal handlers; `on_ready` is called when it listens."""
     config = uvicorn.Config(
-        BrowserGuard(app) if gateway.takes_any_key else app,
+        app,
         http=_TimedProtocol,
         ws="none",
         lifespan="off",
