@@ -75,7 +75,7 @@ print(REWARDS.find("alfworld_won").reference, agentfly.rewards.alfworld_won is R
 print(TOOLS.find("sql_schema").reference, TOOLS.find("FrozenLake.move").reference)
 """
     first, second = run_python(code).stdout.splitlines()
-    assert first == "agentfly.environments.alfworld.rewards:alfworld_won True"
+    assert first == "agentfly.environments.alfworld.environment:alfworld_won True"
     assert second == (
         "agentfly.environments.sql.environment:SQL.sql_schema agentfly.environments.games.frozen_lake:FrozenLake.move"
     )

@@ -11,8 +11,7 @@ import pytest
 
 from agentfly.environments.repair import Repair, RepairJudge, package_tasks
 from agentfly.environments.repair.build_index import index_mutation, run_examples
-from agentfly.environments.repair.mutation import mutations
-from agentfly.environments.repair.tasks import NAMES, load_index, load_package, read_mutation
+from agentfly.environments.repair.tasks import NAMES, load_index, load_package, mutations, read_mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import size

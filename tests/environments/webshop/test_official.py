@@ -7,11 +7,10 @@ import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
 from agentfly.environments.webshop.environment import next_informed_action
-from agentfly.environments.webshop.official import SPLITS
-from agentfly.environments.webshop.product import ShopGoal
-from agentfly.environments.webshop.score import score_purchase
+from agentfly.environments.webshop.product import ShopGoal, score_purchase
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop
+from agentfly.environments.webshop.tasks import SPLITS
 from agentfly.errors import DataError
 
 FIRST = ["B0743JKHBV", "B09QCP4579", "B099WH1RTM", "B09LSKQF8C", "B09M63B87V"]

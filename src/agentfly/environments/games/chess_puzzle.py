@@ -14,9 +14,8 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, open_text, validate_split
+from agentfly.environments.data import DatasetSource, belongs_to, open_text, sample_tasks, validate_split
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
 from agentfly.tooling import tool

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Pool
 from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
 from agentfly.images import COORDINATE_MAX

@@ -15,7 +15,7 @@ from typing import Any
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.repair import tasks
 from agentfly.environments.repair.judge import RepairJudge, copy_image_folder, is_source, open_task_sandbox
-from agentfly.environments.repair.mutation import Mutation
+from agentfly.environments.repair.tasks import Mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import FileAccessError, Outcome
 from agentfly.scoring import reward

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import sample_tasks
 from agentfly.errors import DataError
 from agentfly.models import find_digit, rooms
 from agentfly.scoring import reward

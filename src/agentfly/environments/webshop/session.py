@@ -9,8 +9,7 @@ from typing import Any
 
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.pages import PagePart, PartType, buttons, text
-from agentfly.environments.webshop.product import ShopGoal, ShopProduct
-from agentfly.environments.webshop.score import ShopScore, score_purchase
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct, ShopScore, score_purchase
 from agentfly.environments.webshop.shop import Shop
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
