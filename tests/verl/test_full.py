@@ -129,7 +129,7 @@ from pathlib import Path
 from agentfly.errors import RankError
 from agentfly.integrations.verl.launch import ask_recorder
 from agentfly.integrations.verl.recorder import Recorder
-from agentfly.resources.runtimes.ray.cluster import connect
+from agentfly.resources.runtimes.ray.runtime import connect
 from agentfly.training import TrainConfig
 ray = connect()
 folder = Path({str(tmp_path / "run")!r})

@@ -21,10 +21,9 @@ from weakref import WeakMethod
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import EnvironmentFault, describe
 from agentfly.resources import status
-from agentfly.resources.budget import Budget, priority
 from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import LeaseRequest, PoolState
+from agentfly.resources.pool import Budget, LeaseRequest, PoolState, priority
 
 CHECK_AFTER = 5.0
 """Idle seconds after which an instance gets a health check before it is leased."""

@@ -24,10 +24,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.runs.files import replace_non_finite
-from agentfly.view.chains import show_chain
+from agentfly.view.chains import Tokenizers, show_chain
 from agentfly.view.index import ChainIndex
 from agentfly.view.sources import DAMAGE, Curve
-from agentfly.view.tokens import Tokenizers
 
 _LOG = logging.getLogger(__name__)
 STATIC = files("agentfly.view") / "static"

@@ -27,8 +27,8 @@ from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.code_judge.unit_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Session, SessionClosed
+from agentfly.sandbox.mechanisms import shared_sandbox
 from agentfly.sandbox.mounts import INSIDE
-from agentfly.sandbox.shared import shared_sandbox
 from agentfly.scoring import reward
 
 _INSIDE = Path(__file__).parent / "judge_inside"

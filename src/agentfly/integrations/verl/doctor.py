@@ -85,7 +85,7 @@ def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
 def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
     """Whether verl finds our losses, our engine and its own trainers by name, in a process on every node."""
     from agentfly.integrations.verl.launch import check_cluster
-    from agentfly.resources.runtimes.ray.cluster import connect
+    from agentfly.resources.runtimes.ray.runtime import connect
 
     ray = connect()
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy

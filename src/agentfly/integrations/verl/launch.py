@@ -33,7 +33,7 @@ from agentfly.integrations.verl.config import (
 )
 from agentfly.integrations.verl.recorder import Recorder
 from agentfly.models import resolve
-from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
+from agentfly.resources.runtimes.ray.runtime import ActorUnreachable, call_actor, connect, get_answer
 from agentfly.runs import RunDirectory, StepRecord, open_loggers
 from agentfly.runs.loggers import RunLoggers
 from agentfly.runs.report import write_report_files

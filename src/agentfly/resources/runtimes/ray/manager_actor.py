@@ -14,12 +14,18 @@ from typing import Any, NamedTuple, cast
 from agentfly.environment import Environment, InstanceHandle, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.allocator import Allocator
-from agentfly.resources.budget import Budget
 from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import PoolState
-from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, await_answer, call_actor, import_ray, kill
-from agentfly.resources.runtimes.ray.runtime import ActorHandle, RayRuntime
+from agentfly.resources.pool import Budget, PoolState
+from agentfly.resources.runtimes.ray.runtime import (
+    ActorHandle,
+    ActorUnreachable,
+    RayRuntime,
+    await_answer,
+    call_actor,
+    import_ray,
+    kill,
+)
 
 LINGER = 2.0
 """Seconds that a manager without clients waits for one before it ends itself."""
