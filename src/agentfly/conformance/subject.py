@@ -1,4 +1,4 @@
-"""The environment under test: its tools, tasks, reward and agent, and traces of calls in leased instances; results of a check."""
+"""The environment under test (its tools, tasks, reward and agent), traces of calls in leased instances, and results."""
 
 from __future__ import annotations
 

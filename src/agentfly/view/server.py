@@ -127,7 +127,7 @@ class ViewServer:
         self._closing = threading.Event()
         handler = type("Handler", (_Handler,), {"data": data, "token": self.token})
         try:
-            self._http = _Server(("127.0.0.1", port), handler)
+            self._http = _HTTPServer(("127.0.0.1", port), handler)
         except OSError as error:
             raise ConfigError(f"port {port} is not available ({error.strerror}); choose another --port") from error
         self.port = self._http.server_address[1]
@@ -167,7 +167,7 @@ class ViewServer:
             thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -15,7 +15,7 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import Repair
 from agentfly.errors import ConfigError, DataError
-from agentfly.rewards import repaired
+from agentfly.rewards import repair_success
 from agentfly.rewards import tests_pass as part_repaired
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
 from agentfly.trajectory import Trajectory
@@ -43,7 +43,7 @@ async def repairer(*said: str, reward: Any = None) -> AsyncIterator[HFAgent]:
         await agent.close()
 
 
-async def played(row: dict[str, Any], *calls: str, reward: Any = repaired) -> Trajectory:
+async def played(row: dict[str, Any], *calls: str, reward: Any = repair_success) -> Trajectory:
     async with repairer(*calls, "Done.", reward=reward) as agent:
         (chain,) = await agent.run(row, max_turns=len(calls) + 1)
     return chain
@@ -72,7 +72,7 @@ def size(split: str, *packages: str) -> int:
 async def test_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
     rows += Repair.draw_tasks("test", 4, seed=3)
-    async with repairer("-", reward=repaired) as agent:
+    async with repairer("-", reward=repair_success) as agent:
         shown = await demonstrate(agent, rows, max_concurrent_chains=4)
     assert shown.reasons == {}
     assert len(shown.accepted) == 8
@@ -81,7 +81,7 @@ async def test_expert_repairs_all_packages() -> None:
 
 async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
     row = bug("roman")
-    for reward in (repaired, part_repaired):
+    for reward in (repair_success, part_repaired):
         chain = await played(row, reward=reward)
         assert chain.reward == 0.0
         assert chain.score.metrics == {"fail_to_pass": 0.0, "pass_to_pass": 1.0}

@@ -30,7 +30,7 @@ _CONTEXT_LINES = 5
 class Repair(CodeInterpreter):
     """A Python package with a bug, to be repaired with the tools of the code interpreter."""
 
-    scored_by = "repaired"
+    scored_by = "repair_success"
 
     @classmethod
     def draw_tasks(
@@ -109,7 +109,7 @@ class Repair(CodeInterpreter):
 
 
 @reward(timeout=None)
-async def repaired(
+async def repair_success(
     env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
 ) -> dict[str, Any]:
     """1 if all hidden tests pass, else 0."""

@@ -40,7 +40,7 @@ class Rooms(Environment):
             and all(digit in range(10) for digit in digits)
             and all(color in rooms.COLORS for color in colors)
             and target in range(rooms.ROOMS)
-            and _is_seed(seed)
+            and _is_non_negative(seed)
         ):
             raise DataError(
                 f"task {task.id!r} needs the columns digits ({rooms.ROOMS} of 0 to 9), colors (one more), target and "
@@ -86,7 +86,12 @@ class FindDigit(Environment):
     async def reset(self, task: Task) -> None:
         names = ("digit", "cell", "color", "seed")
         digit, cell, color, seed = (task.columns.get(name) for name in names)
-        if not (digit in range(10) and cell in range(find_digit.CELLS**2) and color in rooms.COLORS and _is_seed(seed)):
+        if not (
+            digit in range(10)
+            and cell in range(find_digit.CELLS**2)
+            and color in rooms.COLORS
+            and _is_non_negative(seed)
+        ):
             raise DataError(
                 f"task {task.id!r} needs the columns digit (0 to 9), cell (0 to {find_digit.CELLS**2 - 1}), color and "
                 "seed, as draw_tasks makes them"
@@ -126,7 +131,7 @@ def _sample_rows(
     return sample_tasks(name, split, count, seed, draw_content)
 
 
-def _is_seed(value: object) -> bool:
+def _is_non_negative(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 

@@ -56,7 +56,7 @@ class ScienceWorld(Environment):
     async def start(self) -> None:
         """Create a simulator."""
         self._jvm = jvm.reserve(self.share_process)  # assigned first, so that `close` releases it after a failure
-        self._interface = await threads.call(self._jvm.call, lambda gateway: gateway.create_simulator())
+        self._interface = await threads.call(self._jvm.call, lambda java: java.create_simulator())
 
     async def reset(self, task: Task) -> None:
         """Load the variation given by the columns `task_name`, `variation_idx` and `simplification`."""

@@ -31,7 +31,7 @@ from agentfly.integrations.verl.config import (
     field_of_key,
     list_checkpoints,
 )
-from agentfly.integrations.verl.recorder import Recorder
+from agentfly.integrations.verl.recorder import RunRecorder
 from agentfly.models import resolve
 from agentfly.resources.runtimes.ray.runtime import ActorUnreachable, call_actor, connect, get_answer
 from agentfly.runs import RunDirectory, StepRecord, open_loggers
@@ -108,7 +108,7 @@ def train_on_verl(
         ray.get_runtime_context().get_node_id(), soft=False
     )
     recorder = (
-        ray.remote(Recorder)
+        ray.remote(RunRecorder)
         .options(num_cpus=0, scheduling_strategy=local, max_concurrency=1)
         .remote(folder, settings, plan.recipe, steps=config.steps)
     )
