@@ -1,7 +1,7 @@
 """Instances and managers on the nodes of a Ray cluster.
 
-    runtime.py        Pool(runtime=RayRuntime()): every instance in its own actor, spread over the nodes; connecting to a
-                      cluster, calling actors, translating Ray's errors
+    runtime.py        Pool(runtime=RayRuntime()): every instance in its own actor, spread over the nodes;
+                      connecting to a cluster, calling actors, translating Ray's errors
     manager.py        RayManager("shared"): the client of a manager that many processes share
     manager_actor.py  the actor of that shared manager
 
