@@ -244,8 +244,8 @@ def test_parser_takes_linear_time(name: str) -> None:
     ("parse", "module"),
     [
         (extract_query, sql.environment),
-        (lambda text: equal_output(text, "42", ordered=False), shell.state),
-        (lambda text: text_similarity(text, "42"), shell.state),
+        (lambda text: equal_output(text, "42", ordered=False), shell.environment),
+        (lambda text: text_similarity(text, "42"), shell.environment),
         (engines.strip_markup, engines),
     ],
 )

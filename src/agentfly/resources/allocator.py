@@ -99,8 +99,9 @@ class Allocator:
         while True:
             if self._closed:
                 raise EnvironmentFault("this manager is closed")
-            for pool in pools:
-                pool.raise_if_broken()
+            for pool in pools:  # during the cool-down, a queued request could not be granted
+                if pool.start_failures.broken and time.monotonic() < pool.start_failures.retry_at:
+                    raise pool.broken_error()
             self._budget.raise_if_never_fits(pools)
             asked = time.monotonic()
             if all(pool.ready() and (pool.is_shared or not pool.waiting) for pool in pools):
@@ -108,7 +109,13 @@ class Allocator:
                 self._start_missing(*pools)
             else:
                 request = LeaseRequest(order, pools, holder)
-                timer = self._enqueue(request)
+                for pool in pools:
+                    pool.waiting += 1
+                    heapq.heappush(pool.queue, (request.order, request.number, request))
+                self._grant(request)
+                self._start_missing(*pools)
+                seconds = min(pool.settings.wait_timeout for pool in pools)
+                timer = asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
                 try:
                     instances = await request.future
                 except asyncio.CancelledError:
@@ -126,16 +133,6 @@ class Allocator:
         for pool in pools:
             pool.wait.add(waited)
         return order, instances
-
-    def _enqueue(self, request: LeaseRequest) -> asyncio.TimerHandle:
-        """Queue a request, and grant it if it can be granted. Returns the timer that fails it at its timeout."""
-        for pool in request.pools:
-            pool.waiting += 1
-            heapq.heappush(pool.queue, (request.order, request.number, request))
-        self._grant(request)
-        self._start_missing(*request.pools)
-        seconds = min(pool.settings.wait_timeout for pool in request.pools)
-        return asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
 
     def _expire(self, request: LeaseRequest, seconds: float) -> None:
         if request.pending:

@@ -203,11 +203,6 @@ class PoolState:
         backoff = min(BACKOFF * 2 ** (failures.count - 1), MAX_BACKOFF)
         failures.retry_at = now + (COOL_DOWN if failures.broken else backoff)
 
-    def raise_if_broken(self) -> None:
-        """Raise immediately during the cool-down instead of queueing a request that cannot be granted."""
-        if self.start_failures.broken and time.monotonic() < self.start_failures.retry_at:
-            raise self.broken_error()
-
     def broken_error(self) -> EnvironmentFault:
         """The error for requests of a pool whose instances cannot be started."""
         count = self.start_failures.count

@@ -81,20 +81,21 @@ def official_games(split: str) -> Iterator[OfficialGame]:
     packed, unpacked = folder / PACKED, folder / FOLDER / official
     if not packed.is_file() and not unpacked.is_dir():
         raise DataError(f"there is neither {packed} nor {unpacked}; they come from {ALFWORLD.address}")
-    games = _read_archive(packed, official) if packed.is_file() else _read_folder(unpacked, official)
+    if packed.is_file():
+        rows = read_rows(packed, only=f'"{official}/')  # skips lines of other splits unparsed, which would take long
+        games: Iterator[OfficialGame] = (
+            _make_game(row["id"], row, task=row.get("task"), problem=row.get("problem"), place=place)
+            for place, row in rows
+            if str(row.get("id")).startswith(f"{official}/")
+        )
+    else:
+        games = _read_folder(unpacked, official)
     first = next(games, None)
     if first is None:
         raise DataError(
             f"{packed if packed.is_file() else unpacked} has no game of {official}; they come from {ALFWORLD.address}"
         )
     return itertools.chain([first], games)
-
-
-def _read_archive(path: Path, split: str) -> Iterator[OfficialGame]:
-    # `only` skips lines of other splits unparsed: parsing them all takes long.
-    for place, row in read_rows(path, only=f'"{split}/'):
-        if str(row.get("id")).startswith(f"{split}/"):
-            yield _make_game(row["id"], row, task=row.get("task"), problem=row.get("problem"), place=place)
 
 
 def _read_folder(folder: Path, split: str) -> Iterator[OfficialGame]:

@@ -13,7 +13,7 @@ task number.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from random import Random
@@ -48,64 +48,6 @@ KINDS = ("numbers", "strings", "lists")
 @cache
 def _load_functions() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / "functions.toml").read_text(encoding="utf-8"))
-
-
-def draw_tasks(split: str, count: int, seed: int, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """Draw tasks: rows with `id`, `question`, `kind`, the hidden `tests`, `solution` and `example`."""
-    if isinstance(kinds, str) or not kinds or any(kind not in KINDS for kind in kinds):
-        raise DataError(f"functions are over {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
-
-    def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
-        kind = kinds[number % len(kinds)]
-        function = random.choice(_load_functions()[kind])
-        if "items" in function:
-            statement, body = _draw_pipeline(random, function)
-        else:
-            statement, body = function["statement"], function["body"]
-        small = random.randint(2, 9)
-        values = {"k": small, "p": random.randint(2, 9), "q": small + random.randint(2, 9), "l": random.randint(2, 4),
-                  "m": random.randint(4, 6), "c": random.choice("abcdehiklmnorstu")}  # fmt: skip
-        for letter, value in values.items():  # not by str.format: the code has braces of its own
-            statement, body = (text.replace(f"{{{letter}}}", str(value)) for text in (statement, body))
-        if not belongs_to(body, split):  # checked here too, before the slow search for tests
-            return None
-        # Draw a name, then tests that a constant, or a function that returns an argument, passes at most once: all
-        # arguments and all values differ, and no value equals an argument.
-        name = random.choice(_FUNCTION_NAMES)
-        signature = f"{name}({function['parameters']})"
-        solution = f"def {signature}:\n{indent(body, '    ')}"
-        names: dict[str, Any] = {}
-        exec(solution, names)  # code of `functions.toml`
-        for _ in range(_MAX_ATTEMPTS):
-            calls = [_draw_arguments(random, function["arguments"]) for _ in range(HIDDEN_TESTS + 1)]
-            results = [names[name](*arguments) for arguments in calls]
-            if len(set(map(repr, calls))) < len(calls) or len(set(map(repr, results))) < len(results):
-                continue
-            if any(result in arguments for arguments, result in zip(calls, results, strict=True)):
-                continue
-            example, *tests = (
-                f"assert {name}({', '.join(map(repr, arguments))}) == {result!r}"
-                for arguments, result in zip(calls, results, strict=True)
-            )
-            question = f"Write {signature}. {statement}\n{example}"
-            columns = {"question": question, "kind": kind, "tests": tests, "solution": solution, "example": example}
-            return body, columns
-        return None
-
-    return sample_tasks("programs", split, count, seed, draw)
-
-
-def _draw_pipeline(random: Random, function: Mapping[str, Any]) -> tuple[str, str]:
-    """Draw a condition, a change and a result for the items of a pipeline. Returns statement and body."""
-    parts = _load_functions()["parts"][function["parts"]]
-    condition_words, condition = random.choice(parts["conditions"]) if random.random() < 0.8 else ("", "")
-    change_words, change = random.choice(parts["changes"]) if random.random() < 0.7 else ("", "x")
-    result_words, result = random.choice(parts["results"])
-    items = function["items"]
-    first = f"Take {items} that {condition_words}." if condition_words else f"Take {items}."
-    statement = " ".join(each for each in (first, change_words, result_words) if each)
-    generator = f"{change} for x in {function['expression']}" + (f" if {condition}" if condition else "")
-    return statement, f"return {result.replace('@', generator)}"
 
 
 def _draw_arguments(random: Random, kind: str | Sequence[Sequence[int]]) -> tuple[Any, ...]:
@@ -166,8 +108,62 @@ class ProgramSynthesis(CodeInterpreter):
     def draw_tasks(
         cls, split: str = "train", count: int = 100, *, seed: int = 0, kinds: Sequence[str] = KINDS
     ) -> list[dict[str, Any]]:
-        """Draw functions whose `kinds` take turns: over numbers, strings or lists."""
-        return draw_tasks(split, count, seed, kinds)
+        """Draw functions whose `kinds` take turns: over numbers, strings or lists.
+
+        Rows have `id`, `question`, `kind`, the hidden `tests`, `solution` and `example`.
+        """
+        if isinstance(kinds, str) or not kinds or any(kind not in KINDS for kind in kinds):
+            raise DataError(f"functions are over {', '.join(KINDS)}, not {kinds!r:.80}; give a list of these")
+
+        def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
+            kind = kinds[number % len(kinds)]
+            function = random.choice(_load_functions()[kind])
+            if "items" in function:
+                # A pipeline: draw a condition, a change and a result for its items.
+                parts = _load_functions()["parts"][function["parts"]]
+                condition_words, condition = random.choice(parts["conditions"]) if random.random() < 0.8 else ("", "")
+                change_words, change = random.choice(parts["changes"]) if random.random() < 0.7 else ("", "x")
+                result_words, result = random.choice(parts["results"])
+                items = function["items"]
+                first = f"Take {items} that {condition_words}." if condition_words else f"Take {items}."
+                statement = " ".join(each for each in (first, change_words, result_words) if each)
+                generator = f"{change} for x in {function['expression']}" + (f" if {condition}" if condition else "")
+                body = f"return {result.replace('@', generator)}"
+            else:
+                statement, body = function["statement"], function["body"]
+            small = random.randint(2, 9)
+            values = {
+                "k": small, "p": random.randint(2, 9), "q": small + random.randint(2, 9), "l": random.randint(2, 4),
+                "m": random.randint(4, 6), "c": random.choice("abcdehiklmnorstu"),
+            }  # fmt: skip
+            for letter, value in values.items():  # not by str.format: the code has braces of its own
+                statement, body = (text.replace(f"{{{letter}}}", str(value)) for text in (statement, body))
+            if not belongs_to(body, split):  # checked here too, before the slow search for tests
+                return None
+            # Draw a name, then tests that a constant, or a function that returns an argument, passes at most once: all
+            # arguments and all values differ, and no value equals an argument.
+            name = random.choice(_FUNCTION_NAMES)
+            signature = f"{name}({function['parameters']})"
+            solution = f"def {signature}:\n{indent(body, '    ')}"
+            names: dict[str, Any] = {}
+            exec(solution, names)  # code of `functions.toml`
+            for _ in range(_MAX_ATTEMPTS):
+                calls = [_draw_arguments(random, function["arguments"]) for _ in range(HIDDEN_TESTS + 1)]
+                results = [names[name](*arguments) for arguments in calls]
+                if len(set(map(repr, calls))) < len(calls) or len(set(map(repr, results))) < len(results):
+                    continue
+                if any(result in arguments for arguments, result in zip(calls, results, strict=True)):
+                    continue
+                example, *tests = (
+                    f"assert {name}({', '.join(map(repr, arguments))}) == {result!r}"
+                    for arguments, result in zip(calls, results, strict=True)
+                )
+                question = f"Write {signature}. {statement}\n{example}"
+                columns = {"question": question, "kind": kind, "tests": tests, "solution": solution, "example": example}
+                return body, columns
+            return None
+
+        return sample_tasks("programs", split, count, seed, draw)
 
     async def reset(self, task: Task) -> None:
         self._solution = task.columns.get("solution")

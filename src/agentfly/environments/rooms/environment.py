@@ -124,11 +124,7 @@ class FindDigit(Environment):
 def _sample_rows(
     name: str, split: str, count: int, seed: int, sample: Callable[[Random], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    def draw_content(random: Random, _: int) -> tuple[str, dict[str, Any]]:
-        columns = sample(random)
-        return str(columns), columns
-
-    return sample_tasks(name, split, count, seed, draw_content)
+    return sample_tasks(name, split, count, seed, lambda random, _: (str(row := sample(random)), row))
 
 
 def _is_non_negative(value: object) -> bool:

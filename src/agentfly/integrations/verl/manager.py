@@ -23,7 +23,6 @@ import transfer_queue as tq
 from ray.exceptions import RayActorError, RayTaskError
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from agentfly.agent import BaseAgent
 from agentfly.errors import RankError, describe
 from agentfly.integrations.verl.backend import VerlBackend, current_group
 from agentfly.integrations.verl.config import JobSpec
@@ -34,7 +33,6 @@ from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_sampled
 from agentfly.trajectory import Trajectory
-from agentfly.types import Task
 
 
 class ChainWorker:
@@ -53,7 +51,14 @@ class ChainWorker:
         self._recorder = spec.recorder
         backend = VerlBackend(client, spec.context_length)
         self.agent = plan.make_agent(model_name_or_path=spec.model, backend=backend, template=plan.config.template)
-        share_environments(self.agent, self._sampler.task_at(0), spec.run_name)
+        # Environments with the runtime `ray` are leased from one manager that all workers share; the others are started
+        # by each worker, on its own machine.
+        own, scorer = self.agent.manager, self.agent.scorer
+        scored = () if scorer is None else scorer.environments(self._sampler.task_at(0))
+        pools = [own.pools.get(each, each.pool) for each in (*self.agent.toolbox.environments, *scored)]
+        if any(isinstance(resolve_runtime(pool.runtime), RayRuntime) for pool in pools):
+            limits = {"instances": own.budget.instances, "memory": own.budget.memory}
+            self.agent.manager = RayManager(spec.run_name, own.pools, **limits)
         self._settings = plan.config.chain_settings(seed=plan.config.seed)
 
     async def ready(self) -> None:
@@ -114,18 +119,6 @@ class ChainWorker:
     async def _run(self, jobs: Sequence[ChainJob]) -> list[Trajectory]:
         chains = [chain async for chain in run_chains(self.agent, jobs, manager=self.agent.manager)]
         return sorted(chains, key=lambda each: (each.group, each.chain))
-
-
-def share_environments(agent: BaseAgent, task: Task, run_name: str) -> None:
-    """Lease environments with the runtime `ray` from one manager that all workers share.
-
-    Other environments are started by each worker, on its own machine.
-    """
-    own = agent.manager
-    scored = () if agent.scorer is None else agent.scorer.environments(task)
-    pools = [own.pools.get(env_class, env_class.pool) for env_class in (*agent.toolbox.environments, *scored)]
-    if any(isinstance(resolve_runtime(pool.runtime), RayRuntime) for pool in pools):
-        agent.manager = RayManager(run_name, own.pools, instances=own.budget.instances, memory=own.budget.memory)
 
 
 _LOG = logging.getLogger(__name__)
