@@ -160,7 +160,7 @@ def test_boiling():
 OTHER_TESTS = "from warmth import is_warm\n\ndef test_warm():\n    assert is_warm(30)\n    assert not is_warm(20)\n"
 
 
-def unpacked(folder: Path) -> Path:
+def write_package(folder: Path) -> Path:
     (folder / "tests").mkdir()
     (folder / "warmth.py").write_text(SOURCE)
     (folder / "setup.py").write_text("raise SystemExit('never run')")
@@ -171,7 +171,7 @@ def unpacked(folder: Path) -> Path:
 
 def test_package_tasks(tmp_path: Path) -> None:
     try:
-        rows = package_tasks(unpacked(tmp_path), split="train", count=2, most_failing=0.7)
+        rows = package_tasks(write_package(tmp_path), split="train", count=2, most_failing=0.7)
     except (SandboxUnavailable, ConfigError) as error:
         pytest.skip(f"no sandbox with pytest works here: {error}")
     assert rows
