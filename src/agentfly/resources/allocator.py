@@ -103,7 +103,7 @@ class Allocator:
                 if pool.start_failures.broken and time.monotonic() < pool.start_failures.retry_at:
                     raise pool.broken_error()
             self._budget.raise_if_never_fits(pools)
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             if all(pool.ready() and (pool.is_shared or not pool.waiting) for pool in pools):
                 instances = [pool.lease(holder) for pool in pools]  # it would be first in every queue
                 self._start_missing(*pools)
@@ -129,7 +129,7 @@ class Allocator:
                     timer.cancel()
             if await self._check_health(instances, holder):
                 break
-        waited = time.monotonic() - asked
+        waited = time.monotonic() - requested_at
         for pool in pools:
             pool.wait.add(waited)
         return order, instances

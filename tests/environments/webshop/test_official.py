@@ -126,8 +126,8 @@ def _write_files(folder: Path, products: object, known: object) -> None:
 
 
 def test_files_of_any_size_are_read(monkeypatch, tmp_path):
-    wish = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
-    known = {"B000000001": {"attributes": ["bright"], **wish}}
+    instruction = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
+    known = {"B000000001": {"attributes": ["bright"], **instruction}}
     _write_files(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (row,) = official_tasks("test", shop="official/all")

@@ -109,14 +109,16 @@ _GOAL = pydantic.TypeAdapter(ShopGoal)
 
 
 def make_option_goal(
-    product: ShopProduct, wish: str, attributes: Sequence[str], *, chosen: Mapping[str, str]
+    product: ShopProduct, instruction: str, attributes: Sequence[str], *, chosen: Mapping[str, str]
 ) -> ShopGoal:
     """A goal for the product with these options; the instruction names them."""
     options = ", and ".join(f"{name}: {value}" for name, value in chosen.items())
-    return make_goal(product, f"{wish} with {options}" if options else wish, attributes, options=tuple(chosen.values()))
+    return make_goal(
+        product, f"{instruction} with {options}" if options else instruction, attributes, options=tuple(chosen.values())
+    )
 
 
-def make_goal(product: ShopProduct, wish: str, attributes: Sequence[str], *, options: Sequence[str]) -> ShopGoal:
+def make_goal(product: ShopProduct, instruction: str, attributes: Sequence[str], *, options: Sequence[str]) -> ShopGoal:
     """A goal with a price limit: the higher of two of the next four multiples of ten, drawn per product."""
     above = [10.0 * step for step in range(1, 100) if 10.0 * step > product.price][:4]
     price_upper, suffix = NO_LIMIT, ""
@@ -128,7 +130,7 @@ def make_goal(product: ShopProduct, wish: str, attributes: Sequence[str], *, opt
         name=product.title,
         query=product.query,
         product_category=product.product_category,
-        instruction=wish + suffix,
+        instruction=instruction + suffix,
         attributes=tuple(attributes),
         options=tuple(options),
         price_upper=price_upper,

@@ -48,9 +48,9 @@ class CatalogEntry:
     """A product and what its goals are made from."""
 
     product: ShopProduct
-    wish: str
+    instruction: str
     """Generated instruction; empty if the product has none."""
-    wish_attributes: tuple[str, ...]
+    instruction_attributes: tuple[str, ...]
     human: tuple[ShopGoal, ...]
     """Goals with instructions written by people."""
 
@@ -66,12 +66,14 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
     for entry in read_catalog(shop):
         if human:
             goals += entry.human
-        elif entry.wish:
+        elif entry.instruction:
             # One goal per combination of the product's options, with option names in alphabetical order.
             names = sorted(entry.product.options)
             for values in itertools.product(*(entry.product.options[name] for name in names)):
                 chosen = dict(zip(names, values, strict=True))
-                goals.append(make_option_goal(entry.product, entry.wish, entry.wish_attributes, chosen=chosen))
+                goals.append(
+                    make_option_goal(entry.product, entry.instruction, entry.instruction_attributes, chosen=chosen)
+                )
     Random(_SHUFFLE_SEED).shuffle(goals)
     # A product that lists an option twice yields the same goal twice: keep the first.
     first = {(goal.instruction, goal.asin): number for number, goal in reversed(list(enumerate(goals)))}
@@ -106,8 +108,8 @@ def _read_files(shop: str, folder: Path) -> tuple[CatalogEntry, ...]:
                 product = read_product(row, about.get("attributes", ["DUMMY_ATTR"]))
                 entries[asin] = CatalogEntry(
                     product=product,
-                    wish=about.get("instruction") or "",
-                    wish_attributes=tuple(about.get("instruction_attributes") or ()),
+                    instruction=about.get("instruction") or "",
+                    instruction_attributes=tuple(about.get("instruction_attributes") or ()),
                     human=tuple(
                         make_goal(
                             product,

@@ -65,12 +65,16 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     wrong = []
     for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
         for line in metadata.requires(package) or ():
-            asked = Requirement(line)
-            if asked.name == DISTRIBUTION or (asked.marker and not asked.marker.evaluate({"extra": extra})):
+            requirement = Requirement(line)
+            if requirement.name == DISTRIBUTION or (
+                requirement.marker and not requirement.marker.evaluate({"extra": extra})
+            ):
                 continue
-            found = find_version(asked.name)
-            if found is None or not asked.specifier.contains(found, prereleases=True):
-                wrong.append(f"{package} asks for {asked.name}{asked.specifier}, and {found or 'none'} is installed")
+            found = find_version(requirement.name)
+            if found is None or not requirement.specifier.contains(found, prereleases=True):
+                wrong.append(
+                    f"{package} asks for {requirement.name}{requirement.specifier}, and {found or 'none'} is installed"
+                )
     shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
     yield "versions", not wrong, "; ".join(wrong) or shown
 

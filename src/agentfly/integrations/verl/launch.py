@@ -326,9 +326,9 @@ def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
     fitting = sum(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes)
     if fitting < wanted:
         has = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
-        asked = ", ".join(f"{amount} {name}" for name, amount in needs.items())
+        needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
         raise ConfigError(
-            f"the run asks for {wanted} nodes with {asked} each; the cluster has {fitting} of them "
+            f"the run asks for {wanted} nodes with {needed} each; the cluster has {fitting} of them "
             f"({has or 'no node'}). Write nodes=… gpus=…, or start more with ray start --address=HEAD; without "
             "GPUs, ray start --num-gpus=1 --num-cpus=16 counts logical ones"
         )

@@ -111,9 +111,9 @@ class ManagerActor:
     async def join(self, client: str, heartbeat: Any, budget: Budget) -> None:
         """Add a client. Limits that it sets must equal those of the manager."""
         for name in ("instances", "memory"):
-            asked, existing = getattr(budget, name), getattr(self._budget, name)
-            if asked is not None and asked != existing:
-                raise ConfigError(f"{name}={asked} is asked of a manager that was made with {name}={existing}")
+            requested, existing = getattr(budget, name), getattr(self._budget, name)
+            if requested is not None and requested != existing:
+                raise ConfigError(f"{name}={requested} is asked of a manager that was made with {name}={existing}")
         self._clients[client] = ManagerClient(asyncio.create_task(self._watch(client, heartbeat)))
 
     async def _watch(self, client: str, heartbeat: Any) -> None:

@@ -84,9 +84,9 @@ def raise_if_infeasible(needs: Mapping[str, float]) -> None:
     nodes = [node["Resources"] for node in connect().nodes() if node["Alive"]]
     if any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
         return
-    asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+    needed = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
     there = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
-    raise ConfigError(f"an instance asks for {asked}; no node of the cluster has that: they have {there or 'nothing'}")
+    raise ConfigError(f"an instance asks for {needed}; no node of the cluster has that: they have {there or 'nothing'}")
 
 
 def call_actor(actor: Any, method: str, *args: Any) -> Any:
