@@ -21,6 +21,13 @@ from agentfly.scoring import REWARDS, Reward
 from agentfly.tooling import Tool, Toolbox
 from agentfly.types import Task, ToolCall
 
+SPLITS = ("train", "validation", "test")
+NO_TASK = Task((), {}, "no task")
+ROUNDS = 2
+"""Valid calls per tool."""
+MAX_CALLS = 60
+"""Length of a trace; an expert's whole chain may be longer."""
+
 
 class PropertyStatus(enum.Enum):
     """Outcome of checking one property."""
@@ -69,14 +76,6 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         return "\n".join([self.environment, *map(str, self.results)])
-
-
-SPLITS = ("train", "validation", "test")
-NO_TASK = Task((), {}, "no task")
-ROUNDS = 2
-"""Valid calls per tool."""
-MAX_CALLS = 60
-"""Length of a trace; an expert's whole chain may be longer."""
 
 
 @dataclass

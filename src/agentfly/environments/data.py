@@ -22,6 +22,10 @@ from agentfly.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+"""Tenths of all tasks in each split."""
+_MAX_REJECTED = 2000
+"""Consecutive draws without a new task after which sampling gives up."""
 
 
 def validate_split(split: str, splits: tuple[str, ...] = SPLITS) -> str:
@@ -121,12 +125,6 @@ def _validate_row(row: Any, place: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
         raise DataError(f"{place} is not an object with columns: {row!r:.60}")
     return place, row
-
-
-TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
-"""Tenths of all tasks in each split."""
-_MAX_REJECTED = 2000
-"""Consecutive draws without a new task after which sampling gives up."""
 
 
 def belongs_to(content: str, split: str) -> bool:

@@ -27,6 +27,11 @@ from agentfly.view.sources import Source
 
 _INCOMPLETE = "\ufffd"
 """Ends the text of tokens whose last character has further bytes in the next token."""
+MAX_TOKEN_TEXT = 200
+"""Characters shown of one token."""
+MAX_MESSAGE_TEXT = 200_000
+"""Characters shown of one message."""
+_DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,")
 
 
 class _Decoder(Protocol):
@@ -100,13 +105,6 @@ def split_tokens(ids: Sequence[int], tokenizer: _Decoder) -> list[str]:
         texts.append(text[len(context) :])
         start, end = end, index + 1
     return texts
-
-
-MAX_TOKEN_TEXT = 200
-"""Characters shown of one token."""
-MAX_MESSAGE_TEXT = 200_000
-"""Characters shown of one message."""
-_DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,")
 
 
 def show_chain(index: ChainIndex, number: int, tokenizers: Tokenizers) -> dict[str, Any]:

@@ -39,6 +39,7 @@ ALFWORLD = DatasetSource(
     "alfworld",
 )
 _TASK = re.compile(r"Your task is to: (.*?)\"")
+MAX_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,6 @@ def _make_game(id: str, row: dict[str, Any], *, task: object, problem: object, p
     if not isinstance(task, str) or not isinstance(problem, str) or not isinstance(walkthrough, list):
         raise DataError(f"{place} is not a game: it needs a task, a problem and a walkthrough; it has {', '.join(row)}")
     return OfficialGame(id, task, problem, tuple(map(str, walkthrough)))
-
-
-MAX_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)

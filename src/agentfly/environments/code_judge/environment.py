@@ -46,6 +46,10 @@ sys.modules["{package}.trusted"].protect_process()
 """
 _MAX_STDERR_BYTES = 2000
 _STDERR = "stderr"
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = ("python", "python3", "py")
+_MATCHES = ("exact", "words", "numbers")
+_MAX_FAILURES = 5
 
 
 @dataclass(frozen=True)
@@ -210,12 +214,6 @@ def _inside_modules() -> dict[str, str]:
     for name in ("plain", "peer", "checks", "trusted"):
         modules[f"{_PACKAGE}.{name}"] = (_INSIDE / f"{name}.py").read_text()
     return modules
-
-
-_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
-_PYTHON = ("python", "python3", "py")
-_MATCHES = ("exact", "words", "numbers")
-_MAX_FAILURES = 5
 
 
 @reward(timeout=None)

@@ -46,6 +46,14 @@ _TWENTIETHS = {"train": range(13), "validation": range(13, 17), "test": range(17
 
 Edit = tuple[str, int, int, int, str]
 """Kind, line, first column, last column, replacement text."""
+_PACKAGES = Path(__file__).parent / "packages"
+NAMES = tuple(sorted(path.stem for path in _PACKAGES.glob("*.toml")))
+"""Names of the shipped packages."""
+INDEX = Path(__file__).parent / "index.json"
+TEST_COMMAND = "python3 -m unittest -q"
+_MAX_FILE_BYTES = 1 << 18
+_SKIPPED_FOLDERS = {".git", ".github", ".tox", "__pycache__", "build", "dist", "doc", "docs", "node_modules"}
+_MAX_TRACEBACK_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +172,6 @@ def _are_on_one_line(lines: list[str], *nodes: ast.expr | ast.stmt) -> bool:
     """Whether nodes are on one line of ASCII, where the byte offsets of the syntax tree are character offsets."""
     numbers = {number for node in nodes for number in (node.lineno, node.end_lineno)}
     return len(numbers) == 1 and lines[nodes[0].lineno - 1].isascii()
-
-
-_PACKAGES = Path(__file__).parent / "packages"
-NAMES = tuple(sorted(path.stem for path in _PACKAGES.glob("*.toml")))
-"""Names of the shipped packages."""
-INDEX = Path(__file__).parent / "index.json"
-TEST_COMMAND = "python3 -m unittest -q"
-_MAX_FILE_BYTES = 1 << 18
-_SKIPPED_FOLDERS = {".git", ".github", ".tox", "__pycache__", "build", "dist", "doc", "docs", "node_modules"}
-_MAX_TRACEBACK_LINES = 8
 
 
 @dataclass(frozen=True)

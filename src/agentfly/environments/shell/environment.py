@@ -37,6 +37,11 @@ _MAX_BYTES = 8 << 20
 _LIST_COMMAND = r"/usr/bin/find . -mindepth 1 -printf '%y\t%m\t%l\t%P\0'"
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip", ".gz")
 _WORD = re.compile(r"\w\w+")
+_TIMEOUT = 600.0
+"""Seconds until a tool call fails; the session's own limit ends it long before."""
+_SORT = re.compile(r"\bsort\b")
+_COMPLETED = (EndReason.OK, EndReason.ERROR)
+"""A nonzero exit status is not a failure: `grep` has one if nothing matches."""
 
 
 class UnreadableState(Exception):
@@ -116,13 +121,6 @@ def text_similarity(text: str, gold: str) -> float:
         return sum(one[word] * other[word] * weight[word] ** 2 for word in one.keys() & other.keys())
 
     return dot(ours, theirs) / math.sqrt(dot(ours, ours) * dot(theirs, theirs))
-
-
-_TIMEOUT = 600.0
-"""Seconds until a tool call fails; the session's own limit ends it long before."""
-_SORT = re.compile(r"\bsort\b")
-_COMPLETED = (EndReason.OK, EndReason.ERROR)
-"""A nonzero exit status is not a failure: `grep` has one if nothing matches."""
 
 
 @dataclass(frozen=True, slots=True)

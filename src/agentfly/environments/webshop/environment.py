@@ -24,6 +24,7 @@ from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
 
 _VIEWS = {"text": pages.render_text, "rich": pages.render_rich, "brief": pages.render_brief, "html": pages.render_html}
+_CLICKABLE = "document.elementFromPoint({x}, {y})?.closest('button, a, label')?.textContent ?? ''"
 
 
 class WebShop(Environment):
@@ -180,9 +181,6 @@ def webshop_reward(env: WebShop) -> dict[str, Any]:
         return {"reward": 0.0, "success": 0.0, "bought": 0.0}
     parts = {f"r_{name}": value for name, value in score.items() if name != "reward"}
     return {"reward": score["reward"], "success": float(score["reward"] == 1.0), "bought": 1.0, **parts}
-
-
-_CLICKABLE = "document.elementFromPoint({x}, {y})?.closest('button, a, label')?.textContent ?? ''"
 
 
 class VisualWebShop(BrowserEnvironment, WebShop):

@@ -26,6 +26,23 @@ from agentfly.extras import require_extra
 NO_LIMIT = 1_000_000.0
 LIMIT = ", and price lower than"
 """Separates the instruction from its price limit."""
+_MIN_SIMILARITY = 85
+"""Of 100; above it, two phrases count as equal."""
+_COLORS = tuple(
+    """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
+champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim
+eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki
+lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard
+natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver
+skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
+""".split()  # noqa: SIM905 (a hundred quoted words would be hard to read)
+)
+"""A value that contains one of these counts as the first one it contains."""
+_NOT_ASCII = dict.fromkeys(range(128, 256))
+_INNER_HYPHEN = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")
+_NOT_NOUNS = frozenset({"plus"})
+_tagger_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +152,6 @@ def make_goal(product: ShopProduct, instruction: str, attributes: Sequence[str],
         options=tuple(options),
         price_upper=price_upper,
     )
-
-
-_MIN_SIMILARITY = 85
-"""Of 100; above it, two phrases count as equal."""
-_COLORS = tuple(
-    """
-alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
-champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim
-eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki
-lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard
-natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver
-skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
-""".split()  # noqa: SIM905 (a hundred quoted words would be hard to read)
-)
-"""A value that contains one of these counts as the first one it contains."""
-_NOT_ASCII = dict.fromkeys(range(128, 256))
-
-
-_INNER_HYPHEN = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")
-_NOT_NOUNS = frozenset({"plus"})
-_tagger_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,14 @@ NO_PRICE = 100.0
 WEBSHOP = DatasetSource(
     "WebShop's data", "https://github.com/princeton-nlp/WebShop, whose setup.sh fetches it", "webshop"
 )
+MAX_PRODUCTS = 1_000_000
+SPLIT_TENTHS = {"test": (0,), "validation": (1,), "train": (2, 3, 4, 5, 6, 7, 8, 9)}
+"""By split: its tenths of the products and of the instructions."""
+_MAX_REJECTED = 2000
+"""Draws in a row without a new task after which the shop counts as exhausted."""
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_STRIDE = 62_770_101_935_657
+"""Coprime to 36**9, so that consecutive positions get unrelated and unique product numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +160,6 @@ def read_product(row: Mapping[str, Any], attributes: Sequence[str]) -> ShopProdu
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"product {row.get('asin', '(without asin)')} cannot be read: {error!r}") from error
-
-
-MAX_PRODUCTS = 1_000_000
-SPLIT_TENTHS = {"test": (0,), "validation": (1,), "train": (2, 3, 4, 5, 6, 7, 8, 9)}
-"""By split: its tenths of the products and of the instructions."""
-_MAX_REJECTED = 2000
-"""Draws in a row without a new task after which the shop counts as exhausted."""
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_STRIDE = 62_770_101_935_657
-"""Coprime to 36**9, so that consecutive positions get unrelated and unique product numbers."""
 
 
 @dataclass(frozen=True, slots=True)

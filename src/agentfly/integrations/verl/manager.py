@@ -34,6 +34,12 @@ from agentfly.rollout.scheduler import ChainJob, run_chains
 from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_sampled
 from agentfly.trajectory import Trajectory
 
+_LOG = logging.getLogger(__name__)
+MAX_ATTEMPTS = 8
+"""Times a group is started before the death of its worker ends the job."""
+_WAIT_SECONDS = 0.5
+"""Interval at which calls that have ended are looked for."""
+
 
 class ChainWorker:
     """Runs groups and evaluations; a Ray actor."""
@@ -119,13 +125,6 @@ class ChainWorker:
     async def _run(self, jobs: Sequence[ChainJob]) -> list[Trajectory]:
         chains = [chain async for chain in run_chains(self.agent, jobs, manager=self.agent.manager)]
         return sorted(chains, key=lambda each: (each.group, each.chain))
-
-
-_LOG = logging.getLogger(__name__)
-MAX_ATTEMPTS = 8
-"""Times a group is started before the death of its worker ends the job."""
-_WAIT_SECONDS = 0.5
-"""Interval at which calls that have ended are looked for."""
 
 
 class RolloutManager:

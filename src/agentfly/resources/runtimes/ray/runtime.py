@@ -33,6 +33,8 @@ MAX_CONCURRENCY = 100_000
 """Concurrent calls per actor. With Ray's default of 1000, waiting chains would keep others from releasing."""
 _LOG = logging.getLogger(__name__)
 _CONNECT_LOCK = threading.Lock()
+_CLEANUP_SECONDS = 2.0
+"""Time for an actor to kill the processes of its instance before the actor itself is killed."""
 
 
 class ActorUnreachable(Exception):
@@ -129,10 +131,6 @@ def kill(actor: Any) -> None:
     if ray.is_initialized():
         with contextlib.suppress(ray.exceptions.ActorHandleNotFoundError):
             ray.kill(actor)
-
-
-_CLEANUP_SECONDS = 2.0
-"""Time for an actor to kill the processes of its instance before the actor itself is killed."""
 
 
 class InstanceActor:
