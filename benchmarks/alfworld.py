@@ -20,9 +20,8 @@ from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, Request
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
-from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame
-from agentfly.environments.alfworld.household import Household
+from agentfly.environments.alfworld.household import Household, next_command
 from agentfly.resources import ResourceManager
 from agentfly.rewards import alfworld_won
 from agentfly.types import Completion, FinishReason, Task

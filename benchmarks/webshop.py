@@ -20,11 +20,11 @@ from typing import Any
 from agentfly import Task
 from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.environments.webshop.environment import next_informed_action
-from agentfly.environments.webshop.official import SPLITS
 from agentfly.environments.webshop.pages import BUY, render_html, render_text
 from agentfly.environments.webshop.product import ShopGoal
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import Shop, open_shop
+from agentfly.environments.webshop.tasks import SPLITS
 from agentfly.types import ToolCall
 from benchmarks.table import print_table
 

@@ -32,11 +32,10 @@ from agentfly.agents.gui_formats import GUI_FORMATS
 from agentfly.agents.vision import GUIAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import shell, sql
-from agentfly.environments.judge import Judge
-from agentfly.environments.judge.environment import Marks, Ruling
+from agentfly.environments.judge import Judge, Marks, Ruling
 from agentfly.environments.search import engines
 from agentfly.environments.shell import Shell
-from agentfly.environments.shell.state import equal_output, text_similarity
+from agentfly.environments.shell.environment import equal_output, text_similarity
 from agentfly.environments.sql import SQL, database
 from agentfly.environments.sql.environment import extract_query
 from agentfly.errors import ConfigError
@@ -245,8 +244,8 @@ def test_parser_takes_linear_time(name: str) -> None:
     ("parse", "module"),
     [
         (extract_query, sql.environment),
-        (lambda text: equal_output(text, "42", ordered=False), shell.state),
-        (lambda text: text_similarity(text, "42"), shell.state),
+        (lambda text: equal_output(text, "42", ordered=False), shell.environment),
+        (lambda text: text_similarity(text, "42"), shell.environment),
         (engines.strip_markup, engines),
     ],
 )

@@ -61,7 +61,7 @@ def test_recipe_imports_no_environment_that_it_does_not_name() -> None:
     assert loaded == {f"agentfly.environments{part}" for part in ("", ".lookup", ".lookup.environment")}
     loaded = environment_modules(f"{load}; load_module(find_recipe('frozen_lake').path, 'recipe')")
     assert {name for name in loaded if ".games." in name} == {
-        f"agentfly.environments.games.{part}" for part in ("frozen_lake", "game", "rewards")
+        f"agentfly.environments.games.{part}" for part in ("frozen_lake", "game")
     }
 
 
@@ -75,7 +75,7 @@ print(REWARDS.find("alfworld_won").reference, agentfly.rewards.alfworld_won is R
 print(TOOLS.find("sql_schema").reference, TOOLS.find("FrozenLake.move").reference)
 """
     first, second = run_python(code).stdout.splitlines()
-    assert first == "agentfly.environments.alfworld.rewards:alfworld_won True"
+    assert first == "agentfly.environments.alfworld.environment:alfworld_won True"
     assert second == (
         "agentfly.environments.sql.environment:SQL.sql_schema agentfly.environments.games.frozen_lake:FrozenLake.move"
     )

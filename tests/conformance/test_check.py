@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentfly.conformance import PROPERTIES, PropertyStatus, check, check_environment, class_properties, clock
-from agentfly.conformance.report import ConformanceReport
+from agentfly.conformance.subject import ConformanceReport
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra

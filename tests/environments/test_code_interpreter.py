@@ -28,7 +28,7 @@ async def _needs_a_sandbox() -> None:
         pytest.skip(f"no sandbox works here: {error}")
 
 
-async def played(
+async def run_chain(
     *calls: str, kind: type[CodeInterpreter] = CodeInterpreter, num_chains: int = 1, **row: Any
 ) -> RunResult:
     """An agent with all tools of the interpreter makes these calls, one a turn, and is done."""
@@ -45,7 +45,7 @@ def python(code: str) -> str:
 
 
 async def test_state_and_files_are_private_to_a_chain() -> None:
-    result = await played(
+    result = await run_chain(
         python("import os\nx = 6\ndef f(n): return 1 if n < 2 else n * f(n - 1)"),
         python("print(x); f(5)"),
         python("open('note.txt', 'w').write('kept'); os.listdir('.')"),
@@ -58,7 +58,7 @@ async def test_state_and_files_are_private_to_a_chain() -> None:
 
 
 async def test_error_is_shown_with_its_line_and_the_chain_continues() -> None:
-    told = answers(await played(python("a = 1\nb = a / 0"), python("a")))
+    told = answers(await run_chain(python("a = 1\nb = a / 0"), python("a")))
     assert "ZeroDivisionError" in told[0]
     assert "line 2" in told[0]
     assert told[1] == "1"
@@ -69,7 +69,7 @@ class Tight(CodeInterpreter):
 
 
 async def test_killed_session_is_reported_and_replaced() -> None:
-    result = await played(
+    result = await run_chain(
         python("x = 1\nimport os, signal\nos.kill(1, signal.SIGKILL); os._exit(1)"),
         python("'x' in globals()"),
         python("while True:\n    pass"),
@@ -89,7 +89,7 @@ async def test_killed_session_is_reported_and_replaced() -> None:
 
 async def test_file_tools() -> None:
     told = answers(
-        await played(
+        await run_chain(
             call("write_file", path="src/main.py", content="x = 1\ny = 2\n"),
             call("edit_file", path="src/main.py", old="x = 1", new="x = 3"),
             call("edit_file", path="src/main.py", old="z", new="w"),
@@ -132,7 +132,7 @@ async def test_figures_are_returned_as_images() -> None:
     images = Message("tool", result.observation).images
     assert [base64.b64decode(image.url.partition(",")[2])[:4] for image in images] == [b"\x89PNG"] * 2
     note = "(an image, which cannot be shown here)"
-    assert answers(await played(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
+    assert answers(await run_chain(python(plot))) == [f"(no output)\n{note}\n{note}"]  # ChatML has no pictures
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,6 @@ def test_successive_runs_have_their_own_sandbox() -> None:
 
 
 async def test_invalid_files_column_is_rejected() -> None:
-    result = await played(python("1"), files=["a.txt"])
+    result = await run_chain(python("1"), files=["a.txt"])
     assert result[0].stop is StopReason.ENVIRONMENT_FAULT
     assert "must map paths to text or bytes" in result[0].failures[0].message

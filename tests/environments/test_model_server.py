@@ -202,10 +202,10 @@ async def test_reward_uses_the_judge(judge: ModelServer, server: OpenAIServer) -
     kind = type(judge)
 
     @reward
-    async def liked(prediction: str, judge: kind) -> float:  # type: ignore[valid-type]
+    async def rating(prediction: str, judge: kind) -> float:  # type: ignore[valid-type]
         return int(await judge.chat(f"Points from 0 to 10 for {prediction!r}?")) / 10
 
-    agent = HFAgent(reward=liked, template="chatml", backend="scripted", backend_config={"script": ["A poem."]})
+    agent = HFAgent(reward=rating, template="chatml", backend="scripted", backend_config={"script": ["A poem."]})
     result = await agent.run("Write a poem.", num_chains=3)
     assert result.rewards == [0.7, 0.7, 0.7]
     assert "A poem." in server.bodies("/chat/completions")[0]["messages"][0]["content"]

@@ -59,7 +59,7 @@ def preparation(pause: float) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PREPARATION, str(pause)], stdout=subprocess.PIPE, text=True)
 
 
-def held(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
 
 
@@ -69,7 +69,7 @@ def left_beside(cache: Path) -> list[str]:
 
 def test_model_is_built_once_without_leftovers(cache: Path) -> None:
     folder = prepare_model(model())
-    assert held(folder) == CONTENTS
+    assert read_files(folder) == CONTENTS
     assert not left_beside(cache)
 
     def never(folder: Path, scratch: Path) -> None:
@@ -90,9 +90,9 @@ def test_killed_build_leaves_no_model(cache: Path) -> None:
         half_made += bool(left_beside(cache))
         assert find_fault(model()) in ("", "it is not prepared")
         if not find_fault(model()):
-            assert held(model().folder) == CONTENTS
+            assert read_files(model().folder) == CONTENTS
     assert half_made  # else nothing was interrupted, and nothing shown
-    assert held(prepare_model(model())) == CONTENTS
+    assert read_files(prepare_model(model())) == CONTENTS
     assert not left_beside(cache)
 
 
@@ -104,7 +104,7 @@ def test_next_process_builds_after_a_kill(cache: Path, how: signal.Signals) -> N
         process.send_signal(how)
     assert bool(left_beside(cache)) == (how is signal.SIGKILL)
     assert find_fault(model()) == "it is not prepared"
-    assert held(prepare_model(model())) == CONTENTS
+    assert read_files(prepare_model(model())) == CONTENTS
     assert not left_beside(cache)
 
 
@@ -129,7 +129,7 @@ def test_threads_build_once() -> None:
     for thread in threads:
         thread.join()
     assert len(builds) == 1
-    assert held(model().folder) == CONTENTS
+    assert read_files(model().folder) == CONTENTS
 
 
 def test_failed_build_raises_and_leaves_nothing(cache: Path) -> None:
@@ -141,14 +141,14 @@ def test_failed_build_raises_and_leaves_nothing(cache: Path) -> None:
         prepare_model(model(failing))
     assert not left_beside(cache)
     assert find_fault(model()) == "it is not prepared"
-    assert held(prepare_model(model())) == CONTENTS
+    assert read_files(prepare_model(model())) == CONTENTS
 
 
 def cut_short(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 7)
 
 
-def removed(folder: Path) -> None:
+def remove_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
@@ -164,7 +164,7 @@ def half_a_manifest(folder: Path) -> None:
     os.truncate(folder / MANIFEST, 20)
 
 
-@pytest.mark.parametrize("damage", [cut_short, removed, no_manifest, odd_manifest, half_a_manifest])
+@pytest.mark.parametrize("damage", [cut_short, remove_config, no_manifest, odd_manifest, half_a_manifest])
 def test_damaged_model_is_reported_and_rebuilt(
     damage: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,7 +172,7 @@ def test_damaged_model_is_reported_and_rebuilt(
     wrong = find_fault(model())
     assert wrong
     caplog.clear()
-    assert held(prepare_model(model())) == CONTENTS
+    assert read_files(prepare_model(model())) == CONTENTS
     assert wrong in caplog.text
     assert not find_fault(model(), thorough=True)
     assert not left_beside(cache)
@@ -183,7 +183,7 @@ def test_thorough_check_finds_a_changed_byte() -> None:
     weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
     assert not find_fault(model())
     assert "model.safetensors" in find_fault(model(), thorough=True)
-    assert held(prepare_model(model(), thorough=True)) == CONTENTS
+    assert read_files(prepare_model(model(), thorough=True)) == CONTENTS
 
 
 def test_unwritable_cache_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,16 +71,16 @@ class Wild(Environment):
 
 
 @reward
-def judged(env: Wild, task: Task) -> float:
+def is_owner(env: Wild, task: Task) -> float:
     return float(env.owner is task)
 
 
 async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> None:
     manager = ResourceManager()
     agents = [
-        byte_agent([call("act"), call("act"), "done"], tools=[Wild], reward=judged, manager=manager) for _ in range(8)
+        byte_agent([call("act"), call("act"), "done"], tools=[Wild], reward=is_owner, manager=manager) for _ in range(8)
     ]
-    running = [asyncio.create_task(finished(agent)) for agent in agents]
+    running = [asyncio.create_task(run_all(agent)) for agent in agents]
     await asyncio.sleep(0.3)
     for task in running[6:]:
         task.cancel()
@@ -102,7 +102,7 @@ async def test_every_chain_ends_and_no_instance_is_leased_twice_or_leaked() -> N
     assert Wild.most <= INSTANCES
 
 
-async def finished(agent: BaseAgent) -> list[Trajectory]:
+async def run_all(agent: BaseAgent) -> list[Trajectory]:
     return [chain async for chain in agent.iterate([f"Task {n}" for n in range(250)], failures={"retries": 3})]
 
 

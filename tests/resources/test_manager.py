@@ -74,7 +74,7 @@ async def manager() -> AsyncIterator[ResourceManager]:
     assert manager.num_instances == 0
 
 
-def pooled(kind: type[Environment], **pool: Any) -> ResourceManager:
+def make_manager(kind: type[Environment], **pool: Any) -> ResourceManager:
     return ResourceManager({kind: replace(kind.pool, **pool)})
 
 
@@ -319,7 +319,7 @@ async def test_concurrent_failed_starts_count_once(manager: ResourceManager) -> 
 
 
 async def test_min_warm_instances_are_started_and_refilled() -> None:
-    manager = pooled(World, min_warm=2, max_instances=4)
+    manager = make_manager(World, min_warm=2, max_instances=4)
     await manager.warm_up([World])
     await until(lambda: only(manager).warm == 2)
     async with manager.leases(TASK, [World]) as leases:
@@ -330,7 +330,7 @@ async def test_min_warm_instances_are_started_and_refilled() -> None:
 
 
 async def test_idle_instances_beyond_min_warm_are_closed() -> None:
-    manager = pooled(World, min_warm=1, idle_seconds=0.03)
+    manager = make_manager(World, min_warm=1, idle_seconds=0.03)
     async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
         await one.get(World)
         await two.get(World)
@@ -341,7 +341,7 @@ async def test_idle_instances_beyond_min_warm_are_closed() -> None:
 
 
 async def test_max_uses() -> None:
-    manager, seen = pooled(World, max_uses=2), []
+    manager, seen = make_manager(World, max_uses=2), []
     for _ in range(5):
         async with manager.leases(TASK, [World]) as leases:
             seen.append(await leases.get(World))
@@ -355,7 +355,7 @@ async def test_max_uses() -> None:
 
 
 async def test_recycle_replace() -> None:
-    manager, seen = pooled(World, recycle="replace"), []
+    manager, seen = make_manager(World, recycle="replace"), []
     for _ in range(3):
         async with manager.leases(TASK, [World]) as leases:
             seen.append(await leases.get(World))
@@ -419,7 +419,7 @@ async def test_unknown_runtime_is_rejected(manager: ResourceManager) -> None:
 
 
 async def test_requests_wait_in_order() -> None:
-    manager, order = pooled(World, max_instances=1), []
+    manager, order = make_manager(World, max_instances=1), []
 
     async def chain(number: int) -> None:
         async with manager.leases(TASK, [World]) as leases:
@@ -434,7 +434,7 @@ async def test_requests_wait_in_order() -> None:
 
 
 async def test_queue_timeout_names_queue_length_and_holders() -> None:
-    manager = pooled(World, max_instances=1, wait_timeout=0.02)
+    manager = make_manager(World, max_instances=1, wait_timeout=0.02)
     async with manager.leases(Task.of("Long one", id="t7"), [World], chain="3/1") as holder:
         await holder.get(World)
         async with manager.leases(TASK, [World]) as one, manager.leases(TASK, [World]) as two:
@@ -447,7 +447,7 @@ async def test_queue_timeout_names_queue_length_and_holders() -> None:
 
 
 async def test_cancellation_while_waiting_leaks_nothing() -> None:
-    manager = pooled(World, max_instances=1)
+    manager = make_manager(World, max_instances=1)
     for late in (False, True):
         first, second = manager.leases(TASK, [World]), manager.leases(TASK, [World])
         await first.get(World)
@@ -630,7 +630,7 @@ class Board(World):
 async def test_global_instance_is_shared_and_serialized_unless_concurrent(
     concurrent: bool,
 ) -> None:
-    manager, seen = pooled(Board, scope="global", concurrent=concurrent), set()
+    manager, seen = make_manager(Board, scope="global", concurrent=concurrent), set()
 
     async def chain() -> None:
         async with manager.leases(TASK, [Board, World]) as leases:
@@ -646,7 +646,7 @@ async def test_global_instance_is_shared_and_serialized_unless_concurrent(
 
 
 async def test_cancelled_chain_does_not_evict_a_concurrent_instance() -> None:
-    manager = pooled(Board, scope="global", concurrent=True)
+    manager = make_manager(Board, scope="global", concurrent=True)
 
     async def hang(_: Any) -> None:
         await asyncio.sleep(60)
@@ -665,7 +665,7 @@ async def test_cancelled_chain_does_not_evict_a_concurrent_instance() -> None:
 
 
 async def test_dead_global_instance_is_replaced_while_still_leased() -> None:
-    manager = pooled(Board, scope="global")
+    manager = make_manager(Board, scope="global")
 
     async def die(_: Any) -> None:
         raise EnvironmentFault("dead")
@@ -684,7 +684,7 @@ async def test_dead_global_instance_is_replaced_while_still_leased() -> None:
 
 
 async def test_group_scope_is_shared_within_a_group_only() -> None:
-    manager = pooled(Board, scope="group")
+    manager = make_manager(Board, scope="group")
     groups, seen = [manager.group(), manager.group()], []
 
     async def chain(number: int) -> None:
@@ -704,7 +704,7 @@ async def test_group_scope_is_shared_within_a_group_only() -> None:
 
 
 async def test_dead_group_instance_is_replaced_after_last_user() -> None:
-    manager = pooled(Board, scope="group")
+    manager = make_manager(Board, scope="group")
     group = manager.group()
 
     async def die(_: Any) -> None:
@@ -756,7 +756,7 @@ async def test_dead_global_instance_is_replaced_for_multi_pool_request() -> None
 
 
 async def test_chains_of_a_group_acquire_their_own_instances_concurrently() -> None:
-    manager, together = pooled(Board, scope="group"), asyncio.Barrier(3)
+    manager, together = make_manager(Board, scope="group"), asyncio.Barrier(3)
     group = manager.group()
 
     class Own(Environment):
@@ -776,7 +776,7 @@ async def test_chains_of_a_group_acquire_their_own_instances_concurrently() -> N
 
 
 async def test_waiting_for_the_group_has_a_timeout() -> None:
-    manager = pooled(Board, scope="group", wait_timeout=0.5, reset_timeout=60.0)
+    manager = make_manager(Board, scope="group", wait_timeout=0.5, reset_timeout=60.0)
     group = manager.group()
     World.hangs.add("reset")
     first = asyncio.create_task(manager.leases(TASK, [Board], group=group).get(Board))
@@ -828,7 +828,7 @@ def test_loop_shutdown_closes_idle_leased_and_starting_instances() -> None:
 
 
 def test_close_interrupted_by_loop_shutdown_is_repeated() -> None:
-    manager, closing, closed = pooled(World, recycle="replace", reset_timeout=5.0), asyncio.Event(), []
+    manager, closing, closed = make_manager(World, recycle="replace", reset_timeout=5.0), asyncio.Event(), []
 
     class Slow(Environment):
         pool = Pool(recycle="replace")  # type: ignore[arg-type]
@@ -931,7 +931,7 @@ async def test_manager_is_reusable_after_close(manager: ResourceManager) -> None
 
 
 async def test_pool_metrics_as_scalars() -> None:
-    manager = pooled(World, max_instances=1)
+    manager = make_manager(World, max_instances=1)
     async with manager.leases(TASK, [World]) as leases, manager.leases(TASK, [World]) as others:
         await leases.act([World], lambda lent: lent[World]._do("act"))  # type: ignore[attr-defined]
         waiting = asyncio.create_task(others.get(World))
@@ -985,7 +985,7 @@ class Hotel:
 async def test_idle_instance_is_paused_resumed_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     Bed.log.clear()
-    manager = pooled(World, runtime=Hotel())
+    manager = make_manager(World, runtime=Hotel())
     for _ in range(2):
         async with manager.leases(TASK, [World]) as leases:
             await leases.get(World)
@@ -998,7 +998,7 @@ async def test_idle_instance_is_paused_resumed_and_closed(monkeypatch: pytest.Mo
 
 async def test_instance_that_died_while_idle_is_evicted() -> None:
     hotel = Hotel()
-    manager = pooled(World, runtime=hotel)
+    manager = make_manager(World, runtime=hotel)
     async with manager.leases(TASK, [World]) as leases:
         first = await leases.get(World)
     hotel.beds[0].dead = "killed by signal 9"
@@ -1046,7 +1046,7 @@ async def pause_instance(manager: ResourceManager, hostel: Hostel, broken: str) 
 async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
-    manager = pooled(World, runtime=hostel, reset_timeout=0.05, idle_seconds=60.0)
+    manager = make_manager(World, runtime=hostel, reset_timeout=0.05, idle_seconds=60.0)
     first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
     async with manager.leases(TASK, [World]) as leases, asyncio.timeout(60):
@@ -1059,7 +1059,7 @@ async def test_instance_that_cannot_pause_or_resume_is_evicted(monkeypatch: pyte
 async def test_shared_instance_is_resumed_once(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 0.01)
     hostel = Hostel()
-    manager = pooled(World, runtime=hostel, scope="global", concurrent=True, idle_seconds=60.0)
+    manager = make_manager(World, runtime=hostel, scope="global", concurrent=True, idle_seconds=60.0)
     first = await pause_instance(manager, hostel, broken)
     monkeypatch.setattr(allocator, "PAUSE_AFTER", 60.0)
 

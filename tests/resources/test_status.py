@@ -74,7 +74,7 @@ def other() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def blocked() -> Iterator[subprocess.Popen[str]]:
+def blocked_process() -> Iterator[subprocess.Popen[str]]:
     yield from _other("blocked")
 
 
@@ -86,7 +86,7 @@ def _other(how: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-async def told(count: int) -> list[status.ManagerStatus]:
+async def wait_for_statuses(count: int) -> list[status.ManagerStatus]:
     """The reports, once so many managers listen."""
     async with asyncio.timeout(60):
         while len(found := await status.read_statuses()) != count:
@@ -98,7 +98,7 @@ async def test_status_has_metrics_and_lease_holders() -> None:
     manager = ResourceManager()
     async with manager.leases(TASK, [Counter], chain="0/1") as leases:
         await leases.get(Counter)
-        [report] = await told(1)
+        [report] = await wait_for_statuses(1)
         [figures] = report.pools
         [lease] = figures.leases
         assert (report.pid, report.error) == (os.getpid(), "")
@@ -120,7 +120,7 @@ async def test_status_reports_why_starts_fail() -> None:
     async with manager.leases(TASK, [Broken]) as leases:
         with pytest.raises(EnvironmentFault):
             await leases.get(Broken)
-    [report] = await told(1)
+    [report] = await wait_for_statuses(1)
     assert "no such disk" in report.pools[0].broken
     await manager.close()
 
@@ -140,14 +140,14 @@ async def test_several_managers_and_loops_of_one_process() -> None:
     try:
         await first.warm_up([Counter])
         await second.warm_up([Counter])
-        assert {report.pid for report in await told(3)} == {os.getpid()}
+        assert {report.pid for report in await wait_for_statuses(3)} == {os.getpid()}
     finally:
         done.set()
         thread.join()
-    assert len(await told(2)) == 2
+    assert len(await wait_for_statuses(2)) == 2
     await first.close()
     await second.close()
-    assert await told(0) == []
+    assert await wait_for_statuses(0) == []
 
 
 async def test_loop_shutdown_closes_everything(runtime: Path) -> None:
@@ -162,19 +162,19 @@ async def test_loop_shutdown_closes_everything(runtime: Path) -> None:
 async def test_status_server_does_not_keep_the_manager_alive() -> None:
     manager = ResourceManager()
     await manager.warm_up([Counter])
-    await told(1)
+    await wait_for_statuses(1)
     gone = weakref.ref(manager._allocator)
     del manager
     async with asyncio.timeout(60):
         while gone() is not None:
             gc.collect()
             await asyncio.sleep(0.01)
-    assert await told(0) == []
+    assert await wait_for_statuses(0) == []
 
 
 @pytest.mark.integration
 async def test_status_of_another_process(other: subprocess.Popen[str], runtime: Path) -> None:
-    [report] = await told(1)
+    [report] = await wait_for_statuses(1)
     assert report.pid == other.pid
     assert str(report.pools[0].leases[0]).startswith("chain 3/1 (theirs) for ")
     other.send_signal(signal.SIGKILL)
@@ -186,11 +186,11 @@ async def test_status_of_another_process(other: subprocess.Popen[str], runtime: 
 
 @pytest.mark.integration
 async def test_status_of_process_with_blocked_loop(
-    blocked: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    blocked_process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "TIMEOUT", 0.3)
     [report] = await status.read_statuses()
-    assert report.pid == blocked.pid
+    assert report.pid == blocked_process.pid
     assert "does not answer" in report.error
 
 
@@ -246,7 +246,7 @@ async def test_second_directory_is_used_if_the_first_fails(runtime: Path, monkey
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "nowhere"))
     manager = ResourceManager()
     await manager.warm_up([Counter])
-    await told(1)
+    await wait_for_statuses(1)
     assert len(list((runtime / f"agentfly-{os.getuid()}").iterdir())) == 1
     await manager.close()
 

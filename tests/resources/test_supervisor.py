@@ -165,7 +165,7 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
         worker = another.open()
         worker.socket.close()
         # What was started with an empty environment carries no mark.
-        assert await none_left(lambda: marked(owner)) == []
+        assert await none_left(lambda: list_marked_processes(owner)) == []
         assert await none_left(lambda: [str(folder)] * folder.exists()) == []
         await worker.wait()
     finally:
@@ -177,7 +177,7 @@ async def test_leftovers_of_killed_host_and_supervisor_are_swept_at_next_start()
                 os.kill(int(each.split()[0]), signal.SIGKILL)
 
 
-def marked(owner: str) -> list[str]:
+def list_marked_processes(owner: str) -> list[str]:
     return [f"{each.pid} {each.name()}" for each, named in supervisor_process.iter_owners() if named == owner]
 
 
@@ -291,9 +291,9 @@ async def test_cleanup_after_host_whose_fork_lives_on() -> None:
         await asyncio.to_thread(host.stdout.readline)
         owner = process_name(host.pid)
         assert owner is not None
-        assert len(marked(owner)) == 3
+        assert len(list_marked_processes(owner)) == 3
         host.kill()
-        assert await none_left(lambda: marked(owner)) == []
+        assert await none_left(lambda: list_marked_processes(owner)) == []
         os.killpg(host.pid, signal.SIGKILL)
 
 

@@ -100,12 +100,12 @@ async def play(host: FakeHost, answer: Callable[[int], bytes], use: Callable[[Se
             await far
 
 
-def answered(number: int, reply: dict[str, object], **fields: object) -> bytes:
+def reply_frames(number: int, reply: dict[str, object], **fields: object) -> bytes:
     return frame(b"A", {"id": number, "dropped": 0, "reply": True, **fields}) + frame(b"R", {"id": number, **reply})
 
 
 async def test_valid_answers_are_accepted(host) -> None:
-    outcome = await play(host, lambda n: frame(b"O", b"out\n") + answered(n, OK), lambda s: s.run("x"))
+    outcome = await play(host, lambda n: frame(b"O", b"out\n") + reply_frames(n, OK), lambda s: s.run("x"))
     assert (outcome.end, outcome.value, outcome.output) == (EndReason.OK, "1", "out\n")
     assert host.ended == 0
 
@@ -127,28 +127,28 @@ INVALID_MESSAGES = {
     "text that is no UTF-8": lambda n: frame(b"A", b'{"id": "\xff"}'),
     "deep JSON": lambda n: frame(b"A", b"[" * 200_000),
     "a huge number": lambda n: frame(b"A", b'{"id": ' + b"9" * 100_000 + b"}"),
-    "another call's answer": lambda n: answered(n + 1, OK),
-    "another call's reply": lambda n: answered(n, {**OK, "id": n + 1}),
+    "another call's answer": lambda n: reply_frames(n + 1, OK),
+    "another call's reply": lambda n: reply_frames(n, {**OK, "id": n + 1}),
     "no reply": lambda n: frame(b"A", {"id": n, "dropped": 0, "reply": True}),
     "neither reply nor end": lambda n: frame(b"A", {"id": n, "dropped": 0}),
     "a shell's answer": lambda n: frame(b"A", {"id": n, "dropped": 0, "status": 0}),
     "an unknown end": lambda n: frame(b"A", {"id": n, "dropped": 0, "ended": "happily", "status": 0}),
-    "another key": lambda n: answered(n, OK, extra=1),
-    "a missing key": lambda n: answered(n, {"value": "1"}),
-    "a key too many": lambda n: answered(n, {**OK, "more": 1}),
-    "a negative count": lambda n: answered(n, {**OK, "dropped": -1}),
-    "a fractional count": lambda n: answered(n, {**OK, "dropped": 0.5}),
-    "true as a count": lambda n: answered(n, {**OK, "dropped": True}),
+    "another key": lambda n: reply_frames(n, OK, extra=1),
+    "a missing key": lambda n: reply_frames(n, {"value": "1"}),
+    "a key too many": lambda n: reply_frames(n, {**OK, "more": 1}),
+    "a negative count": lambda n: reply_frames(n, {**OK, "dropped": -1}),
+    "a fractional count": lambda n: reply_frames(n, {**OK, "dropped": 0.5}),
+    "true as a count": lambda n: reply_frames(n, {**OK, "dropped": True}),
     "not a number": lambda n: frame(b"A", {"id": n, "dropped": 0, "reply": True}) + frame(b"R", b'{"id": NaN}'),
-    "an unknown status": lambda n: answered(n, {**OK, "status": "great"}),
-    "a status that is no text": lambda n: answered(n, {**OK, "status": ["ok"]}),
-    "a value that is no text": lambda n: answered(n, {**OK, "value": {"a": 1}}),
-    "a long value": lambda n: answered(n, {**OK, "value": "x" * 100_000}),
-    "a long traceback": lambda n: answered(n, {**OK, "traceback": "x" * 100_000}),
-    "figures that are no list": lambda n: answered(n, {**OK, "figures": "x"}),
-    "a figure that is no base64": lambda n: answered(n, {**OK, "figures": ["%%%"]}),
-    "a figure that is no image": lambda n: answered(n, {**OK, "figures": ["aGVsbG8="]}),
-    "too many figures": lambda n: answered(n, {**OK, "figures": [PNG] * 9}),
+    "an unknown status": lambda n: reply_frames(n, {**OK, "status": "great"}),
+    "a status that is no text": lambda n: reply_frames(n, {**OK, "status": ["ok"]}),
+    "a value that is no text": lambda n: reply_frames(n, {**OK, "value": {"a": 1}}),
+    "a long value": lambda n: reply_frames(n, {**OK, "value": "x" * 100_000}),
+    "a long traceback": lambda n: reply_frames(n, {**OK, "traceback": "x" * 100_000}),
+    "figures that are no list": lambda n: reply_frames(n, {**OK, "figures": "x"}),
+    "a figure that is no base64": lambda n: reply_frames(n, {**OK, "figures": ["%%%"]}),
+    "a figure that is no image": lambda n: reply_frames(n, {**OK, "figures": ["aGVsbG8="]}),
+    "too many figures": lambda n: reply_frames(n, {**OK, "figures": [PNG] * 9}),
     "a null byte frame": lambda n: frame(b"\0", b""),
 }  # fmt: skip
 
@@ -200,7 +200,7 @@ async def test_early_reply_ends_the_next_call(host) -> None:
 
 async def _answer_twice(host: FakeHost) -> None:
     number = (await host.question())["id"]
-    await host.say(answered(number, OK) + answered(number, {**OK, "value": "'forged'"}))
+    await host.say(reply_frames(number, OK) + reply_frames(number, {**OK, "value": "'forged'"}))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,9 @@ async def test_interpreter_that_breaks_its_own_channel_is_replaced(
     assert "status 3" in outcome.message
     assert outcome.files_kept
     assert not outcome.state_kept
-    assert (await play(host, lambda n: answered(n, OK), lambda _: session.run("y"))).value == "1", "relayed from now on"
+    assert (await play(host, lambda n: reply_frames(n, OK), lambda _: session.run("y"))).value == "1", (
+        "relayed from now on"
+    )
 
 
 async def test_interrupt_that_crosses_the_reply_is_over_before_the_next_call(host, monkeypatch) -> None:
@@ -259,7 +261,7 @@ async def test_interrupt_that_crosses_the_reply_is_over_before_the_next_call(hos
 async def test_peer_that_sends_instead_of_reading_does_not_fill_the_memory(host) -> None:
     """Bytes that arrive while a long message is sent stay in the socket until an answer is expected."""
     session = Session(open_another, host)
-    await play(host, lambda n: answered(n, OK), lambda _: session.run("x"))
+    await play(host, lambda n: reply_frames(n, OK), lambda _: session.run("x"))
     running = asyncio.create_task(session.run("#" * (4 << 20)))
     flood = asyncio.create_task(host.say(bytes(64 << 20)))
     outcome = await running
@@ -320,8 +322,8 @@ async def test_random_bytes_end_in_an_outcome(host, seed: int) -> None:
     """Truth with some of its bytes changed, cut, doubled or moved: an outcome or a closed session, never a crash."""
     chance = random.Random(seed)
 
-    def mangled(number: int) -> bytes:
-        truth = bytearray(frame(b"O", b"output") + answered(number, {**OK, "figures": [PNG]}))
+    def mangle(number: int) -> bytes:
+        truth = bytearray(frame(b"O", b"output") + reply_frames(number, {**OK, "figures": [PNG]}))
         for _ in range(chance.randint(1, 6)):
             spot, kind = chance.randrange(len(truth)), chance.randrange(4)
             if kind == 0:
@@ -335,7 +337,7 @@ async def test_random_bytes_end_in_an_outcome(host, seed: int) -> None:
             truth = truth or bytearray(b"x")
         return bytes(truth)
 
-    outcome = await play(host, mangled, lambda s: s.run("x", timeout=0.05))
+    outcome = await play(host, mangle, lambda s: s.run("x", timeout=0.05))
     assert isinstance(outcome.end, EndReason)
     outcome.text.encode()
     assert outcome.files_kept == (host.ended == 0)

@@ -96,7 +96,7 @@ accepted.recv(5)
 
 
 @pytest_asyncio.fixture(params=["zygote", "namespaces"], loop_scope="session")
-async def unlimited(request, open_session, sandboxes, monkeypatch):
+async def uncapped_session(request, open_session, sandboxes, monkeypatch):
     """A session that no control group limits, as an ordinary user has it."""
     sandbox = await sandboxes.get(request.param)
     monkeypatch.setattr(sandbox, "_cgroups", None)
@@ -104,12 +104,12 @@ async def unlimited(request, open_session, sandboxes, monkeypatch):
 
 
 @pytest.mark.parametrize("attack", [TCP, UDP], ids=["tcp", "udp"])
-async def test_no_network_buffers_without_a_control_group(unlimited, attack: str) -> None:
+async def test_no_network_buffers_without_a_control_group(uncapped_session, attack: str) -> None:
     before = network_buffers()
-    outcome = await unlimited.run(attack)
+    outcome = await uncapped_session.run(attack)
     assert await grown_buffers(before, 10 * MB) < 10 * MB
     assert "Address family not supported" in outcome.error
-    assert (await unlimited.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
+    assert (await uncapped_session.run("import asyncio; asyncio.run(asyncio.sleep(0, 'works'))")).value == "'works'"
 
 
 # Six processes, at most 50 MB each.
@@ -142,18 +142,18 @@ for _ in range(6):
 """
 
 
-async def test_buffers_of_unix_sockets_count_without_a_control_group(unlimited) -> None:
-    outcome = await unlimited.run(UNIX)
+async def test_buffers_of_unix_sockets_count_without_a_control_group(uncapped_session) -> None:
+    outcome = await uncapped_session.run(UNIX)
     assert outcome.end is EndReason.OUT_OF_MEMORY, outcome.text
-    assert (await unlimited.run("1 + 1")).value == "2"
+    assert (await uncapped_session.run("1 + 1")).value == "2"
 
 
-async def test_send_buffers_cannot_grow_without_a_control_group(unlimited) -> None:
+async def test_send_buffers_cannot_grow_without_a_control_group(uncapped_session) -> None:
     code = "import socket\na, b = socket.socketpair()\na.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)"
-    assert "PermissionError" in (await unlimited.run(code)).error
+    assert "PermissionError" in (await uncapped_session.run(code)).error
 
 
-async def test_page_tables_count_without_a_control_group(unlimited) -> None:
+async def test_page_tables_count_without_a_control_group(uncapped_session) -> None:
     """Reading one byte of every 2 MB costs a page of tables each, and no memory of the process's own."""
     code = """
 import mmap, time
@@ -162,9 +162,9 @@ for place in range(0, len(space), 2 << 20):
     space[place]
 time.sleep(50)
 """
-    outcome = await unlimited.run(code)
+    outcome = await uncapped_session.run(code)
     assert outcome.end is EndReason.OUT_OF_MEMORY, outcome.text
-    assert (await unlimited.run("1 + 1")).value == "2"
+    assert (await uncapped_session.run("1 + 1")).value == "2"
 
 
 async def test_memory_cannot_be_left_in_a_pipe(session) -> None:

@@ -128,12 +128,12 @@ import os
 from pathlib import Path
 from agentfly.errors import RankError
 from agentfly.integrations.verl.launch import ask_recorder
-from agentfly.integrations.verl.recorder import Recorder
-from agentfly.resources.runtimes.ray.cluster import connect
+from agentfly.integrations.verl.recorder import RunRecorder
+from agentfly.resources.runtimes.ray.runtime import connect
 from agentfly.training import TrainConfig
 ray = connect()
 folder = Path({str(tmp_path / "run")!r})
-recorder = ray.remote(Recorder).options(num_cpus=0).remote(folder, TrainConfig().to_json(), None, steps=1)
+recorder = ray.remote(RunRecorder).options(num_cpus=0).remote(folder, TrainConfig().to_json(), None, steps=1)
 print(ask_recorder(recorder, folder, "poll")[1].phase)
 ray.kill(recorder)
 try:

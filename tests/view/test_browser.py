@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agentfly.runs import StepRecord
+from agentfly.view.chains import Tokenizers
 from agentfly.view.export import write_export
 from agentfly.view.index import ChainIndex
 from agentfly.view.server import ViewData, ViewServer
 from agentfly.view.sources import find_sources
-from agentfly.view.tokens import Tokenizers
 from tests.view.pieces import HOSTILE, make_chain, make_run
 
 pytestmark = [pytest.mark.slow_smoke, pytest.mark.integration]

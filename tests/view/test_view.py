@@ -15,12 +15,11 @@ import pytest
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import RunWriter, StepRecord
 from agentfly.segment import Author
-from agentfly.view.chains import explain_mask, show_chain
+from agentfly.view.chains import Tokenizers, explain_mask, show_chain, split_tokens
 from agentfly.view.export import write_export
 from agentfly.view.index import FILTERS, ChainIndex
 from agentfly.view.server import POLICY, STATIC, ViewData, ViewServer
 from agentfly.view.sources import find_sources
-from agentfly.view.tokens import Tokenizers, split_tokens
 from tests.view.pieces import HOSTILE, encode, make_chain, make_run
 
 

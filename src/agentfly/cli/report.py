@@ -20,7 +20,7 @@ def report(
     from agentfly.runs.report import write_report_files
     from agentfly.templates.codec import Codec
     from agentfly.templates.tokenizer import load_tokenizer
-    from agentfly.view.tokens import find_tokenizer
+    from agentfly.view.chains import find_tokenizer
 
     directory = RunDirectory(run)
     decode = None

@@ -37,11 +37,11 @@ def view(
     ] = None,
 ) -> None:
     """Show runs and their chains in a browser: curves, conversations, tokens, and why each one is trained or not."""
+    from agentfly.view.chains import Tokenizers
     from agentfly.view.export import write_export
     from agentfly.view.index import ChainIndex, build_condition
     from agentfly.view.server import ViewData, ViewServer
     from agentfly.view.sources import find_sources
-    from agentfly.view.tokens import Tokenizers
 
     if filter and export is None:
         raise ConfigError("--filter selects the chains of --export; without it, filter on the page")

@@ -8,6 +8,6 @@ def test_contract() -> None:
 """
 
 from agentfly.conformance.check import PROPERTIES, check_environment
-from agentfly.conformance.report import ConformanceReport, PropertyResult, PropertyStatus
+from agentfly.conformance.subject import ConformanceReport, PropertyResult, PropertyStatus
 
 __all__ = ["PROPERTIES", "ConformanceReport", "PropertyResult", "PropertyStatus", "check_environment"]

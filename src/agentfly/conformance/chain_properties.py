@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from random import Random
 
 from agentfly.conformance.clock import Stopwatch, time_limit
-from agentfly.conformance.report import PropertyFailed
 from agentfly.conformance.session import format_call, invalid_calls
-from agentfly.conformance.subject import Subject, format_error
+from agentfly.conformance.subject import PropertyFailed, Subject, format_error
 from agentfly.errors import EnvironmentFault
 from agentfly.resources import ResourceManager
 from agentfly.trajectory import CallStatus

@@ -14,8 +14,15 @@ from typing import Any
 
 from agentfly.conformance import chain_properties, class_properties, outcome_properties
 from agentfly.conformance.clock import Stopwatch, time_limit
-from agentfly.conformance.report import ConformanceReport, NotApplicable, PropertyFailed, PropertyResult, PropertyStatus
-from agentfly.conformance.subject import Subject, format_error
+from agentfly.conformance.subject import (
+    ConformanceReport,
+    NotApplicable,
+    PropertyFailed,
+    PropertyResult,
+    PropertyStatus,
+    Subject,
+    format_error,
+)
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError, DataError
 from agentfly.threads import call

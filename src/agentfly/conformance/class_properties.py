@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentfly.conformance.clock import WALL, Stopwatch
-from agentfly.conformance.report import NotApplicable, PropertyFailed
-from agentfly.conformance.subject import NO_TASK, SPLITS, Subject, format_error
+from agentfly.conformance.subject import NO_TASK, SPLITS, NotApplicable, PropertyFailed, Subject, format_error
 from agentfly.data import read_tasks
 from agentfly.environment import Scope, has_tasks, validate_constructor
 from agentfly.errors import ConfigError, DataError, EnvironmentFault

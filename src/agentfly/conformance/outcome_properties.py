@@ -15,8 +15,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from agentfly.conformance.clock import Stopwatch, descendants
-from agentfly.conformance.report import NotApplicable, PropertyFailed
-from agentfly.conformance.subject import Subject, format_error
+from agentfly.conformance.subject import NotApplicable, PropertyFailed, Subject, format_error
 from agentfly.demonstrations import demonstrate
 from agentfly.environment import Environment, has_tasks
 from agentfly.errors import AgentFlyError, ConfigError

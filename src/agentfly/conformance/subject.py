@@ -1,7 +1,8 @@
-"""The environment under test: its tools, tasks, reward and agent, and traces of calls in leased instances."""
+"""The environment under test (its tools, tasks, reward and agent), traces of calls in leased instances, and results."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentfly.agents import HFAgent
-from agentfly.conformance.report import NotApplicable
 from agentfly.conformance.session import CallAnswer, CheckSession, Trace, valid_arguments
 from agentfly.demonstrations import Demonstrations
 from agentfly.environment import Environment, Scope, has_tasks
@@ -27,6 +27,55 @@ ROUNDS = 2
 """Valid calls per tool."""
 MAX_CALLS = 60
 """Length of a trace; an expert's whole chain may be longer."""
+
+
+class PropertyStatus(enum.Enum):
+    """Outcome of checking one property."""
+
+    PASS = "pass"
+    FAIL = "FAIL"
+    NOT_APPLICABLE = "n/a"
+
+
+class PropertyFailed(Exception):
+    """The property does not hold; the message says what was observed."""
+
+
+class NotApplicable(Exception):
+    """The property does not apply to this environment; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyResult:
+    """Outcome of one property, with what was observed."""
+
+    name: str
+    status: PropertyStatus
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.status.value:4}  {self.name:<20}  {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceReport:
+    """Results of all properties of one environment."""
+
+    environment: str
+    results: tuple[PropertyResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no property failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The failed properties, with what was observed."""
+        return {each.name: each.detail for each in self.results if each.status is PropertyStatus.FAIL}
+
+    def __str__(self) -> str:
+        return "\n".join([self.environment, *map(str, self.results)])
 
 
 @dataclass

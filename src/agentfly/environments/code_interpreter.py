@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from agentfly.environment import Environment, Pool, Recycle
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import FileAccessError, Limits, Outcome, Session
-from agentfly.sandbox.shared import Mechanism, shared_sandbox
+from agentfly.sandbox.mechanisms import Mechanism, shared_sandbox
 from agentfly.tooling import tool
 from agentfly.types import Task
 

@@ -1,23 +1,31 @@
-"""Splits, and public datasets that are not shipped: they are read from the folder that AGENTFLY_DATA names.
+"""Tasks sampled from a seed, and public datasets read from the folder that AGENTFLY_DATA names.
 
-Files may be compressed (`.xz`, `.gz`). The error for a missing file says where to get it.
+Each sampled task is in one split only: a hash of its content decides which, so no two splits share a task, whatever the
+seeds. Dataset files are not shipped and may be compressed (`.xz`, `.gz`); the error for a missing one says where to get
+it.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import IO, Any
 
 from agentfly.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
+"""Tenths of all tasks in each split."""
+_MAX_REJECTED = 2000
+"""Consecutive draws without a new task after which sampling gives up."""
 
 
 def validate_split(split: str, splits: tuple[str, ...] = SPLITS) -> str:
@@ -117,3 +125,44 @@ def _validate_row(row: Any, place: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(row, dict):
         raise DataError(f"{place} is not an object with columns: {row!r:.60}")
     return place, row
+
+
+def belongs_to(content: str, split: str) -> bool:
+    """Whether a task with this content is in the split."""
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big") % 10 in TENTHS[split]
+
+
+def sample_tasks(
+    name: str,
+    split: str,
+    count: int,
+    seed: int,
+    draw: Callable[[Random, int], tuple[str, dict[str, Any]] | None],
+    *,
+    allow_repeats: bool = False,
+) -> list[dict[str, Any]]:
+    """Sample rows of a split. A larger `count` begins with the same rows.
+
+    Args:
+        name: The environment's name, part of the ids.
+        split: `train`, `validation` or `test`.
+        count: Number of rows.
+        seed: Seed of the random numbers.
+        draw: Draws the row of a number: its content, a text that no other task has, and its columns. It is called
+            again if it returns None, or content of another split or of an earlier row.
+        allow_repeats: Whether rows may have the same content.
+    """
+    validate_split(split)
+    validate_count(count)
+    random = Random(f"{name} {split} {seed}")
+    rows, known = list[dict[str, Any]](), set[str]()
+    rejected = 0
+    while len(rows) < count:
+        content, columns = draw(random, len(rows)) or ("", {})
+        if columns and belongs_to(content, split) and (allow_repeats or content not in known):
+            known.add(content)
+            rows.append({"id": f"{name}/{split}/{seed}/{len(rows)}", **columns})
+            rejected = 0
+        elif (rejected := rejected + 1) >= _MAX_REJECTED:
+            raise DataError(f"there are {len(rows)} {split} tasks of {name} or little more, not {count}")
+    return rows

@@ -36,16 +36,6 @@ _SCHEMA_REJECTED = re.compile(r"response_format|json_schema|structured|guided|gr
 Conversation = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 
 
-class _ModelServerClient(ClientBackend):
-    """The client of the backends; it can also add fields to requests."""
-
-    def with_fields(self, extra: Mapping[str, Any]) -> _ModelServerClient:
-        """Return a client with the same connections that adds these fields to every request."""
-        variant = copy.copy(self)
-        variant.extra_body = {**self.extra_body, **extra}
-        return variant
-
-
 class ModelServer(Environment):
     """A model to send requests to. Subclasses set the server, the model and the limits."""
 
@@ -77,7 +67,7 @@ class ModelServer(Environment):
                 raise ConfigError(f"{name} takes its key from {self.api_key_variable}, which is not set")
         self._accepts_schema = True
         """Whether the server supports a JSON schema; otherwise the schema is part of the prompt."""
-        self._client = _ModelServerClient(
+        self._client = ClientBackend(
             self.model_name() or "",
             self.server_url(),
             api_key=api_key,
@@ -167,8 +157,10 @@ class ModelServer(Environment):
         """Send a request for JSON: with the server's support for schemas, or without it by an instruction."""
         if self._accepts_schema:
             response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": json_schema}}
+            client = copy.copy(self._client)  # with the same connections
+            client.extra_body = {**client.extra_body, "response_format": response_format}
             try:
-                return await self._send(self._client.with_fields({"response_format": response_format}), request)
+                return await self._send(client, request)
             except BackendFault as fault:
                 if not _SCHEMA_REJECTED.search(str(fault)):
                     raise
@@ -177,7 +169,7 @@ class ModelServer(Environment):
         extended = replace(last, content=f"{last.text}\n\n{instruction}")
         return await self._send(self._client, replace(request, messages=(*before, extended)))
 
-    async def _send(self, client: _ModelServerClient, request: Request) -> str:
+    async def _send(self, client: ClientBackend, request: Request) -> str:
         with _raise_dead_server():
             async with self._semaphore:
                 completion = await client.generate(request)

@@ -21,10 +21,9 @@ from weakref import WeakMethod
 from agentfly.environment import Environment, Recycle
 from agentfly.errors import EnvironmentFault, describe
 from agentfly.resources import status
-from agentfly.resources.budget import Budget, priority
 from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import LeaseRequest, PoolState
+from agentfly.resources.pool import Budget, LeaseRequest, PoolState, priority
 
 CHECK_AFTER = 5.0
 """Idle seconds after which an instance gets a health check before it is leased."""
@@ -100,16 +99,23 @@ class Allocator:
         while True:
             if self._closed:
                 raise EnvironmentFault("this manager is closed")
-            for pool in pools:
-                pool.raise_if_broken()
+            for pool in pools:  # during the cool-down, a queued request could not be granted
+                if pool.start_failures.broken and time.monotonic() < pool.start_failures.retry_at:
+                    raise pool.broken_error()
             self._budget.raise_if_never_fits(pools)
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             if all(pool.ready() and (pool.is_shared or not pool.waiting) for pool in pools):
                 instances = [pool.lease(holder) for pool in pools]  # it would be first in every queue
                 self._start_missing(*pools)
             else:
                 request = LeaseRequest(order, pools, holder)
-                timer = self._enqueue(request)
+                for pool in pools:
+                    pool.waiting += 1
+                    heapq.heappush(pool.queue, (request.order, request.number, request))
+                self._grant(request)
+                self._start_missing(*pools)
+                seconds = min(pool.settings.wait_timeout for pool in pools)
+                timer = asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
                 try:
                     instances = await request.future
                 except asyncio.CancelledError:
@@ -123,20 +129,10 @@ class Allocator:
                     timer.cancel()
             if await self._check_health(instances, holder):
                 break
-        waited = time.monotonic() - asked
+        waited = time.monotonic() - requested_at
         for pool in pools:
             pool.wait.add(waited)
         return order, instances
-
-    def _enqueue(self, request: LeaseRequest) -> asyncio.TimerHandle:
-        """Queue a request, and grant it if it can be granted. Returns the timer that fails it at its timeout."""
-        for pool in request.pools:
-            pool.waiting += 1
-            heapq.heappush(pool.queue, (request.order, request.number, request))
-        self._grant(request)
-        self._start_missing(*request.pools)
-        seconds = min(pool.settings.wait_timeout for pool in request.pools)
-        return asyncio.get_running_loop().call_later(seconds, self._expire, request, seconds)
 
     def _expire(self, request: LeaseRequest, seconds: float) -> None:
         if request.pending:

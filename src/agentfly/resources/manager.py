@@ -17,10 +17,9 @@ from typing import Any
 from agentfly.environment import Environment, InstanceHandle, Pool, Runtime
 from agentfly.errors import ConfigError
 from agentfly.resources.allocator import Allocator
-from agentfly.resources.budget import Budget
 from agentfly.resources.lease import GroupLeases, InstanceProvider, Leases
 from agentfly.resources.metrics import PoolMetrics
-from agentfly.resources.pool import PoolState
+from agentfly.resources.pool import Budget, PoolState
 from agentfly.types import Task
 
 

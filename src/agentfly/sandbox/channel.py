@@ -193,7 +193,7 @@ class SessionChannel:
         waiting = self._waiting = loop.create_future()
         add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
         fd = self._socket.fileno()
-        add(fd, _wake, waiting)
+        add(fd, lambda: waiting.set_result(None) if not waiting.done() else None)
         try:
             await waiting
         finally:
@@ -201,11 +201,6 @@ class SessionChannel:
             self._waiting = None
         if self._expired:
             raise ChannelTimeout
-
-
-def _wake(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 # Not pydantic: its strings reject lone surrogates, which user code may print and a session must survive.

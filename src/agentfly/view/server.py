@@ -24,10 +24,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.runs.files import replace_non_finite
-from agentfly.view.chains import show_chain
+from agentfly.view.chains import Tokenizers, show_chain
 from agentfly.view.index import ChainIndex
 from agentfly.view.sources import DAMAGE, Curve
-from agentfly.view.tokens import Tokenizers
 
 _LOG = logging.getLogger(__name__)
 STATIC = files("agentfly.view") / "static"
@@ -128,7 +127,7 @@ class ViewServer:
         self._closing = threading.Event()
         handler = type("Handler", (_Handler,), {"data": data, "token": self.token})
         try:
-            self._http = _Server(("127.0.0.1", port), handler)
+            self._http = _HTTPServer(("127.0.0.1", port), handler)
         except OSError as error:
             raise ConfigError(f"port {port} is not available ({error.strerror}); choose another --port") from error
         self.port = self._http.server_address[1]
@@ -168,7 +167,7 @@ class ViewServer:
             thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _HTTPServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -19,10 +19,9 @@ from typing import Any
 
 from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.environment import ALFWorldEngine, UpstreamGame
-from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame, ALFWorldGoal, TaskType
-from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
+from agentfly.environments.alfworld.household import Household, next_command
+from agentfly.environments.alfworld.tasks import ALFWORLD, OfficialGame, official_games
 
 TRACES = Path(__file__).with_name("traces.json.xz")
 LENGTH = 40

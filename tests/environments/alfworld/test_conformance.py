@@ -14,7 +14,7 @@ from agentfly.environments.alfworld import ALFWorld
 from agentfly.environments.alfworld.environment import UpstreamGame
 from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import Household
-from agentfly.environments.alfworld.official import ALFWORLD, OfficialGame, official_games
+from agentfly.environments.alfworld.tasks import ALFWORLD, OfficialGame, official_games
 from agentfly.errors import DataError
 from tests.environments.alfworld.record import TRACES, WEIGHTS, digest, official_texts, replay, wander
 

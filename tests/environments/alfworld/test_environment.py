@@ -11,8 +11,7 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
 from agentfly.environments.alfworld import ALFWorld, ALFWorldUpstream
-from agentfly.environments.alfworld.environment import UpstreamGame
-from agentfly.environments.alfworld.rewards import alfworld_episode_reward, alfworld_won
+from agentfly.environments.alfworld.environment import UpstreamGame, alfworld_episode_reward, alfworld_won
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task, ToolCall
 from tests.fakes import call

@@ -27,7 +27,7 @@ class Patient(CodeJudge):
     limits = Limits(seconds=20, memory=512 << 20)
 
 
-async def started(kind: type[CodeJudge], **changed: Any) -> CodeJudge:
+async def start_judge(kind: type[CodeJudge], **changed: Any) -> CodeJudge:
     judge = type(kind.__name__, (kind,), changed)()
     try:
         await judge.start()
@@ -39,13 +39,13 @@ async def started(kind: type[CodeJudge], **changed: Any) -> CodeJudge:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def judge() -> AsyncIterator[CodeJudge]:
     """A judge with time: an honest solution does not fail on a busy machine."""
-    yield await started(Patient)
+    yield await start_judge(Patient)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def strict() -> AsyncIterator[CodeJudge]:
     """A judge without patience, for those who hang."""
-    yield await started(Strict)
+    yield await start_judge(Strict)
 
 
 ALL_HONEST = HONEST | CATCHING
@@ -97,7 +97,7 @@ async def test_swallowed_check_fails_the_test(judge: CodeJudge, name: str) -> No
 
 @pytest.mark.parametrize("mechanism", ["namespaces", "landlock"])
 async def test_every_mechanism_separates_tests_and_solution(mechanism: str) -> None:
-    judge = await started(Patient, mechanism=mechanism)
+    judge = await start_judge(Patient, mechanism=mechanism)
     for name in ("function", "class", "in place", "exceptions", "closures and callbacks"):
         verdict = await judge.unit_tests(*HONEST[name])
         assert verdict.failures == (), name
@@ -220,7 +220,7 @@ async def test_programs(judge: CodeJudge, strict: CodeJudge) -> None:
     assert "status 3" in (await judge.run_program("import os\nos._exit(3)")).error
     assert "took too long" in (await strict.run_program("while True: pass")).error
     assert (await strict.run_program("while True: print('x' * 1000)")).error
-    short = await started(Patient, limits=replace(Patient.limits, output=1 << 16))
+    short = await start_judge(Patient, limits=replace(Patient.limits, output=1 << 16))
     assert "more than it may" in (await short.run_program("print('x' * 100000)")).error
     await short.close()
     assert "signal 9" in (await judge.run_program("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")).error

@@ -9,7 +9,7 @@ import pytest_asyncio
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import CodeJudge
-from agentfly.environments.code_judge.rewards import extract_code
+from agentfly.environments.code_judge.environment import extract_code
 from agentfly.errors import DataError
 from agentfly.rewards import output_match, unit_tests
 from agentfly.sandbox import SandboxUnavailable

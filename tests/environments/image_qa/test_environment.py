@@ -26,7 +26,7 @@ async def reset(row: dict[str, Any]) -> ImageQA:
     return env
 
 
-def shown(result: dict[str, Any]) -> Pillow.Image:
+def open_result(result: dict[str, Any]) -> Pillow.Image:
     return open_image(result["image"])
 
 
@@ -55,10 +55,10 @@ async def test_zoom_shows_the_part_in_full_resolution() -> None:
     assert result["pixels"] == [WIDTH // 2, HEIGHT // 2]
     # Half of the scene has as many pixels as the tool shows, so nothing is scaled.
     assert env.scene is not None
-    assert shown(result).tobytes() == env.scene.image.crop((0, 0, WIDTH // 2, HEIGHT // 2)).tobytes()
+    assert open_result(result).tobytes() == env.scene.image.crop((0, 0, WIDTH // 2, HEIGHT // 2)).tobytes()
     tiny = await env.zoom(999, 999, 1000, 1000)
     assert tiny["pixels"] == [8, 8]
-    assert max(shown(tiny).size) == ImageQA.max_edge
+    assert max(open_result(tiny).size) == ImageQA.max_edge
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_an_image_of_the_task_can_be_zoomed() -> None:
     Pillow.new("L", (40, 10), 200).save(buffer, format="PNG")
     env = await reset({"question": "How bright?", "image": Image.of(buffer.getvalue()).url, "answer": "200"})
     result = await env.zoom(0, 0, 1000, 1000)
-    assert shown(result).size == (384, 96)
+    assert open_result(result).size == (384, 96)
     with pytest.raises(ConfigError, match="expert"):
         env.expert()
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentfly.agents import HFAgent
 from agentfly.environments import Judge
-from agentfly.environments.judge.environment import build_messages
+from agentfly.environments.judge import build_messages
 from agentfly.errors import ConfigError
 from agentfly.rewards import gate, llm_as_judge_math_reward, llm_as_judge_reward, llm_judge, qa_em
 from agentfly.rollout.scheduler import RunResult
@@ -117,7 +117,7 @@ async def test_cancelled_chain_does_not_cancel_a_shared_request(server: OpenAISe
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go.wait(), loop))
         return JSONResponse(chat({"content": points(7)}))
 
-    from agentfly.environments.judge.environment import Marks
+    from agentfly.environments.judge import Marks
 
     server.answers("/chat/completions", slow)
     judge = Judge()

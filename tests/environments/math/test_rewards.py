@@ -33,7 +33,7 @@ FAILED = call("multiply", a="six")
 UNKNOWN = call("divide", a=6)
 
 
-async def scored(cases: list[tuple[Reward, tuple[str, ...], float]], answer: Any = "42") -> None:
+async def check_scores(cases: list[tuple[Reward, tuple[str, ...], float]], answer: Any = "42") -> None:
     """Every chain of replies earns what it should; all share one judge."""
     agents = [
         HFAgent(tools=[multiply, answer_tool], reward=reward, template="chatml", backend="scripted",
@@ -49,7 +49,7 @@ async def scored(cases: list[tuple[Reward, tuple[str, ...], float]], answer: Any
 
 
 async def test_answer_counts_in_any_notation() -> None:
-    await scored([
+    await check_scores([
         (math_equal, (r"\boxed{42}",), 1.0),
         (math_equal, ("The answer is 42",), 1.0),  # the original pays only what is boxed
         (math_equal, ("42",), 1.0),
@@ -65,11 +65,11 @@ async def test_answer_counts_in_any_notation() -> None:
 
 
 async def test_right_answer_may_be_a_number() -> None:
-    await scored([(math_equal, ("42",), 1.0), (math_equal, ("43",), 0.0)], answer=42)
+    await check_scores([(math_equal, ("42",), 1.0), (math_equal, ("43",), 0.0)], answer=42)
 
 
 async def test_tool_call_must_have_succeeded() -> None:
-    await scored([
+    await check_scores([
         (math_equal_tool, (COMPUTED, "42"), 1.0),
         (math_equal_tool, (COMPUTED, call("answer", answer="42")), 1.0),
         (math_equal_tool, (COMPUTED, "43"), 0.1),
@@ -83,7 +83,7 @@ async def test_tool_call_must_have_succeeded() -> None:
 
 async def test_every_reply_must_have_a_thought() -> None:
     thought = "<think>Six times seven.</think>"
-    await scored([
+    await check_scores([
         (math_equal_think, (f"{thought} 42",), 1.0),
         (math_equal_think, (f"{thought} 43",), 0.0),
         (math_equal_think, ("42",), 0.0),

@@ -9,9 +9,9 @@ import pytest
 
 from agentfly.agents import HFAgent
 from agentfly.demonstrations import demonstrate
-from agentfly.environments import CodeJudge, task_sampling
+from agentfly.environments import CodeJudge, data
 from agentfly.environments.programs import ProgramSynthesis, mbpp_tasks
-from agentfly.environments.programs.tasks import MBPP_SPLITS
+from agentfly.environments.programs.environment import MBPP_SPLITS
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import unit_tests
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
@@ -75,7 +75,7 @@ def test_hidden_tests_are_not_in_the_question_and_the_solution_passes() -> None:
 
 
 def test_too_large_count_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_sampling, "_MAX_REJECTED", 300)
+    monkeypatch.setattr(data, "_MAX_REJECTED", 300)
     with pytest.raises(DataError, match="validation tasks of programs or little more"):
         ProgramSynthesis.draw_tasks("validation", 10**6, kinds=["strings"])
 

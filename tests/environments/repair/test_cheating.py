@@ -10,7 +10,7 @@ import pytest_asyncio
 from agentfly.environments.repair import RepairJudge
 from agentfly.environments.repair.judge import is_source
 from agentfly.sandbox import SandboxUnavailable
-from tests.environments.repair.test_environment import bug, played
+from tests.environments.repair.test_environment import bug, run_chain
 from tests.environments.repair.test_tasks import OTHER_TESTS, SOURCE, TESTS
 from tests.fakes import call
 
@@ -69,7 +69,7 @@ async def judge() -> RepairJudge:
 
 @pytest.mark.parametrize("trick", FILES)
 async def test_other_files_have_no_effect(judge: RepairJudge, trick: str) -> None:
-    chain = await played(bug("roman"), *(call("write_file", path=p, content=t) for p, t in FILES[trick].items()))
+    chain = await run_chain(bug("roman"), *(call("write_file", path=p, content=t) for p, t in FILES[trick].items()))
     assert chain.reward == 0.0
     assert chain.score.metrics["pass_to_pass"] == 1.0
 
@@ -106,7 +106,7 @@ async def test_hard_coded_visible_answers_are_not_enough(judge: RepairJudge) -> 
 
 async def test_links_large_files_and_missing_packages_earn_nothing() -> None:
     for command in ("rm -rf roman; ln -s /etc roman", "rm -rf roman", "yes '#' | head -c 3000000 >> roman/numerals.py"):
-        chain = await played(bug("roman"), call("run_shell", command=command))
+        chain = await run_chain(bug("roman"), call("run_shell", command=command))
         assert chain.reward == 0.0
 
 

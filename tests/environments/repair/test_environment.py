@@ -15,8 +15,8 @@ from agentfly.backends.scripted import ScriptedBackend
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import Repair
 from agentfly.errors import ConfigError, DataError
-from agentfly.rewards import repaired
-from agentfly.rewards import tests_pass as part_repaired
+from agentfly.rewards import repair_success
+from agentfly.rewards import tests_pass as pass_fraction
 from agentfly.sandbox import SandboxUnavailable, open_sandbox
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -43,7 +43,7 @@ async def repairer(*said: str, reward: Any = None) -> AsyncIterator[HFAgent]:
         await agent.close()
 
 
-async def played(row: dict[str, Any], *calls: str, reward: Any = repaired) -> Trajectory:
+async def run_chain(row: dict[str, Any], *calls: str, reward: Any = repair_success) -> Trajectory:
     async with repairer(*calls, "Done.", reward=reward) as agent:
         (chain,) = await agent.run(row, max_turns=len(calls) + 1)
     return chain
@@ -72,7 +72,7 @@ def size(split: str, *packages: str) -> int:
 async def test_expert_repairs_all_packages() -> None:
     rows = [Repair.draw_tasks("train", 1, seed=7, packages=[name])[0] for name in ("calc", "lru", "matrix", "trie")]
     rows += Repair.draw_tasks("test", 4, seed=3)
-    async with repairer("-", reward=repaired) as agent:
+    async with repairer("-", reward=repair_success) as agent:
         shown = await demonstrate(agent, rows, max_concurrent_chains=4)
     assert shown.reasons == {}
     assert len(shown.accepted) == 8
@@ -81,13 +81,13 @@ async def test_expert_repairs_all_packages() -> None:
 
 async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
     row = bug("roman")
-    for reward in (repaired, part_repaired):
-        chain = await played(row, reward=reward)
+    for reward in (repair_success, pass_fraction):
+        chain = await run_chain(row, reward=reward)
         assert chain.reward == 0.0
         assert chain.score.metrics == {"fail_to_pass": 0.0, "pass_to_pass": 1.0}
     broken = row["files"]["roman/numerals.py"].replace(row["mutation"]["after"], row["mutation"]["before"])
     broken = broken.replace("def is_roman(text):", "def is_roman(text):\n    return True\n\ndef unused(text):")
-    chain = await played(row, call("write_file", path="roman/numerals.py", content=broken), reward=part_repaired)
+    chain = await run_chain(row, call("write_file", path="roman/numerals.py", content=broken), reward=pass_fraction)
     assert chain.reward == 0.0
     assert chain.score.metrics["fail_to_pass"] == 1.0
     assert chain.score.metrics["pass_to_pass"] < 1.0
@@ -96,14 +96,14 @@ async def test_doing_nothing_or_breaking_more_earns_nothing() -> None:
 async def test_correct_edit_earns_full_reward() -> None:
     row = bug("roman", before="    if not 1 <= number <= LARGEST:")
     fixed = row["mutation"]["before"]
-    chain = await played(row, call("edit_file", path="roman/numerals.py", old=row["mutation"]["after"], new=fixed))
+    chain = await run_chain(row, call("edit_file", path="roman/numerals.py", old=row["mutation"]["after"], new=fixed))
     assert chain.reward == 1.0
 
 
 async def test_undo_edit_reverts_changes_one_by_one() -> None:
     row = bug("roman")
     original = row["files"]["roman/__init__.py"]
-    chain = await played(
+    chain = await run_chain(
         row,
         call("edit_file", path="roman/__init__.py", old="Roman numerals", new="One"),
         call("edit_file", path="./roman/../roman/__init__.py", old="One", new="Two"),
@@ -127,7 +127,7 @@ async def test_undo_edit_reverts_changes_one_by_one() -> None:
 async def test_read_file_selects_lines() -> None:
     row = bug("roman")
     asked = [{"first": 3, "last": 4}, {"first": 900}, {"last": 1}, {"first": 0, "last": 0}, {"first": -3}]
-    chain = await played(row, *(call("read_file", path="test_roman.py", **each) for each in asked))
+    chain = await run_chain(row, *(call("read_file", path="test_roman.py", **each) for each in asked))
     lines = row["files"]["test_roman.py"].splitlines(keepends=True)
     told = answers(chain)
     assert told[0] == "".join(lines[2:4])
@@ -183,7 +183,7 @@ async def test_expert_continues_after_other_actions() -> None:
 
 async def test_malformed_calls_are_answered() -> None:
     row = bug("roman")
-    chain = await played(
+    chain = await run_chain(
         row,
         call("read_file", path={"a": 1}),
         call("edit_file", path="roman/numerals.py", old="", new="x"),
@@ -224,12 +224,12 @@ async def test_incomplete_tasks_are_rejected(row: dict[str, Any], said: str) -> 
 
 async def test_invalid_columns_are_rejected() -> None:
     row = bug("roman")
-    chain = await played({**row, "tests": 3})
+    chain = await run_chain({**row, "tests": 3})
     assert chain.reward is None
     assert "the column 'tests'" in chain.failures[-1].message
-    chain = await played({**row, "fail_to_pass": []})
+    chain = await run_chain({**row, "fail_to_pass": []})
     assert "nothing to repair" in chain.failures[-1].message
-    chain = await played({**row, "fail_to_pass": '["test_x"]'})
+    chain = await run_chain({**row, "fail_to_pass": '["test_x"]'})
     assert "must be lists" in chain.failures[-1].message
     without = {name: value for name, value in row.items() if name != "mutation"}
     async with repairer("-") as agent:

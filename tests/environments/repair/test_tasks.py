@@ -11,8 +11,7 @@ import pytest
 
 from agentfly.environments.repair import Repair, RepairJudge, package_tasks
 from agentfly.environments.repair.build_index import index_mutation, run_examples
-from agentfly.environments.repair.mutation import mutations
-from agentfly.environments.repair.tasks import NAMES, load_index, load_package, read_mutation
+from agentfly.environments.repair.tasks import NAMES, load_index, load_package, mutations, read_mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import SandboxUnavailable
 from tests.environments.repair.test_environment import size
@@ -161,7 +160,7 @@ def test_boiling():
 OTHER_TESTS = "from warmth import is_warm\n\ndef test_warm():\n    assert is_warm(30)\n    assert not is_warm(20)\n"
 
 
-def unpacked(folder: Path) -> Path:
+def write_package(folder: Path) -> Path:
     (folder / "tests").mkdir()
     (folder / "warmth.py").write_text(SOURCE)
     (folder / "setup.py").write_text("raise SystemExit('never run')")
@@ -172,7 +171,7 @@ def unpacked(folder: Path) -> Path:
 
 def test_package_tasks(tmp_path: Path) -> None:
     try:
-        rows = package_tasks(unpacked(tmp_path), split="train", count=2, most_failing=0.7)
+        rows = package_tasks(write_package(tmp_path), split="train", count=2, most_failing=0.7)
     except (SandboxUnavailable, ConfigError) as error:
         pytest.skip(f"no sandbox with pytest works here: {error}")
     assert rows

@@ -96,7 +96,7 @@ async def test_chain_is_retried_when_its_process_is_killed() -> None:
 @pytest.mark.usefixtures("java")
 async def test_hanging_process_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in (2.0, 10.0, 60.0):  # a busy machine needs longer to start
-        monkeypatch.setattr("agentfly.environments.scienceworld.gateway.ANSWER_SECONDS", seconds)
+        monkeypatch.setattr("agentfly.environments.scienceworld.java_process.ANSWER_SECONDS", seconds)
         try:
             (env,) = await start_instances(1)
             break
@@ -199,7 +199,7 @@ async def test_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
 async def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("scienceworld", "scienceworld.constants", "py4j", "py4j.java_gateway"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "agentfly.environments.scienceworld.gateway", raising=False)
+    monkeypatch.delitem(sys.modules, "agentfly.environments.scienceworld.java_process", raising=False)
     tasks.task_names.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'agentfly-rl\[scienceworld\]'"):
         ScienceWorld.draw_tasks("train", 1)

@@ -38,7 +38,7 @@ def server(running: Engines, monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 
 @pytest.fixture
-def opened(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+def open_provider(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     monkeypatch.setattr("agentfly.environments.search.engines.MAX_RETRY_DELAY", 0.05)
     made: list[Provider] = []
 
@@ -51,18 +51,18 @@ def opened(server: Engines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         each.close()
 
 
-def found(provider: Provider, query: str, k: int = 3) -> list[tuple[str, str, str]]:
+def search(provider: Provider, query: str, k: int = 3) -> list[tuple[str, str, str]]:
     (hits,) = provider.search([query], k)
     return [(hit.passage.title, hit.passage.text, hit.passage.id) for hit in hits]
 
 
-def test_request_and_response_format_of_each_engine(server: Engines, opened: Open) -> None:
-    pages = found(opened("wikipedia"), "Ed Wood", 2)
+def test_request_and_response_format_of_each_engine(server: Engines, open_provider: Open) -> None:
+    pages = search(open_provider("wikipedia"), "Ed Wood", 2)
     assert pages[0] == ("Ed Wood 1", "Ed Wood 1 is a page.", "https://en.wikipedia.org/wiki/Ed%20Wood%201")
     assert [title for title, _, _ in pages] == ["Ed Wood 1", "Ed Wood 2"]
-    assert found(opened("serper"), "Ed", 2) == [("Box", "42", ""), ("R0", "About Ed.", "http://r/0")]
-    assert found(opened("brave"), "Ed") == [("B & C", "About Ed.", "http://b")]
-    assert found(opened("tavily"), "Ed") == [("T", "Text.", "http://t")]
+    assert search(open_provider("serper"), "Ed", 2) == [("Box", "42", ""), ("R0", "About Ed.", "http://r/0")]
+    assert search(open_provider("brave"), "Ed") == [("B & C", "About Ed.", "http://b")]
+    assert search(open_provider("tavily"), "Ed") == [("T", "Text.", "http://t")]
     headers = {each["path"]: each["headers"] for each in server.asked}
     assert headers["/serper"]["X-API-KEY"] == headers["/brave"]["X-Subscription-Token"] == "secret"
     assert headers["/tavily"]["Authorization"] == "Bearer secret"
@@ -74,30 +74,30 @@ def test_missing_key_is_reported(server: Engines, monkeypatch: pytest.MonkeyPatc
         Provider(ENGINES["brave"])
 
 
-def test_transient_failure_is_retried(server: Engines, opened: Open) -> None:
+def test_transient_failure_is_retried(server: Engines, open_provider: Open) -> None:
     server.failures[:] = [(429, {"retry-after": "0.3"}), (503, {}), (500, {"retry-after": "soon"})]
-    assert len(found(opened("wikipedia"), "x")) == 3
+    assert len(search(open_provider("wikipedia"), "x")) == 3
     assert len(server.asked) == 4
     assert server.asked[1]["at"] - server.asked[0]["at"] < 0.25  # what an engine may make us wait is limited
 
 
-def test_permanent_failure_is_reported(server: Engines, opened: Open) -> None:
+def test_permanent_failure_is_reported(server: Engines, open_provider: Open) -> None:
     server.failures[:] = [(401, {})]
     with pytest.raises(SearchFailed, match=r"serper at .* status 401.*is SERPER_API_KEY right\?") as caught:
-        found(opened("serper"), "x")
+        search(open_provider("serper"), "x")
     assert "secret" not in str(caught.value)
     assert len(server.asked) == 1
     server.failures[:] = [(503, {})] * 9
     with pytest.raises(SearchFailed, match="status 503"):
-        found(opened("serper", retries=2), "x")
+        search(open_provider("serper", retries=2), "x")
     assert len(server.asked) == 4
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_denied_access_without_a_key_is_reported(server: Engines, opened: Open, status: int) -> None:
+def test_denied_access_without_a_key_is_reported(server: Engines, open_provider: Open, status: int) -> None:
     server.failures[:] = [(status, {})]
     with pytest.raises(SearchFailed, match="refuses access, and is asked without a key") as caught:
-        found(opened("wikipedia"), "x")
+        search(open_provider("wikipedia"), "x")
     assert "None" not in str(caught.value)
 
 
@@ -115,10 +115,10 @@ def test_denied_access_without_a_key_is_reported(server: Engines, opened: Open, 
         pytest.param(" " * 2_000, id="blank"),
     ],
 )
-def test_reply_that_cannot_be_read_is_retried_and_reported(server: Engines, opened: Open, body: str) -> None:
+def test_reply_that_cannot_be_read_is_retried_and_reported(server: Engines, open_provider: Open, body: str) -> None:
     server.body = body
     with pytest.raises(SearchFailed, match="serper"):
-        found(opened("serper", retries=2, max_response_bytes=1_000_000), "x")
+        search(open_provider("serper", retries=2, max_response_bytes=1_000_000), "x")
     assert len(server.asked) == 3
 
 
@@ -131,11 +131,11 @@ def test_reply_that_cannot_be_read_is_retried_and_reported(server: Engines, open
     ],
 )
 def test_response_is_decompressed_within_a_limit(
-    server: Engines, opened: Open, body: bytes, headers: dict[str, str], words: str
+    server: Engines, open_provider: Open, body: bytes, headers: dict[str, str], words: str
 ) -> None:
     server.body, server.failures[:] = body, [(200, headers)] * 2
     with pytest.raises(SearchFailed, match=words):
-        found(opened("serper", retries=1, max_response_bytes=1_000_000), "x")
+        search(open_provider("serper", retries=1, max_response_bytes=1_000_000), "x")
     assert len(server.asked) == 2
 
 
@@ -144,51 +144,51 @@ def test_passages_of_a_server_are_checked(server: Engines) -> None:
     for body in ('{"result": [[{"document": 5}]]}', '{"result": [[{"document": {"text": 5}}]]}', '{"result": 5}'):
         server.body = body
         with pytest.raises(SearchFailed, match="cannot be read"):
-            found(provider, "x")
+            search(provider, "x")
     provider.close()
 
 
-def test_wikipedia_error_is_reported_and_no_result_is_empty(server: Engines, opened: Open) -> None:
+def test_wikipedia_error_is_reported_and_no_result_is_empty(server: Engines, open_provider: Open) -> None:
     server.body = '{"error": {"code": "x", "info": "Too many."}}'
     with pytest.raises(SearchFailed, match="Too many"):
-        found(opened("wikipedia"), "x")
+        search(open_provider("wikipedia"), "x")
     server.body = '{"batchcomplete": true}'
-    assert found(opened("wikipedia"), "x") == []
+    assert search(open_provider("wikipedia"), "x") == []
 
 
-def test_query_is_cached_across_threads_and_processes(server: Engines, opened: Open, tmp_path: Path) -> None:
+def test_query_is_cached_across_threads_and_processes(server: Engines, open_provider: Open, tmp_path: Path) -> None:
     server.slow, path = 0.05, tmp_path / "deep" / "cache.sqlite"
-    provider = opened("wikipedia", cache=Cache(path=path))
+    provider = open_provider("wikipedia", cache=Cache(path=path))
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: found(provider, "x"), range(8)))
+        results = list(pool.map(lambda _: search(provider, "x"), range(8)))
     assert results == [results[0]] * 8
     assert len(server.asked) == 1
-    assert found(provider, "x", 2) != results[0]
+    assert search(provider, "x", 2) != results[0]
     assert len(server.asked) == 2
-    assert found(opened("wikipedia", cache=Cache(path=path)), "x") == results[0]
+    assert search(open_provider("wikipedia", cache=Cache(path=path)), "x") == results[0]
     assert len(server.asked) == 2
     server.failures[:] = [(400, {})]
     with pytest.raises(SearchFailed):
-        found(provider, "y")
-    assert found(provider, "y")
+        search(provider, "y")
+    assert search(provider, "y")
     assert len(server.asked) == 4
 
 
-def test_full_cache_evicts_the_least_recently_used(server: Engines, opened: Open) -> None:
-    provider = opened("wikipedia", cache=Cache(size=2))
+def test_full_cache_evicts_the_least_recently_used(server: Engines, open_provider: Open) -> None:
+    provider = open_provider("wikipedia", cache=Cache(size=2))
     for query in ("a", "b", "a", "c", "a", "b"):
-        found(provider, query)
+        search(provider, query)
     assert [each["asked"]["gsrsearch"] for each in server.asked] == ["a", "b", "c", "b"]
 
 
-def test_rate_limit_is_shared_by_threads(server: Engines, opened: Open) -> None:
-    provider = opened("wikipedia", per_second=20.0)
+def test_rate_limit_is_shared_by_threads(server: Engines, open_provider: Open) -> None:
+    provider = open_provider("wikipedia", per_second=20.0)
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda n: found(provider, str(n)), range(6)))
+        list(pool.map(lambda n: search(provider, str(n)), range(6)))
     times = sorted(each["at"] for each in server.asked)
     assert times[-1] - times[0] >= 0.2  # six evenly spaced ones take five times 0.05 s
     with pytest.raises(ConfigError, match="above 0"):
-        opened("wikipedia", per_second=0)
+        open_provider("wikipedia", per_second=0)
 
 
 async def test_search_tools_show_results_of_engines(server: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,7 @@ async def test_cancelled_and_failed_queries_do_not_affect_others() -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a retrieval server that runs in a thread."""
     uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
     folder = tmp_path_factory.mktemp("served") / "index"
@@ -281,20 +281,20 @@ def post(address: str, **asked: Any) -> httpx.Response:
     return httpx.post(address, json=asked, trust_env=False)
 
 
-def test_server_has_the_api_of_search_r1(served: str) -> None:
-    reply = post(f"{served}/retrieve", queries=TITLES[:2], topk=2, return_scores=True).json()
+def test_server_has_the_api_of_search_r1(server_url: str) -> None:
+    reply = post(f"{server_url}/retrieve", queries=TITLES[:2], topk=2, return_scores=True).json()
     first = reply["result"][1][0]
     assert len(reply["result"]) == 2
     assert len(reply["result"][0]) == 2
     assert first["score"] > reply["result"][1][1]["score"] > 0
     title, _, text = first["document"]["contents"].partition("\n")
     assert (title, text) == (f'"{TITLES[1]}"', ENCYCLOPEDIA.passages[1].text)
-    bare = post(f"{served}/retrieve", queries=TITLES[:1]).json()
+    bare = post(f"{server_url}/retrieve", queries=TITLES[:1]).json()
     assert len(bare["result"][0]) == 3
     assert bare["result"][0][0]["contents"].startswith(f'"{TITLES[0]}"\n')
-    old = post(f"{served}/search", query=TITLES[0], top_k=1).json()
+    old = post(f"{server_url}/search", query=TITLES[0], top_k=1).json()
     assert old["results"][0]["contents"] == bare["result"][0][0]["contents"]
-    health = httpx.get(f"{served}/health", trust_env=False).json()
+    health = httpx.get(f"{server_url}/health", trust_env=False).json()
     assert health["status"] == "ok"
     assert health["kind"] == "bm25"
     assert health["batches"] >= 1
@@ -313,20 +313,20 @@ def test_server_has_the_api_of_search_r1(served: str) -> None:
         ("search", {"query": "x", "top_k": True}, "from 1 to 100"),
     ],
 )
-def test_malformed_request_is_rejected(served: str, path: str, asked: dict[str, Any], message: str) -> None:
-    response = post(f"{served}/{path}", **asked)
+def test_malformed_request_is_rejected(server_url: str, path: str, asked: dict[str, Any], message: str) -> None:
+    response = post(f"{server_url}/{path}", **asked)
     assert response.status_code == 400
     assert message in response.json()["error"]
 
 
-def test_invalid_json_and_large_body_are_rejected(served: str) -> None:
-    assert httpx.post(f"{served}/retrieve", content=b"{", trust_env=False).status_code == 400
-    assert httpx.post(f"{served}/retrieve", content=b" " * (9 << 20), trust_env=False).status_code == 413
+def test_invalid_json_and_large_body_are_rejected(server_url: str) -> None:
+    assert httpx.post(f"{server_url}/retrieve", content=b"{", trust_env=False).status_code == 400
+    assert httpx.post(f"{server_url}/retrieve", content=b" " * (9 << 20), trust_env=False).status_code == 413
 
 
-def test_deeply_nested_request_is_refused(served: str) -> None:
+def test_deeply_nested_request_is_refused(server_url: str) -> None:
     for body in (b"[" * 500_000, b'{"queries": ' + b"[" * 500_000 + b"]" * 500_000 + b"}"):
-        response = httpx.post(f"{served}/retrieve", content=body, trust_env=False)
+        response = httpx.post(f"{server_url}/retrieve", content=body, trust_env=False)
         assert response.status_code == 400
         assert "not JSON" in response.json()["error"]
 
@@ -351,14 +351,14 @@ def test_deeply_nested_request_is_refused(served: str) -> None:
         ({"origin": "https://search.example"}, 200),
     ],
 )
-def test_foreign_host_and_origin_are_refused(served: str, headers: dict[str, str], status: int) -> None:
-    port = httpx.URL(served).port
+def test_foreign_host_and_origin_are_refused(server_url: str, headers: dict[str, str], status: int) -> None:
+    port = httpx.URL(server_url).port
     sent = {name: value.format(port=port, other=1) for name, value in headers.items()}
-    response = httpx.post(f"{served}/retrieve", json={"queries": TITLES[:1]}, headers=sent, trust_env=False)
+    response = httpx.post(f"{server_url}/retrieve", json={"queries": TITLES[:1]}, headers=sent, trust_env=False)
     assert response.status_code == status
     if status == 403:
         assert "--allow-host" in response.json()["error"]
-        assert httpx.get(f"{served}/health", headers=sent, trust_env=False).status_code == 403
+        assert httpx.get(f"{server_url}/health", headers=sent, trust_env=False).status_code == 403
 
 
 def test_allowed_hosts_are_names_without_port_or_star() -> None:
@@ -370,9 +370,9 @@ def test_allowed_hosts_are_names_without_port_or_star() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve", "/search"])
-def test_served_index_equals_local_index(served: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_served_index_equals_local_index(server_url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    provider = Provider(server(served + path))
+    provider = Provider(server(server_url + path))
     here = BM25Index(ENCYCLOPEDIA.passages).search(TITLES[:5], 2)
     assert [titles(hits) for hits in provider.search(TITLES[:5], 2)] == [titles(hits) for hits in here]
     assert provider.search(["zzzz"], 2) == [[]]
@@ -403,15 +403,15 @@ def test_index_is_built_and_queried(tmp_path: Path) -> None:
 
 async def test_serve_accepts_only_allowed_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uvicorn = pytest.importorskip("uvicorn", reason="serving needs uvicorn: pip install 'agentfly-rl[search]'")
-    served: list[Any] = []
-    monkeypatch.setattr(uvicorn, "run", lambda application, **_: served.append(application))
+    applications: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda application, **_: applications.append(application))
     run_cli("build", "encyclopedia", "--out", tmp_path / "index", "--limit", 30)
     run_cli("serve", tmp_path / "index")
     run_cli(
         "serve", tmp_path / "index", "--host", "own.example", "--allow-host", "a.example", "--allow-host", "b.example"
     )
-    for application_, names in zip(served, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(application_)) as client:
+    for each, names in zip(applications, [["localhost"], ["own.example", "a.example", "b.example"]], strict=True):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(each)) as client:
             for name in names:
                 assert (await client.get(f"http://{name}/health")).status_code == 200
             assert (await client.get("http://c.example/health")).status_code == 403

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.environments.shell import Shell, nl2bash_tasks
-from agentfly.environments.shell.state import text_similarity
+from agentfly.environments.shell.environment import text_similarity
 from agentfly.environments.shell.tasks import KINDS, task_key
 from agentfly.errors import DataError
 from agentfly.sandbox import SandboxUnavailable

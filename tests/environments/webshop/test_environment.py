@@ -13,7 +13,7 @@ from agentfly.cli.env_instances import resolve_task
 from agentfly.cli.env_play import PlaySession
 from agentfly.demonstrations import demonstrate
 from agentfly.environments import WebShop
-from agentfly.environments.webshop import score
+from agentfly.environments.webshop import product
 from agentfly.errors import ConfigError, DataError
 from agentfly.rewards import webshop_reward
 from agentfly.rollout import RunResult
@@ -185,8 +185,8 @@ async def test_malformed_task_is_rejected(columns, message):
 @pytest.mark.parametrize("package", ["bm25s", "Stemmer", "rapidfuzz", "textblob.en"])
 async def test_missing_package_is_reported(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    score._load_tagger.cache_clear()
-    score.extract_nouns.cache_clear()
+    product._load_tagger.cache_clear()
+    product.extract_nouns.cache_clear()
     with pytest.raises(ConfigError, match=rf"the web shop needs {package.removesuffix('.en')}, .*-rl\[webshop\]"):
         await WebShop().start()
 

@@ -6,10 +6,10 @@ import pytest
 
 from agentfly.environments.webshop import WebShop
 from agentfly.environments.webshop.environment import next_exploring_action, next_informed_action
-from agentfly.environments.webshop.generated import SPLIT_TENTHS, draw_product, generate_catalog
 from agentfly.environments.webshop.product import ShopGoal
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop
+from agentfly.environments.webshop.tasks import SPLIT_TENTHS, draw_product, generate_catalog
 from agentfly.errors import DataError
 
 

@@ -7,11 +7,10 @@ import pytest
 
 from agentfly.environments.webshop import official_tasks, pages
 from agentfly.environments.webshop.environment import next_informed_action
-from agentfly.environments.webshop.official import SPLITS
-from agentfly.environments.webshop.product import ShopGoal
-from agentfly.environments.webshop.score import score_purchase
+from agentfly.environments.webshop.product import ShopGoal, score_purchase
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import open_shop
+from agentfly.environments.webshop.tasks import SPLITS
 from agentfly.errors import DataError
 
 FIRST = ["B0743JKHBV", "B09QCP4579", "B099WH1RTM", "B09LSKQF8C", "B09M63B87V"]
@@ -127,8 +126,8 @@ def _write_files(folder: Path, products: object, known: object) -> None:
 
 
 def test_files_of_any_size_are_read(monkeypatch, tmp_path):
-    wish = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
-    known = {"B000000001": {"attributes": ["bright"], **wish}}
+    instruction = {"instruction": "Find me lamps", "instruction_attributes": ["bright"]}
+    known = {"B000000001": {"attributes": ["bright"], **instruction}}
     _write_files(tmp_path, [PRODUCT, PRODUCT, {**PRODUCT, "asin": "nan"}, {**PRODUCT, "asin": "B000000002"}], known)
     monkeypatch.setenv("AGENTFLY_DATA", str(tmp_path))
     (row,) = official_tasks("test", shop="official/all")

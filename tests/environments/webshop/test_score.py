@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentfly.environments.webshop.product import ShopGoal, make_goal, make_option_goal
-from agentfly.environments.webshop.score import extract_nouns, score_purchase
+from agentfly.environments.webshop.product import ShopGoal, extract_nouns, make_goal, make_option_goal, score_purchase
 from agentfly.errors import DataError
 from tests.environments.webshop.conftest import BULB, LAMP, SHIRT
 

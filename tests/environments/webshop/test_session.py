@@ -5,7 +5,7 @@ import pytest
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.session import ShopSession
 
-WISH = "Find me dimmable light desk lamps with color: black, and size: large, and price lower than "
+INSTRUCTION = "Find me dimmable light desk lamps with color: black, and size: large, and price lower than "
 
 
 def page_parts(session: ShopSession) -> list[str]:
@@ -15,7 +15,7 @@ def page_parts(session: ShopSession) -> list[str]:
 def test_a_session_begins_at_the_search_page(session):
     page = page_parts(session)
     assert page[:2] == ["WebShop", "Instruction:"]
-    assert page[2].startswith(WISH)
+    assert page[2].startswith(INSTRUCTION)
     assert page[3:] == ["Search"]
     assert not session.clickable, "the search button needs words, not a click"
 

@@ -325,13 +325,13 @@ async def test_failed_or_cancelled_create_leaves_nothing(tmp_path: Path) -> None
         with pytest.raises(asyncio.CancelledError):
             await housing
     with pytest.raises(ConfigError, match="cannot be sent to a worker"):
-        await ProcessRuntime().create(_locked())
+        await ProcessRuntime().create(_class_with_a_lock())
     assert await leaked_descriptors(before) == set()
     below = Path(f"/proc/{get_supervisor().pid}/task/{get_supervisor().pid}/children")
     assert await none_left(lambda: below.read_text().split()) == []
 
 
-def _locked() -> type[Environment]:
+def _class_with_a_lock() -> type[Environment]:
     lock = threading.Lock()
 
     class Locked(Environment):

@@ -13,7 +13,7 @@ from agentfly.errors import EnvironmentFault
 from agentfly.resources import ResourceManager
 from agentfly.resources.runtimes.sandbox import SandboxRuntime
 from agentfly.sandbox import Limits, SandboxUnavailable
-from agentfly.sandbox.shared import shared_sandbox
+from agentfly.sandbox.mechanisms import shared_sandbox
 from tests.fakes import byte_agent, call
 
 pytestmark = pytest.mark.usefixtures("_a_sandbox")

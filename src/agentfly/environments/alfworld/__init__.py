@@ -1,6 +1,6 @@
 """ALFWorld: the household games of the benchmark, in a fast interpreter or in the official engine."""
 
 from agentfly.environments.alfworld.environment import ALFWorld, ALFWorldUpstream
-from agentfly.environments.alfworld.official import official_tasks
+from agentfly.environments.alfworld.tasks import official_tasks
 
 __all__ = ["ALFWorld", "ALFWorldUpstream", "official_tasks"]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool
-from agentfly.environments.alfworld import generated
-from agentfly.environments.alfworld.expert import next_command
 from agentfly.environments.alfworld.game import ALFWorldGame
-from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household
+from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household, next_command
 from agentfly.environments.alfworld.pddl import write_problem
+from agentfly.environments.alfworld.tasks import draw_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
+from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
 
@@ -94,7 +94,7 @@ class ALFWorld(Environment):
         rooms: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Generated, winnable games, round-robin over the task types `kinds` (None: all six) in the given `rooms`."""
-        return generated.draw_tasks(split, count, seed, kinds=kinds, rooms=rooms)
+        return draw_tasks(split, count, seed, kinds=kinds, rooms=rooms)
 
     async def reset(self, task: Task) -> None:
         """Start the game in the column `game`."""
@@ -179,3 +179,15 @@ class ALFWorldUpstream(ALFWorld):
         if self._upstream is not None:
             self._upstream.close()
             self._upstream = None
+
+
+@reward
+def alfworld_won(env: ALFWorld) -> dict[str, Any]:
+    """1 for a won game, else 0. Metrics: `steps`, and `invalid_actions`, the commands that did nothing."""
+    return {"reward": float(env.won), "steps": env.steps, "invalid_actions": env.invalid_actions}
+
+
+@reward
+def alfworld_episode_reward(env: ALFWorld) -> float:
+    """10 for a won game, else 0: the scale of the original AgentFly, for comparison with its recipes."""
+    return 10.0 * env.won

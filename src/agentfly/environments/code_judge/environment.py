@@ -3,27 +3,33 @@
 A solution and its tests run in two processes (see `judge_inside`). The tests' process receives the tests only after it
 has forked the solution's process, exchanges plain data with it, and reports over a channel of which the solution has no
 copy. The expected output of a program never enters the sandbox.
+
+The rewards `unit_tests` and `output_match` have no time limit of their own: the judge limits the time of each solution,
+and waiting for the judge is not counted.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import math
 import os
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentfly.environment import Environment, Pool, Scope
 from agentfly.environments.code_judge.unit_tests import Step, UnitTests
 from agentfly.errors import DataError, EnvironmentFault
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Session, SessionClosed
+from agentfly.sandbox.mechanisms import shared_sandbox
 from agentfly.sandbox.mounts import INSIDE
-from agentfly.sandbox.shared import shared_sandbox
+from agentfly.scoring import reward
 
 _INSIDE = Path(__file__).parent / "judge_inside"
 _PACKAGE = "agentfly_judge"
@@ -40,6 +46,10 @@ sys.modules["{package}.trusted"].protect_process()
 """
 _MAX_STDERR_BYTES = 2000
 _STDERR = "stderr"
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*+```|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = ("python", "python3", "py")
+_MATCHES = ("exact", "words", "numbers")
+_MAX_FAILURES = 5
 
 
 @dataclass(frozen=True)
@@ -204,3 +214,89 @@ def _inside_modules() -> dict[str, str]:
     for name in ("plain", "peer", "checks", "trusted"):
         modules[f"{_PACKAGE}.{name}"] = (_INSIDE / f"{name}.py").read_text()
     return modules
+
+
+@reward(timeout=None)
+async def unit_tests(
+    prediction: str,
+    tests: str | Sequence[str],
+    judge: CodeJudge,
+    setup: str | None = None,
+    entry_point: str | None = None,
+) -> dict[str, Any]:
+    """The fraction of the column `tests` that the code in the reply passes."""
+    verdict = await judge.unit_tests(extract_code(prediction), tests, setup=setup or "", entry_point=entry_point)
+    return _build_score(verdict)
+
+
+@reward(timeout=None)
+async def output_match(
+    prediction: str,
+    cases: Sequence[Mapping[str, str]],
+    judge: CodeJudge,
+    match: str = "words",
+    tolerance: float = 1e-6,
+) -> dict[str, Any]:
+    """The fraction of the column `cases`, each with `stdin` and `expected`, whose expected output the program prints.
+
+    `match`: `exact`; `words`, white space is ignored; `numbers`, words that are numbers may differ by the `tolerance`,
+    absolute or relative.
+    """
+    if match not in _MATCHES:
+        raise DataError(f"match is one of {', '.join(_MATCHES)}, not {match!r}")
+    if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
+        raise DataError(f"cases must be a list of at least one case with stdin and expected, not {cases!r:.80}")
+    for number, case in enumerate(cases):
+        texts = [case.get("stdin", ""), case.get("expected")] if isinstance(case, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"cases[{number}] must have the texts stdin and expected, not {case!r:.80}")
+    program = extract_code(prediction)
+    try:
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(judge.run_program(program, case.get("stdin", ""))) for case in cases]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first one, which cancelled the others
+    failures = []
+    for number, (case, run) in enumerate(zip(cases, runs, strict=True)):
+        output = run.result()
+        if output.error:
+            failures.append(f"cases[{number}]: {output.error}")
+        elif not _is_match(output.text, case["expected"], match, tolerance):
+            failures.append(f"cases[{number}]: it printed {output.text!r:.100}")
+    return _build_score(Verdict(len(cases) - len(failures), len(cases), tuple(failures)))
+
+
+def extract_code(prediction: str) -> str:
+    """Return the last block of Python in a reply, else the last block of any language, else the whole reply."""
+    blocks = _FENCE.findall(prediction)
+    python = [code for language, code in blocks if language.lower() in _PYTHON]
+    return str((python or [code for _, code in blocks] or [prediction])[-1])
+
+
+def _build_score(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "reward": verdict.rate,
+        "passed": verdict.passed,
+        "total": verdict.total,
+        "all_passed": float(verdict.passed == verdict.total),
+        "wrong": list(verdict.failures[:_MAX_FAILURES]),
+    }
+
+
+def _is_match(printed: str, expected: str, match: str, tolerance: float) -> bool:
+    if match == "exact":
+        return printed == expected
+    ours, theirs = printed.split(), expected.split()
+    if match == "words" or len(ours) != len(theirs):
+        return ours == theirs
+    for our, their in zip(ours, theirs, strict=True):
+        if our == their:
+            continue
+        try:
+            # float() accepts 1_000, which no program prints for a number
+            is_close = "_" not in our and math.isclose(float(our), float(their), rel_tol=tolerance, abs_tol=tolerance)
+        except ValueError:
+            is_close = False
+        if not is_close:
+            return False
+    return True

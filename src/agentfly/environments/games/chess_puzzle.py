@@ -10,13 +10,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, open_text, validate_split
+from agentfly.environments.data import DatasetSource, belongs_to, open_text, sample_tasks, validate_split
 from agentfly.environments.games.game import GameEnvironment
-from agentfly.environments.task_sampling import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import require_extra
 from agentfly.tooling import tool
@@ -197,19 +195,21 @@ def lichess_tasks(
     validate_split(split)
     path = LICHESS.file("lichess_db_puzzle.csv")
 
-    def read_puzzle(line: int, row: dict[str, str]) -> dict[str, Any] | None:
-        try:
-            if not all(row.get(name) for name in _LICHESS_COLUMNS):
-                raise DataError(f"a puzzle needs {', '.join(_LICHESS_COLUMNS)}; this row has {row!r:.200}")
-            themes = (row.get("Themes") or "").split()
-            rated = lowest <= float(row.get("Rating") or 0) <= highest
-            if not rated or not belongs_to(row["FEN"], split) or (theme and theme not in themes):
-                return None
-            puzzle = make_puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
-        except (DataError, ValueError) as error:
-            raise DataError(f"{path}, line {line}: {error}") from error
-        return {"id": f"lichess/{row['PuzzleId']}", **puzzle, "rating": row.get("Rating"), "themes": themes}
-
+    puzzles: list[dict[str, Any]] = []
     with open_text(path) as lines:
-        puzzles = (read_puzzle(number, row) for number, row in enumerate(csv.DictReader(lines), 2))
-        return list(islice(filter(None, puzzles), count))
+        for line, row in enumerate(csv.DictReader(lines), 2):
+            if len(puzzles) == count:
+                break
+            try:
+                if not all(row.get(name) for name in _LICHESS_COLUMNS):
+                    raise DataError(f"a puzzle needs {', '.join(_LICHESS_COLUMNS)}; this row has {row!r:.200}")
+                themes = (row.get("Themes") or "").split()
+                rated = lowest <= float(row.get("Rating") or 0) <= highest
+                if not rated or not belongs_to(row["FEN"], split) or (theme and theme not in themes):
+                    continue
+                puzzle = make_puzzle_row(row["FEN"], row["Moves"].split(), "Find the best moves.")
+            except (DataError, ValueError) as error:
+                raise DataError(f"{path}, line {line}: {error}") from error
+            rating = row.get("Rating")
+            puzzles.append({"id": f"lichess/{row['PuzzleId']}", **puzzle, "rating": rating, "themes": themes})
+    return puzzles

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from agentfly.environments.data import sample_tasks
 from agentfly.environments.games.game import (
     OFFSETS,
     Direction,
@@ -21,7 +22,6 @@ from agentfly.environments.games.game import (
     neighbor,
     validate_rows,
 )
-from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall

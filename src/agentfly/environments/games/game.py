@@ -10,7 +10,10 @@ from typing import Any, ClassVar, Literal
 
 from agentfly.environment import Environment
 from agentfly.errors import DataError
+from agentfly.rewards.answers import extract_answer
+from agentfly.scoring import reward
 from agentfly.tooling import tool
+from agentfly.types import Task
 
 Direction = Literal["up", "down", "left", "right"]
 Place = tuple[int, int]
@@ -100,3 +103,27 @@ def validate_rows(rows: Any, symbols: str, column: str) -> list[str]:
     if unknown := sorted({symbol for row in rows for symbol in row} - set(symbols)):
         raise DataError(f"the column {column!r} may contain {symbols!r}; it also has {''.join(unknown)!r:.80}")
     return list(rows)
+
+
+@reward
+def game_won(env: GameEnvironment) -> dict[str, Any]:
+    """1 for a won game, else 0. Metrics: `moves`, and `score`, the game's own."""
+    return {"reward": float(env.won), "moves": env.moves, "score": env.score}
+
+
+@reward
+def game_score(env: GameEnvironment) -> dict[str, Any]:
+    """The game's own score, which may be negative or above 1. Metrics: `moves` and `won`."""
+    return {"reward": env.score, "moves": env.moves, "won": float(env.won)}
+
+
+@reward(timeout=60)
+def reasoning_gym_score(prediction: str, task: Task) -> dict[str, Any]:
+    """Reasoning-gym's score of the answer, 0 to 1. Metric: `solved` (the full score).
+
+    The answer is the last `<answer>…</answer>` of the final reply, or the whole reply without one.
+    """
+    from agentfly.environments.games.reasoning_gym import score_answer  # the other games do without it
+
+    score = score_answer(task.columns, extract_answer(prediction))
+    return {"reward": score, "solved": float(score >= 1)}

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.threads import call

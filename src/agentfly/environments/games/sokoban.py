@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
+from agentfly.environments.data import sample_tasks
 from agentfly.environments.games.game import (
     OFFSETS,
     Direction,
@@ -23,7 +24,6 @@ from agentfly.environments.games.game import (
     neighbor,
     validate_rows,
 )
-from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall

@@ -18,8 +18,8 @@ from random import Random
 from typing import Any, ClassVar
 
 from agentfly.environment import Pool
+from agentfly.environments.data import sample_tasks
 from agentfly.environments.games.game import TextGame
-from agentfly.environments.task_sampling import sample_tasks
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.types import Task, ToolCall

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentfly import threads
 from agentfly.environment import Environment
-from agentfly.environments.task_sampling import belongs_to, sample_tasks
+from agentfly.environments.data import belongs_to, sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.images import COORDINATE_MAX, open_image
 from agentfly.rewards.answers import extract_answer

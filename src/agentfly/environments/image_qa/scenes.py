@@ -171,7 +171,7 @@ def draw_map(random: Random, draw: ImageDraw.ImageDraw) -> Drawn:
     places: dict[str, Point] = {}
     roads: dict[tuple[str, str], int] = {}
     # Drawn again until no two labels overlap.
-    while not places or _overlap([_label(*at) for at in (*places.values(), *_midpoints(places, roads))]):
+    while not places or _labels_overlap((*places.values(), *_midpoints(places, roads))):
         cells = random.sample([(column, row) for column in range(4) for row in range(4)], len(names))
         for name, (column, row) in zip(names, cells, strict=True):
             x = MARGIN + (column + random.uniform(0.25, 0.75)) * (WIDTH - 2 * MARGIN) / 4
@@ -206,12 +206,9 @@ def _midpoints(places: Mapping[str, Point], roads: Iterable[tuple[str, str]]) ->
     return [((x1 + x2) / 2, (y1 + y2) / 2) for (x1, y1), (x2, y2) in pairs]
 
 
-def _label(x: float, y: float) -> Box:
-    """The room that a town with its name, or the length of a road, takes at most."""
-    return x - 30, y - 29, x + 30, y + 11
-
-
-def _overlap(boxes: Sequence[Box]) -> bool:
+def _labels_overlap(points: Sequence[Point]) -> bool:
+    """Whether two labels overlap. A town with its name, or the length of a road, takes at most 60 × 40 pixels."""
+    boxes = [(x - 30, y - 29, x + 30, y + 11) for x, y in points]
     pairs = itertools.combinations(boxes, 2)
     return any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for a, b in pairs)
 

@@ -21,8 +21,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_rows, validate_split
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import DatasetSource, read_rows, sample_tasks, validate_split
 from agentfly.errors import DataError
 
 LEVELS = (1, 2, 3)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from agentfly.environment import Pool
 from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
 from agentfly.images import COORDINATE_MAX
@@ -196,14 +196,14 @@ def find_html() -> Path:
 
 def find_page(name: object) -> str:
     """The name of a task, if there is a page for it. Raises DataError."""
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9-]+", name) or not _page_path(name).is_file():
-        examples = ", ".join(TASKS[:4])
-        raise DataError(f"there is no MiniWoB++ task {name!r:.80}; there are {examples} and the others of the package")
-    return name
-
-
-def _page_path(name: str) -> Path:
-    return find_html() / "miniwob" / f"{name}.html"
+    if (
+        isinstance(name, str)
+        and re.fullmatch(r"[a-z0-9-]+", name)
+        and (find_html() / "miniwob" / f"{name}.html").is_file()
+    ):
+        return name
+    examples = ", ".join(TASKS[:4])
+    raise DataError(f"there is no MiniWoB++ task {name!r:.80}; there are {examples} and the others of the package")
 
 
 def serve_file(path: str, *, seed: int) -> bytes | None:

@@ -1,6 +1,5 @@
 """Program synthesis: functions to write, scored by hidden tests; generated tasks and MBPP."""
 
-from agentfly.environments.programs.environment import ProgramSynthesis
-from agentfly.environments.programs.tasks import mbpp_tasks
+from agentfly.environments.programs.environment import ProgramSynthesis, mbpp_tasks
 
 __all__ = ["ProgramSynthesis", "mbpp_tasks"]

@@ -15,8 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentfly.environments.repair.judge import RepairJudge, build_solution, list_test_names
-from agentfly.environments.repair.mutation import Mutation, mutations
-from agentfly.environments.repair.tasks import INDEX, NAMES, Package, load_package
+from agentfly.environments.repair.tasks import INDEX, NAMES, Mutation, Package, load_package, mutations
 from agentfly.sandbox import Limits
 
 MAX_FAILING = 0.5

@@ -15,7 +15,7 @@ from typing import Any
 from agentfly.environments.code_interpreter import CodeInterpreter
 from agentfly.environments.repair import tasks
 from agentfly.environments.repair.judge import RepairJudge, copy_image_folder, is_source, open_task_sandbox
-from agentfly.environments.repair.mutation import Mutation
+from agentfly.environments.repair.tasks import Mutation
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import FileAccessError, Outcome
 from agentfly.scoring import reward
@@ -30,7 +30,7 @@ _CONTEXT_LINES = 5
 class Repair(CodeInterpreter):
     """A Python package with a bug, to be repaired with the tools of the code interpreter."""
 
-    scored_by = "repaired"
+    scored_by = "repair_success"
 
     @classmethod
     def draw_tasks(
@@ -109,7 +109,7 @@ class Repair(CodeInterpreter):
 
 
 @reward(timeout=None)
-async def repaired(
+async def repair_success(
     env: Repair, judge: RepairJudge, task: Task, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
 ) -> dict[str, Any]:
     """1 if all hidden tests pass, else 0."""

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from agentfly.environments.code_judge import CodeJudge
 from agentfly.errors import DataError
 from agentfly.sandbox import FileAccessError, Limits, Sandbox, Session
-from agentfly.sandbox.shared import Mechanism, shared_sandbox
+from agentfly.sandbox.mechanisms import Mechanism, shared_sandbox
 
 _MAX_SOURCE_BYTES = 1 << 20
 _MAX_FILE_BYTES = 16 << 20

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.repair import Repair
-from agentfly.rewards import repaired
+from agentfly.rewards import repair_success
 from agentfly.training import TrainConfig
 
 PROMPT = "Find the line that is wrong, change it with edit_file, and run the tests."
@@ -22,7 +22,7 @@ TOOLS = [Repair.read_file, Repair.search_files, Repair.edit_file, Repair.undo_ed
 
 
 def agent(**model: Any) -> HFAgent:
-    return HFAgent(**model, tools=TOOLS, reward=repaired, system_prompt=PROMPT)
+    return HFAgent(**model, tools=TOOLS, reward=repair_success, system_prompt=PROMPT)
 
 
 tasks = Repair.draw_tasks("train", 300)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import sample_tasks
 from agentfly.errors import DataError
 from agentfly.models import find_digit, rooms
 from agentfly.scoring import reward
@@ -40,7 +40,7 @@ class Rooms(Environment):
             and all(digit in range(10) for digit in digits)
             and all(color in rooms.COLORS for color in colors)
             and target in range(rooms.ROOMS)
-            and _is_seed(seed)
+            and _is_non_negative(seed)
         ):
             raise DataError(
                 f"task {task.id!r} needs the columns digits ({rooms.ROOMS} of 0 to 9), colors (one more), target and "
@@ -86,7 +86,12 @@ class FindDigit(Environment):
     async def reset(self, task: Task) -> None:
         names = ("digit", "cell", "color", "seed")
         digit, cell, color, seed = (task.columns.get(name) for name in names)
-        if not (digit in range(10) and cell in range(find_digit.CELLS**2) and color in rooms.COLORS and _is_seed(seed)):
+        if not (
+            digit in range(10)
+            and cell in range(find_digit.CELLS**2)
+            and color in rooms.COLORS
+            and _is_non_negative(seed)
+        ):
             raise DataError(
                 f"task {task.id!r} needs the columns digit (0 to 9), cell (0 to {find_digit.CELLS**2 - 1}), color and "
                 "seed, as draw_tasks makes them"
@@ -119,14 +124,10 @@ class FindDigit(Environment):
 def _sample_rows(
     name: str, split: str, count: int, seed: int, sample: Callable[[Random], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    def draw_content(random: Random, _: int) -> tuple[str, dict[str, Any]]:
-        columns = sample(random)
-        return str(columns), columns
-
-    return sample_tasks(name, split, count, seed, draw_content)
+    return sample_tasks(name, split, count, seed, lambda random, _: (str(row := sample(random)), row))
 
 
-def _is_seed(value: object) -> bool:
+def _is_non_negative(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 

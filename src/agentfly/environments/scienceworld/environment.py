@@ -1,6 +1,7 @@
 """ScienceWorld as an environment: one action at a time until the task is completed or has failed for good.
 
-Once it has ended, neither success nor failure can be changed by further actions.
+Once it has ended, neither success nor failure can be changed by further actions. The simulator scores a task that has
+failed for good as -100. The rewards count it as 0: progress made before is lost.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from agentfly import threads
 from agentfly.environment import Environment, Pool
 from agentfly.environments.scienceworld import jvm
 from agentfly.environments.scienceworld import tasks as official
 from agentfly.errors import EnvironmentFault
-from agentfly.threads import call
+from agentfly.scoring import reward
 from agentfly.tooling import tool
+from agentfly.trajectory import Trajectory
 from agentfly.types import Task, ToolCall
 
 T = TypeVar("T")
@@ -53,7 +56,7 @@ class ScienceWorld(Environment):
     async def start(self) -> None:
         """Create a simulator."""
         self._jvm = jvm.reserve(self.share_process)  # assigned first, so that `close` releases it after a failure
-        self._interface = await call(self._jvm.call, lambda gateway: gateway.create_simulator())
+        self._interface = await threads.call(self._jvm.call, lambda java: java.create_simulator())
 
     async def reset(self, task: Task) -> None:
         """Load the variation given by the columns `task_name`, `variation_idx` and `simplification`."""
@@ -80,7 +83,7 @@ class ScienceWorld(Environment):
 
     async def _call(self, function: Callable[[Any], T]) -> T:
         """Run `function` with the simulator, in a thread, when the process is free."""
-        result: T = await call(self._process.call, lambda _: function(self._interface))
+        result: T = await threads.call(self._process.call, lambda _: function(self._interface))
         return result
 
     @tool
@@ -134,16 +137,53 @@ class ScienceWorld(Environment):
         if self.ended:
             return "Done."
         if self._gold is None:
-            self._gold = await call(self._process.call_scratch, self._variation.find_gold_path)
+            self._gold = await threads.call(self._process.call_scratch, self._variation.find_gold_path)
         done = 0
         for action in self._actions:
             done += done < len(self._gold) and action == self._gold[done]
         return ToolCall("scienceworld_step", {"action": self._gold[done]}) if done < len(self._gold) else "Done."
 
     async def check(self) -> None:
-        await call(self._process.check)
+        await threads.call(self._process.check)
 
     async def close(self) -> None:
         process, self._jvm = self._jvm, None
         if process is not None:
-            await call(jvm.release, process)
+            await threads.call(jvm.release, process)
+
+
+@reward
+def scienceworld_score(env: ScienceWorld) -> dict[str, Any]:
+    """Final score, 0 to 1; 0 if the task has failed for good.
+
+    Metrics: `success` (the score is 1), `failed` (for good), the number of `steps`, and of `invalid_actions` that the
+    simulator could not parse.
+    """
+    return {
+        "reward": max(env.score, 0) / 100,
+        "success": float(env.score == 100),
+        "failed": float(env.score < 0),
+        "steps": env.steps,
+        "invalid_actions": env.invalid_actions,
+    }
+
+
+@reward
+def scienceworld_progress(trajectory: Trajectory) -> list[float]:
+    """Change of the score (0 to 1) per turn; the sum is `scienceworld_score`."""
+    gains = []
+    before = 0.0
+    for turn in trajectory.turns:
+        after = before
+        for call in turn.calls:
+            if call.name == "scienceworld_step" and "score" in call.info:
+                after = max(call.info["score"], 0) / 100
+        gains.append(after - before)
+        before = after
+    return gains
+
+
+@reward
+def scienceworld_episode_reward(env: ScienceWorld) -> float:
+    """10 for a completed task, else 0: the scale of the original AgentFly, for comparison with its recipes."""
+    return 10.0 * (env.score == 100)

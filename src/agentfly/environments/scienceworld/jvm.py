@@ -18,7 +18,7 @@ from agentfly.errors import DataError, EnvironmentFault
 from agentfly.extras import require_extra
 
 if TYPE_CHECKING:
-    from agentfly.environments.scienceworld.gateway import Gateway
+    from agentfly.environments.scienceworld.java_process import JavaProcess
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class JVM:
         self.slots = 0
         """Number of reserved slots."""
         self._lock = threading.Lock()
-        self._gateway: Gateway | None = None
+        self._java: JavaProcess | None = None
         self._scratch: Any = None
         self._failure = ""
         """Why the process is unusable; empty while it is usable."""
@@ -38,25 +38,25 @@ class JVM:
     @property
     def pid(self) -> int | None:
         """Process id; None before the first call."""
-        return self._gateway.pid if self._gateway else None
+        return self._java.pid if self._java else None
 
     @property
     def usable(self) -> bool:
-        return not self._failure and (self._gateway is None or self._gateway.alive)
+        return not self._failure and (self._java is None or self._java.alive)
 
-    def call(self, function: Callable[[Gateway], T]) -> T:
-        """Run `function` with the gateway, one call at a time; start the process on the first one."""
+    def call(self, function: Callable[[JavaProcess], T]) -> T:
+        """Run `function` with the Java process, one call at a time; start the process on the first one."""
         with self._lock:
-            if self._gateway is None and not self._failure:
+            if self._java is None and not self._failure:
                 with require_extra("ScienceWorld", "scienceworld"):
-                    from agentfly.environments.scienceworld.gateway import Gateway
-                self._gateway = Gateway()
+                    from agentfly.environments.scienceworld.java_process import JavaProcess
+                self._java = JavaProcess()
                 if self._failure:  # terminated by another thread during the start
-                    self._gateway.close()
+                    self._java.close()
             self.check()
-            assert self._gateway is not None
+            assert self._java is not None
             try:
-                return self._gateway.call(function)
+                return self._java.call(function)
             except ConnectionError as error:
                 self.terminate(f"ScienceWorld's Java process is lost: {error}")
                 raise EnvironmentFault(self._failure) from error
@@ -64,25 +64,25 @@ class JVM:
     def call_scratch(self, function: Callable[[Any], T]) -> T:
         """Run `function` with a spare simulator that belongs to no environment; its state is not kept between calls."""
 
-        def run(gateway: Gateway) -> T:
+        def run(java: JavaProcess) -> T:
             if self._scratch is None:
-                self._scratch = gateway.create_simulator()
+                self._scratch = java.create_simulator()
             return function(self._scratch)
 
         return self.call(run)
 
     def check(self) -> None:
         """Raise EnvironmentFault if the process is unusable."""
-        if self._gateway is not None and not self._failure and not self._gateway.alive:
-            self.terminate(f"ScienceWorld's Java process has died (last output: {self._gateway.last_output})")
+        if self._java is not None and not self._failure and not self._java.alive:
+            self.terminate(f"ScienceWorld's Java process has died (last output: {self._java.last_output})")
         if self._failure:
             raise EnvironmentFault(self._failure)
 
     def terminate(self, reason: str) -> None:
         """Kill the process; running and later calls raise EnvironmentFault with the first `reason` given."""
         self._failure = self._failure or reason
-        if self._gateway is not None:
-            self._gateway.close()
+        if self._java is not None:
+            self._java.close()
 
 
 _JVMS: list[JVM] = []

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_rows, validate_split
-from agentfly.environments.task_sampling import sample_tasks
+from agentfly.environments.data import DatasetSource, read_rows, sample_tasks, validate_split
 from agentfly.errors import DataError
 
 KINDS = (

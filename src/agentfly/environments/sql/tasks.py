@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_rows, validate_count, validate_split
+from agentfly.environments.data import DatasetSource, belongs_to, read_rows, validate_count, validate_split
 from agentfly.environments.sql.database import Database, equal_rows, has_order_by
 from agentfly.environments.sql.generator import (
     LEVELS,
@@ -25,7 +25,6 @@ from agentfly.environments.sql.generator import (
     build_database,
     draw_schema,
 )
-from agentfly.environments.task_sampling import belongs_to
 from agentfly.errors import DataError
 
 KINDS = {

@@ -1,4 +1,7 @@
-"""The web shop as an environment: search, browse, choose options, buy. Instances share the shop, not the session."""
+"""The web shop as an environment: search, browse, choose options, buy. Instances share the shop, not the session.
+
+For vision models the pages are HTML, rendered by a browser, as screenshots.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
 from agentfly import threads
-from agentfly.environment import Environment
-from agentfly.environments.webshop import generated, pages
-from agentfly.environments.webshop.product import LIMIT, ShopGoal
-from agentfly.environments.webshop.score import extract_nouns
+from agentfly.environment import Environment, Pool
+from agentfly.environments.browser import BrowserEnvironment, Coordinate
+from agentfly.environments.webshop import pages
+from agentfly.environments.webshop.product import LIMIT, ShopGoal, extract_nouns
 from agentfly.environments.webshop.session import ShopSession
 from agentfly.environments.webshop.shop import find_cached_shop, open_shop
+from agentfly.environments.webshop.tasks import draw_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import import_bm25s, require_extra
+from agentfly.scoring import reward
 from agentfly.tooling import tool
-from agentfly.types import Task, ToolCall
+from agentfly.types import Image, Task, ToolCall
 
 _VIEWS = {"text": pages.render_text, "rich": pages.render_rich, "brief": pages.render_brief, "html": pages.render_html}
+_CLICKABLE = "document.elementFromPoint({x}, {y})?.closest('button, a, label')?.textContent ?? ''"
 
 
 class WebShop(Environment):
@@ -39,7 +45,7 @@ class WebShop(Environment):
         cls, split: str = "train", count: int = 100, *, seed: int = 0, products: int = 1000
     ) -> list[dict[str, Any]]:
         """Tasks in a generated shop with this number of `products`; tasks of the same seed share the shop."""
-        return generated.draw_tasks(split, count, seed, products)
+        return draw_tasks(split, count, seed, products)
 
     async def start(self) -> None:
         """Validate the view, report missing packages and load what is slow to load."""
@@ -161,3 +167,50 @@ def _next_option(session: ShopSession) -> str:
     chosen = session.options.values()
     missing = (each for each in session.goal.options if each not in chosen and each.strip() in session.clickable)
     return next(missing, pages.BUY)
+
+
+@reward
+def webshop_reward(env: WebShop) -> dict[str, Any]:
+    """Score of the purchase, 0 to 1; 0 without a purchase.
+
+    Metrics: `success` (the score is 1), `bought`, and the parts of the score: `r_type`, `r_attributes`, `r_options`,
+    `r_price`.
+    """
+    score = env.score
+    if score is None:
+        return {"reward": 0.0, "success": 0.0, "bought": 0.0}
+    parts = {f"r_{name}": value for name, value in score.items() if name != "reward"}
+    return {"reward": score["reward"], "success": float(score["reward"] == 1.0), "bought": 1.0, **parts}
+
+
+class VisualWebShop(BrowserEnvironment, WebShop):
+    """A shop whose pages are screenshots; elements are clicked by label or by position."""
+
+    pool = Pool(memory=400 << 20, start_timeout=300.0, max_instances=16)
+    view = "html"
+    window: ClassVar[int] = 5
+    """Products per page of results, so that most pages fit a screenshot."""
+
+    @tool
+    async def click_at(self, x: Coordinate, y: Coordinate) -> dict[str, Any]:
+        """Click on a point of the screenshot. Buy Now ends the shopping.
+
+        Args:
+            x: 0 (left edge) to 1000 (right edge).
+            y: 0 (upper edge) to 1000 (lower edge).
+        """
+        await self._show()
+        left, top = self.to_pixels(x, y)
+        label = str(await self.browser.evaluate(_CLICKABLE.format(x=left, y=top)))
+        clicked = bool(label) and self.session.click(label)
+        return await self._respond("" if clicked else "There is nothing to click at this point.")
+
+    async def _respond(self, error: str = "") -> dict[str, Any]:
+        result = await super()._respond(error)
+        await self._show()
+        return {**result, "observation": error, "image": Image.of(await self.browser.screenshot())}
+
+    async def _show(self) -> None:
+        """Load the current page into the browser."""
+        page = self.page().encode()
+        await self.browser.open("/shop.html", lambda path: page if path == "/shop.html" else None)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SEARCH, BACK, NEXT, PREVIOUS, BUY = "Search", "Back to Search", "Next >", "< Prev", "Buy Now"
 DESCRIPTION, FEATURES, REVIEWS = "Description", "Features", "Reviews"
-WISH = "Instruction:"
+INSTRUCTION_LABEL = "Instruction:"
 WINDOW = 10
 """Products per page of results in WebShop."""
 
@@ -61,7 +61,7 @@ def render_brief(page: Sequence[PagePart]) -> str:
     """Plain text without the instruction; once options are chosen, only these."""
     if chosen := _chosen_options(page):
         return f"You have clicked {', '.join(chosen)}."
-    return render_text(page[2 if page[0].text == WISH else 0 :])
+    return render_text(page[2 if page[0].text == INSTRUCTION_LABEL else 0 :])
 
 
 def render_rich(page: Sequence[PagePart]) -> str:

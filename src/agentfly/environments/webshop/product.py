@@ -1,23 +1,48 @@
 """Products, and the shopping goals made from them: an instruction, and the conditions that the score checks.
 
-Products are immutable and shared by all sessions.
+Products are immutable and shared by all sessions. The score of a purchase is `type × (attributes + options + price) /
+n`, as WebShop defines it, with two differences. WebShop takes the nouns of a title from spaCy's large English model;
+here a lexicon-based tagger finds them without a download, with rules that bring it close to WebShop's recorded runs.
+And a score never exceeds 1, which in WebShop it can by options that were not asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import pydantic
 
 from agentfly.errors import DataError
+from agentfly.extras import require_extra
 
 NO_LIMIT = 1_000_000.0
 LIMIT = ", and price lower than"
 """Separates the instruction from its price limit."""
+_MIN_SIMILARITY = 85
+"""Of 100; above it, two phrases count as equal."""
+_COLORS = tuple(
+    """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
+champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim
+eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki
+lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom mustard
+natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver
+skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow
+""".split()  # noqa: SIM905 (a hundred quoted words would be hard to read)
+)
+"""A value that contains one of these counts as the first one it contains."""
+_NOT_ASCII = dict.fromkeys(range(128, 256))
+_INNER_HYPHEN = re.compile(r"(?<=[^\W\d])[-/](?=[^\W\d])")
+_NOT_NOUNS = frozenset({"plus"})
+_tagger_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +126,16 @@ _GOAL = pydantic.TypeAdapter(ShopGoal)
 
 
 def make_option_goal(
-    product: ShopProduct, wish: str, attributes: Sequence[str], *, chosen: Mapping[str, str]
+    product: ShopProduct, instruction: str, attributes: Sequence[str], *, chosen: Mapping[str, str]
 ) -> ShopGoal:
     """A goal for the product with these options; the instruction names them."""
     options = ", and ".join(f"{name}: {value}" for name, value in chosen.items())
-    return make_goal(product, f"{wish} with {options}" if options else wish, attributes, options=tuple(chosen.values()))
+    return make_goal(
+        product, f"{instruction} with {options}" if options else instruction, attributes, options=tuple(chosen.values())
+    )
 
 
-def make_goal(product: ShopProduct, wish: str, attributes: Sequence[str], *, options: Sequence[str]) -> ShopGoal:
+def make_goal(product: ShopProduct, instruction: str, attributes: Sequence[str], *, options: Sequence[str]) -> ShopGoal:
     """A goal with a price limit: the higher of two of the next four multiples of ten, drawn per product."""
     above = [10.0 * step for step in range(1, 100) if 10.0 * step > product.price][:4]
     price_upper, suffix = NO_LIMIT, ""
@@ -120,8 +147,102 @@ def make_goal(product: ShopProduct, wish: str, attributes: Sequence[str], *, opt
         name=product.title,
         query=product.query,
         product_category=product.product_category,
-        instruction=wish + suffix,
+        instruction=instruction + suffix,
         attributes=tuple(attributes),
         options=tuple(options),
         price_upper=price_upper,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ShopScore:
+    """The score of a purchase and its parts."""
+
+    reward: float
+    type: float
+    """1, 0.5, 0.1 or 0: whether it is the kind of product that was asked for."""
+    attributes: float
+    """Fraction of the wanted attributes that the product has."""
+    options: float
+    """Chosen wanted options over wanted options; 1 if none is wanted."""
+    price: float
+    """1 if it is within the price limit, else 0."""
+
+
+def score_purchase(product: ShopProduct, goal: ShopGoal, chosen: Mapping[str, str]) -> ShopScore:
+    """Score the purchase of a product with the chosen options."""
+    texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
+
+    def is_on_page(phrase: str) -> bool:
+        return any(phrase in text for text in texts)
+
+    attributes = sum(_is_similar(each, product.attributes) or is_on_page(each) for each in goal.attributes)
+    wanted = [_normalize_color(each) for each in goal.options]
+    options = 0
+    for name, value in chosen.items():
+        color = _normalize_color(value)
+        matches = color in wanted if name.lower() == "size" else _is_similar(color, wanted)
+        options += matches or is_on_page(color)
+    price = float(product.price <= goal.price_upper)
+    kind = _score_type(product, goal)
+    conditions = len(goal.attributes) + len(goal.options) + 1
+    return ShopScore(
+        reward=min(1.0, kind * (attributes + options + price) / conditions),
+        type=kind,
+        attributes=attributes / len(goal.attributes),
+        options=options / len(goal.options) if goal.options else 1.0,
+        price=price,
+    )
+
+
+def _score_type(product: ShopProduct, goal: ShopGoal) -> float:
+    """1, 0.5, 0.1 or 0, by shared nouns of the titles, the query and shared categories."""
+    wanted = extract_nouns(goal.name)
+    shared = len({*extract_nouns(product.title)} & {*wanted}) / len(wanted) if wanted else 0.2
+    if shared < 0.1:
+        return 0.1 if shared else 0.0
+    paths = (each.product_category.split("›") for each in (product, goal))
+    common = set.intersection(*({name.strip() for name in path} for path in paths))
+    return 1.0 if product.query == goal.query or len(common) >= 2 or shared > 0.2 else 0.5
+
+
+def _normalize_color(value: str) -> str:
+    return next((color for color in _COLORS if color in value), value)
+
+
+def _is_similar(phrase: str, others: Iterable[str]) -> bool:
+    """Whether one of the others has nearly the same set of words."""
+    with require_extra("the web shop", "webshop"):
+        from rapidfuzz.fuzz import token_set_ratio
+        from rapidfuzz.utils import default_process
+
+    def normalize(text: str) -> str:
+        return default_process(text.translate(_NOT_ASCII))
+
+    ratios = (token_set_ratio(phrase, other, processor=normalize) for other in others)
+    return any(round(ratio) > _MIN_SIMILARITY for ratio in ratios)
+
+
+@functools.lru_cache(maxsize=65536)
+def extract_nouns(title: str) -> tuple[str, ...]:
+    """The nouns and names in a title, in lowercase, with repetitions."""
+    tagged = _load_tagger()(_INNER_HYPHEN.sub(" ", title))
+    return tuple(
+        word.lower()
+        for word, tag in tagged
+        if word[0].isalpha() and word.lower() not in _NOT_NOUNS
+        # An uppercase word tagged as a verb is a name.
+        if tag.startswith("NN") or (tag == "VB" and word.isupper())
+    )
+
+
+@functools.cache
+def _load_tagger() -> Callable[[str], list[tuple[str, str]]]:
+    """The part-of-speech tagger with its lexicon loaded."""
+    with require_extra("the web shop", "webshop"):
+        from textblob.en import tag
+    # Instances start in threads, and `catch_warnings` is not thread-safe.
+    with _tagger_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # textblob leaves its files open
+        tag("lexicon")
+    return cast(Callable[[str], list[tuple[str, str]]], tag)

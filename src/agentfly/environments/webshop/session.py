@@ -9,8 +9,7 @@ from typing import Any
 
 from agentfly.environments.webshop import pages
 from agentfly.environments.webshop.pages import PagePart, PartType, buttons, text
-from agentfly.environments.webshop.product import ShopGoal, ShopProduct
-from agentfly.environments.webshop.score import ShopScore, score_purchase
+from agentfly.environments.webshop.product import ShopGoal, ShopProduct, ShopScore, score_purchase
 from agentfly.environments.webshop.shop import Shop
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.DOTALL)
@@ -68,14 +67,14 @@ class ShopSession:
     @property
     def page(self) -> list[PagePart]:
         """The current page."""
-        wish = [text(pages.WISH), text(self.goal.instruction)]
+        instruction = [text(pages.INSTRUCTION_LABEL), text(self.goal.instruction)]
         if self.score is not None:
             thanks = PagePart(PartType.HEADING, "Thank you for shopping with us!")
             return [thanks, text("Your score (min 0.0, max 1.0)"), text(str(self.score.reward))]
         if self.product is None and self.keywords is None:
-            return [PagePart(PartType.HEADING, "WebShop"), *wish, *buttons(pages.SEARCH)]
+            return [PagePart(PartType.HEADING, "WebShop"), *instruction, *buttons(pages.SEARCH)]
 
-        parts = [*wish, *buttons(pages.BACK)]
+        parts = [*instruction, *buttons(pages.BACK)]
         product = self.product
         if product is None:
             parts.append(text(f"Page {self.number} (Total results: {len(self.found)})"))

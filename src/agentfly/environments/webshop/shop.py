@@ -11,9 +11,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentfly.environments.webshop.generated import MAX_PRODUCTS, generate_catalog
-from agentfly.environments.webshop.official import FILES, read_catalog
 from agentfly.environments.webshop.product import ShopProduct
+from agentfly.environments.webshop.tasks import FILES, MAX_PRODUCTS, generate_catalog, read_catalog
 from agentfly.errors import DataError
 from agentfly.extras import import_bm25s, require_extra
 

@@ -104,7 +104,7 @@ def select_mode(config: TrainConfig, cluster: ClusterConfig) -> Mode:
     return "separate_async" if cluster.rollout_nodes else "colocate_async"
 
 
-def refuse_unsupported(config: TrainConfig, cluster: ClusterConfig, device: Device) -> None:
+def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Device) -> None:
     """Raise ConfigError for a field that verl cannot honor, by its name."""
     mode = select_mode(config, cluster)
     settings = config.backend_settings
@@ -162,7 +162,7 @@ def build_settings(
 
     model: folder of the model. run: run directory. context_length: tokens of prompt and reply together.
     """
-    refuse_unsupported(config, cluster, device)
+    check_verl_support(config, cluster, device)
     mode = select_mode(config, cluster)
     on_cpu = device == "cpu"
     reply = min(config.sampling.max_tokens or context_length // 2, context_length - 1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 
-def _device_module() -> types.ModuleType:
+def _device_module() -> Any:
     """torch.cpu, with the functions of torch.cuda that verl calls."""
     module: Any = types.ModuleType("agentfly_torch_cpu")
     module.__dict__.update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
@@ -31,7 +30,7 @@ def _device_module() -> types.ModuleType:
     module.get_rng_state = lambda *_: torch.get_rng_state()
     module.set_rng_state = lambda state, *_: torch.set_rng_state(state)
     module.get_device_name = lambda *_: "cpu"
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 _MODULE = _device_module()
@@ -45,44 +44,18 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]
     vendor_name = property(lambda self: "cpu")
     device_module = property(lambda self: _MODULE)
 
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> Any:
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def set_device(self, device_index: int) -> None: ...
-
-    synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = (
-        lambda self, *_, **__: None  # without effect on a CPU
+    is_available = staticmethod(_MODULE.is_available)
+    current_device = staticmethod(_MODULE.current_device)
+    device_count = staticmethod(_MODULE.device_count)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    # Without effect on a CPU.
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = (
+        staticmethod(lambda *_, **__: None)
     )
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "AGENTFLY_VISIBLE_DEVICES"
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def ray_resource_name(self) -> str:
-        return "GPU"  # logical ones
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
+    get_device_capability = staticmethod(lambda device_index=0: (None, None))
+    communication_backend_name = staticmethod(lambda: "gloo")
+    visible_devices_envvar = staticmethod(lambda: "AGENTFLY_VISIBLE_DEVICES")
+    nvtx_range = staticmethod(lambda msg: contextlib.nullcontext())
+    ray_resource_name = staticmethod(lambda: "GPU")  # logical ones
+    ray_noset_envvars = staticmethod(list[str])
+    is_ipc_supported = staticmethod(lambda: False)

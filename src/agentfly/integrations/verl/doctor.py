@@ -65,12 +65,16 @@ def _check_versions(cluster: ClusterConfig) -> Iterator[Finding]:
     wrong = []
     for package, extra in (("verl", ""), (DISTRIBUTION, "verl")):
         for line in metadata.requires(package) or ():
-            asked = Requirement(line)
-            if asked.name == DISTRIBUTION or (asked.marker and not asked.marker.evaluate({"extra": extra})):
+            requirement = Requirement(line)
+            if requirement.name == DISTRIBUTION or (
+                requirement.marker and not requirement.marker.evaluate({"extra": extra})
+            ):
                 continue
-            found = find_version(asked.name)
-            if found is None or not asked.specifier.contains(found, prereleases=True):
-                wrong.append(f"{package} asks for {asked.name}{asked.specifier}, and {found or 'none'} is installed")
+            found = find_version(requirement.name)
+            if found is None or not requirement.specifier.contains(found, prereleases=True):
+                wrong.append(
+                    f"{package} asks for {requirement.name}{requirement.specifier}, and {found or 'none'} is installed"
+                )
     shown = ", ".join(f"{name} {version}" for name in _SHOWN if (version := find_version(name)))
     yield "versions", not wrong, "; ".join(wrong) or shown
 
@@ -85,7 +89,7 @@ def _check_resources(cluster: ClusterConfig) -> Iterator[Finding]:
 def _check_plugins(cluster: ClusterConfig) -> Iterator[Finding]:
     """Whether verl finds our losses, our engine and its own trainers by name, in a process on every node."""
     from agentfly.integrations.verl.launch import check_cluster
-    from agentfly.resources.runtimes.ray.cluster import connect
+    from agentfly.resources.runtimes.ray.runtime import connect
 
     ray = connect()
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy

@@ -31,9 +31,9 @@ from agentfly.integrations.verl.config import (
     field_of_key,
     list_checkpoints,
 )
-from agentfly.integrations.verl.recorder import Recorder
+from agentfly.integrations.verl.recorder import RunRecorder
 from agentfly.models import resolve
-from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, call_actor, connect, get_answer
+from agentfly.resources.runtimes.ray.runtime import ActorUnreachable, call_actor, connect, get_answer
 from agentfly.runs import RunDirectory, StepRecord, open_loggers
 from agentfly.runs.loggers import RunLoggers
 from agentfly.runs.report import write_report_files
@@ -108,7 +108,7 @@ def train_on_verl(
         ray.get_runtime_context().get_node_id(), soft=False
     )
     recorder = (
-        ray.remote(Recorder)
+        ray.remote(RunRecorder)
         .options(num_cpus=0, scheduling_strategy=local, max_concurrency=1)
         .remote(folder, settings, plan.recipe, steps=config.steps)
     )
@@ -326,9 +326,9 @@ def check_cluster(ray: Any, cluster: ClusterConfig) -> Device:
     fitting = sum(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes)
     if fitting < wanted:
         has = "; ".join(", ".join(f"{node.get(name, 0):g} {name}" for name in needs) for node in nodes)
-        asked = ", ".join(f"{amount} {name}" for name, amount in needs.items())
+        needed = ", ".join(f"{amount} {name}" for name, amount in needs.items())
         raise ConfigError(
-            f"the run asks for {wanted} nodes with {asked} each; the cluster has {fitting} of them "
+            f"the run asks for {wanted} nodes with {needed} each; the cluster has {fitting} of them "
             f"({has or 'no node'}). Write nodes=… gpus=…, or start more with ray start --address=HEAD; without "
             "GPUs, ray start --num-gpus=1 --num-cpus=16 counts logical ones"
         )

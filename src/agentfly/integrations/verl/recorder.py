@@ -42,7 +42,7 @@ class FinishedGroup:
     """Names of the agent's tools."""
 
 
-class Recorder:
+class RunRecorder:
     """Writes a run directory like that of a local run; a Ray actor on the machine of the driver."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], recipe: Path | None, *, steps: int) -> None:

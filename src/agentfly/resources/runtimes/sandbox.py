@@ -19,7 +19,7 @@ from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.rpc.codec import LIMIT
 from agentfly.resources.rpc.proxy import make_proxy
 from agentfly.sandbox import EndReason, Limits, Session
-from agentfly.sandbox.shared import Mechanism, shared_sandbox
+from agentfly.sandbox.mechanisms import Mechanism, shared_sandbox
 
 _FOLDER = ".agentfly"
 _BOOT = f"""

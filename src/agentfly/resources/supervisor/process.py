@@ -73,8 +73,14 @@ class SupervisorProcess:
         while connected and os.getppid() == self._owner:
             poller.poll(1000)
             for pid, status in process_tree.reap(self._wake):
-                if self._guardians.pop(pid, None) is None or status:  # a killed guardian has not cleaned up
-                    self._kill_strays()
+                if self._guardians.pop(pid, None) is not None and not status:
+                    continue
+                # A killed guardian has not cleaned up: children that are not guardians were adopted from its worker.
+                for child in psutil.Process().children() if LINUX else ():
+                    if child.pid not in self._guardians:
+                        process_tree.kill_below(child.pid)
+                        with contextlib.suppress(psutil.Error):
+                            child.kill()
             connected = self._receive()
         self._receive()  # commands sent just before the owner died
 
@@ -120,14 +126,6 @@ class SupervisorProcess:
             self._registered[command["kind"], command["what"]] = None
         else:
             self._registered.pop((command["kind"], command["what"]), None)
-
-    def _kill_strays(self) -> None:
-        """Kill children that are not guardians: they were adopted from a worker whose guardian is gone."""
-        for child in psutil.Process().children() if LINUX else ():
-            if child.pid not in self._guardians:
-                process_tree.kill_below(child.pid)
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
 
     def end_all(self) -> None:
         """Kill everything below this process, then remove the registered folders and containers."""

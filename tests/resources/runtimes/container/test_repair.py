@@ -11,7 +11,7 @@ from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.environments import Repair, RepairJudge
 from agentfly.errors import DataError
-from agentfly.rewards import repaired
+from agentfly.rewards import repair_success
 from agentfly.types import Task
 from tests.fakes import call
 from tests.resources.engine import IMAGE
@@ -24,7 +24,7 @@ async def test_chain_runs_in_the_image_of_its_task() -> None:
     bug = row["mutation"]
     fix = call("write_file", path=bug["path"], content=row["files"][bug["path"]].replace(bug["after"], bug["before"]))
     script = [call("run_shell", command="ls /usr/bin"), fix, "Done."]
-    agent = HFAgent(tools=[Repair], reward=repaired, template="chatml", backend=ScriptedBackend(script))
+    agent = HFAgent(tools=[Repair], reward=repair_success, template="chatml", backend=ScriptedBackend(script))
     (chain,) = await agent.run({**row, "image_id": IMAGE}, max_turns=3)
     assert chain.reward == 1.0
     (programs,) = [message.text for message in chain.messages if "dash" in message.text]
@@ -43,7 +43,7 @@ async def test_repair_in_the_folder_of_an_image() -> None:
     }
     spoil = call("run_shell", command="echo x > headers.py")
     for script, earned in ((["Done."], 1.0), ([spoil, "Done."], 0.0)):
-        agent = HFAgent(tools=[Repair], reward=repaired, template="chatml", backend=ScriptedBackend(script))
+        agent = HFAgent(tools=[Repair], reward=repair_success, template="chatml", backend=ScriptedBackend(script))
         (chain,) = await agent.run(row, max_turns=3)
         assert chain.reward == earned, chain.failures
     world = Repair()

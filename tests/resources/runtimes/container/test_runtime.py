@@ -44,7 +44,7 @@ async def test_chains_act_in_containers_that_pause_and_are_removed(
     assert "on sandbox" in result[0].messages[2].text
     await until(lambda: manager.pool_metrics()[0].warm == 2)
     assert manager.pool_metrics()[0].runtime == "container"
-    await until(lambda: paused(engine) == 2)
+    await until(lambda: count_paused_containers(engine) == 2)
     (again,) = await agent.run({"question": "Go.", "start": 1, "target": 4})  # one is woken
     assert again.reward == 1.0
     await manager.close()
@@ -67,6 +67,6 @@ async def test_a_container_killed_from_outside_is_a_fault_and_is_replaced(engine
     assert engine.containers() == before
 
 
-def paused(engine: Podman) -> int:
+def count_paused_containers(engine: Podman) -> int:
     with engine.client() as client:
         return len(client.containers(filters={"status": "paused"}))

@@ -22,7 +22,7 @@ MB = 1 << 20
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def probed(sandbox: ContainerSandbox) -> AsyncIterator[Session]:
+async def probe_session(sandbox: ContainerSandbox) -> AsyncIterator[Session]:
     """One session for all the probes that must leave it as it is."""
     opened = await sandbox.open_session(SMALL)
     yield opened
@@ -198,10 +198,10 @@ NOT_HERE = ("users of the host", "raise a limit", "other's terminals")
 
 
 @pytest.mark.parametrize("name", [name for name in ESCAPES if name not in NOT_HERE])
-async def test_escapes_are_blocked(probed: Session, host: dict[str, object], name: str) -> None:  # noqa: F811
-    outcome = await probed.run(TRIAL.format(host=host, body=ESCAPES[name]))
+async def test_escapes_are_blocked(probe_session: Session, host: dict[str, object], name: str) -> None:  # noqa: F811
+    outcome = await probe_session.run(TRIAL.format(host=host, body=ESCAPES[name]))
     assert outcome.value == "'blocked'", outcome.text
-    assert (await probed.run("1 + 1")).value == "2"
+    assert (await probe_session.run("1 + 1")).value == "2"
 
 
 @pytest.mark.parametrize(
@@ -213,16 +213,16 @@ async def test_escapes_are_blocked(probed: Session, host: dict[str, object], nam
         "os.closerange(0, 1000)",
     ],
 )
-async def test_replies_cannot_be_forged(probed: Session, attack: str) -> None:
-    outcome = await probed.run(FIND_CHANNEL + attack, timeout=1)
+async def test_replies_cannot_be_forged(probe_session: Session, attack: str) -> None:
+    outcome = await probe_session.run(FIND_CHANNEL + attack, timeout=1)
     assert outcome.value != "'forged'"
     assert outcome.end in (EndReason.DIED, EndReason.TIMEOUT), outcome.text
     if not outcome.files_kept:  # the host found it out itself, and gave the session up
-        await probed.reset()
-    assert (await probed.run("1 + 1")).value == "2"
+        await probe_session.reset()
+    assert (await probe_session.run("1 + 1")).value == "2"
 
 
-async def test_session_init_is_out_of_reach(probed: Session) -> None:
+async def test_session_init_is_out_of_reach(probe_session: Session) -> None:
     code = """
 import os, signal
 for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGINT, signal.SIGSEGV):
@@ -235,10 +235,10 @@ for name in ('fd/0', 'fd/3', 'fd/4', 'mem', 'environ', 'maps'):
         pass
 got
 """
-    assert (await probed.run(code)).value == "[]"
-    flooded = await probed.run("import os\nos.system('yes')")
+    assert (await probe_session.run(code)).value == "[]"
+    flooded = await probe_session.run("import os\nos.system('yes')")
     assert flooded.end is EndReason.FLOODED
-    assert (await probed.run("1")).ok
+    assert (await probe_session.run("1")).ok
 
 
 async def test_requested_settings_are_applied(engine: Podman) -> None:

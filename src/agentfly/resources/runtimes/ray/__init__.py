@@ -1,9 +1,9 @@
 """Instances and managers on the nodes of a Ray cluster.
 
-    runtime.py        Pool(runtime=RayRuntime()): every instance in its own actor, spread over the nodes
+    runtime.py        Pool(runtime=RayRuntime()): every instance in its own actor, spread over the nodes;
+                      connecting to a cluster, calling actors, translating Ray's errors
     manager.py        RayManager("shared"): the client of a manager that many processes share
     manager_actor.py  the actor of that shared manager
-    cluster.py        connecting to a cluster, calling actors, translating Ray's errors
 
 An actor dies with the process that created it, and Ray fails the pending calls of a dead actor. Failure detection rests
 on this: a call that never returns fails when the other side is gone.

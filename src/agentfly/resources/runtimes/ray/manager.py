@@ -33,18 +33,19 @@ from agentfly.resources.metrics import Holder, PoolMetrics
 from agentfly.resources.pool import PoolState
 from agentfly.resources.rpc.proxy import attach_proxy
 from agentfly.resources.rpc.serialization import dumps, modules_by_value
-from agentfly.resources.runtimes.ray.cluster import (
+from agentfly.resources.runtimes.ray.manager_actor import Heartbeat, ManagerActor, SerializedClass
+from agentfly.resources.runtimes.ray.runtime import (
     MAX_CONCURRENCY,
     NAMESPACE,
+    ActorTransport,
     ActorUnreachable,
+    RayRuntime,
     await_answer,
     call_actor,
     connect,
     get_answer,
     kill,
 )
-from agentfly.resources.runtimes.ray.manager_actor import Heartbeat, ManagerActor, SerializedClass
-from agentfly.resources.runtimes.ray.runtime import ActorTransport, RayRuntime
 from agentfly.threads import call
 
 _JOIN_SECONDS = 60.0

@@ -14,12 +14,18 @@ from typing import Any, NamedTuple, cast
 from agentfly.environment import Environment, InstanceHandle, Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.resources.allocator import Allocator
-from agentfly.resources.budget import Budget
 from agentfly.resources.instance import Instance
 from agentfly.resources.metrics import Holder, PoolMetrics
-from agentfly.resources.pool import PoolState
-from agentfly.resources.runtimes.ray.cluster import ActorUnreachable, await_answer, call_actor, import_ray, kill
-from agentfly.resources.runtimes.ray.runtime import ActorHandle, RayRuntime
+from agentfly.resources.pool import Budget, PoolState
+from agentfly.resources.runtimes.ray.runtime import (
+    ActorHandle,
+    ActorUnreachable,
+    RayRuntime,
+    await_answer,
+    call_actor,
+    import_ray,
+    kill,
+)
 
 LINGER = 2.0
 """Seconds that a manager without clients waits for one before it ends itself."""
@@ -105,9 +111,9 @@ class ManagerActor:
     async def join(self, client: str, heartbeat: Any, budget: Budget) -> None:
         """Add a client. Limits that it sets must equal those of the manager."""
         for name in ("instances", "memory"):
-            asked, existing = getattr(budget, name), getattr(self._budget, name)
-            if asked is not None and asked != existing:
-                raise ConfigError(f"{name}={asked} is asked of a manager that was made with {name}={existing}")
+            requested, existing = getattr(budget, name), getattr(self._budget, name)
+            if requested is not None and requested != existing:
+                raise ConfigError(f"{name}={requested} is asked of a manager that was made with {name}={existing}")
         self._clients[client] = ManagerClient(asyncio.create_task(self._watch(client, heartbeat)))
 
     async def _watch(self, client: str, heartbeat: Any) -> None:

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 300.0
 """Seconds without an answer after which a process counts as hung; solutions take a minute on a busy machine."""
 
 
-class Gateway:
+class JavaProcess:
     """A Java process and the connection to it. Not thread-safe, except for `close`."""
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class Gateway:
     def pid(self) -> int:
         return self._process.pid
 
-    def call(self, function: Callable[[Gateway], T]) -> T:
-        """Run `function` with this gateway. Raises ConnectionError if the process is lost."""
+    def call(self, function: Callable[[JavaProcess], T]) -> T:
+        """Run `function` with this process. Raises ConnectionError if the process is lost."""
         try:
             return function(self)
         except Py4JJavaError as error:  # an exception of one simulator; the others in the process are unaffected
