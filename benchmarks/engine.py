@@ -8,7 +8,7 @@ vLLM runs in the environment of `make vllm`, and is skipped if there is none. Wi
 batching (`--sides vLLM`): its thread keeps OpenMP's helper threads, which slows the others down.
 
     python -m benchmarks.engine [--model smollm2-135m] [--threads 1] [--sides transformers vLLM] [--only 8 32 …]
-        [--rounds 3] [--quick]
+        [--rounds 3] [--max-tokens 48] [--quick]
 """
 
 import argparse
@@ -80,7 +80,7 @@ def draw_requests(
 ) -> list[Turn]:
     draw = random.Random(seed)
     return [
-        Turn(words(draw, draw.randint(*prompts)), draw.randint(most // 2, most), at * gap if count > 1 else 0)
+        Turn(words(draw, draw.randint(*prompts)), draw.randint((most + 1) // 2, most), at * gap if count > 1 else 0)
         for at in range(count)
     ]
 
@@ -259,7 +259,7 @@ async def run(options: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=torch.float32).eval()
     backend, uncached = (TransformersBackend(model, kv_memory=MEMORY) for _ in range(2))
     uncached._engine._scheduler._reuse = False
-    sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), 48)
+    sizes, most = ((1, 4), 8) if quick else ((1, 8, 32, 64), options.max_tokens)
     with contextlib.ExitStack() as stack:
         sides = {"agentfly": run_embedded(backend)}
         if "transformers" in options.sides:
@@ -307,6 +307,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES, help="To compare with AgentFly.")
     parser.add_argument("--threads", type=int, default=1, help="Per engine.")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=48, help="Sampled per request; at least half.")
     parser.add_argument("--gap", type=float, default=GAP, help="Seconds between two requests.")
     asyncio.run(run(parser.parse_args()))
 
