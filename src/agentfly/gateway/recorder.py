@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from agentfly.errors import TemplateError
@@ -30,7 +30,7 @@ MessageKey = tuple[str, str, str, tuple[tuple[str, str], ...]]
 class Node:
     """A message in the tree of conversations."""
 
-    __slots__ = ("children", "last", "message", "parent", "seen", "turns")
+    __slots__ = ("children", "message", "parent", "turns")
 
     def __init__(self, parent: Node | None = None, message: Message | None = None) -> None:
         self.parent = parent
@@ -39,10 +39,6 @@ class Node:
         self.turns: list[tuple[Segment, int]] = []
         """The segments in which this message was sampled, each with its number of tokens up to the end of this message;
         empty if the client wrote it."""
-        self.seen = message
-        """The object that stood for this message in the last request."""
-        self.last: Node | None = None
-        """The child that the last request walked to."""
 
     @property
     def messages(self) -> list[Message]:
@@ -55,19 +51,12 @@ class Node:
         return out[::-1]
 
     def find(self, message: Message) -> Node | None:
-        """The node of a message that follows; None if no conversation has it here.
-
-        A conversation that is sent again has the same objects, and is followed without comparing texts.
-        """
-        if self.last is not None and self.last.seen is message:
-            return self.last
-        self.last = self.children.get(message_key(message))
-        if self.last is None and message.role == "assistant" and not message.tool_calls:
+        """The node of a message that follows; None if no conversation has it here."""
+        node = self.children.get(message_key(message))
+        if node is None and message.role == "assistant" and not message.tool_calls:
             sampled = [child for child in self.children.values() if child.turns]
-            self.last = next((child for child in sampled if restates_calls(child.message, message.text)), None)
-        if self.last is not None:
-            self.last.seen = message
-        return self.last
+            node = next((child for child in sampled if restates_calls(child.message, message.text)), None)
+        return node
 
     def find_open(self, tokens: array[int] | None = None) -> tuple[Segment, int] | None:
         """A segment that ends with this message, and has these tokens if given; None if all have been continued."""
@@ -78,8 +67,19 @@ class Node:
         """The node of a message that follows; created if needed."""
         node = self.find(message)
         if node is None:
-            node = self.last = self.children[message_key(message)] = Node(self, message)
+            node = self.children[message_key(message)] = Node(self, message)
         return node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Walk:
+    """A path from a root of the tree. The next request of a conversation has the same messages and goes on from it."""
+
+    root: Node
+    node: Node
+    messages: tuple[Message, ...] = ()
+    sampled: tuple[Node, int] | None = None
+    """The last node on the path with a sampled turn, and its number of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,14 @@ class Recorder:
         self.continued = 0
         """Those of them that continued the tokens of that turn."""
         self._roots: dict[str, Node] = {}
+        self._walks: deque[_Walk] = deque(maxlen=8)
+        """The conversations that were recorded last."""
 
     def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
         """Build the prompt for a conversation. Raises TemplateError if the template cannot render it."""
-        node = self._root(template)
-        found: tuple[Node, int] | None = None
-        for number, message in enumerate(messages, 1):
+        walk = self._find_walk(template, messages)
+        node, found = walk.node, walk.sampled
+        for number, message in enumerate(messages[len(walk.messages) :], len(walk.messages) + 1):
             child = node.find(message)
             if child is None:
                 break
@@ -136,7 +138,8 @@ class Recorder:
             return Prompt(array("i", template.start(messages)), messages, template)
         node, known = found
         segment, end = node.find_open() or node.turns[-1]
-        ids = segment.prompt[:end]
+        ids = segment.prompt  # a copy; a long one costs more than the rest of a turn
+        del ids[end:]
         if template.history is History.TEMPLATE:
             rendered = array("i", template.start(messages))
             if rendered[:end] != ids:
@@ -149,7 +152,8 @@ class Recorder:
             return Prompt(array("i", template.start(messages)), messages, template)
         added = extended.after(ids[-1])
         closed = end + len(added) - len(extended.ids)
-        return Prompt(ids + array("i", added), messages, template, node, known, segment, end, closed=closed)
+        ids.extend(added)
+        return Prompt(ids, messages, template, node, known, segment, end, closed=closed)
 
     def record(self, prompt: Prompt, completion: Completion, sampled: Message, sent: Message) -> Node:
         """Record a turn. sampled: the parsed message. sent: as the client sees it. Returns the node of the turn."""
@@ -177,9 +181,14 @@ class Recorder:
         segment.append_completion(completion, sampled, turn=turn)
         self.follow_ups += prompt.is_follow_up
         self.continued += continues
-        place = self._root(prompt.template) if node is None else node
-        for message in prompt.messages[prompt.known :]:
+        walk = self._find_walk(prompt.template, prompt.messages)
+        place = walk.node
+        for message in prompt.messages[len(walk.messages) :]:
             place = place.child(message)
+        if walk in self._walks:
+            self._walks.remove(walk)
+        last_turn = None if node is None else (node, prompt.known)
+        self._walks.append(_Walk(walk.root, place, prompt.messages, last_turn))
         place = place.child(sent)
         place.turns.append((segment, len(segment)))
         return place
@@ -214,12 +223,14 @@ class Recorder:
         self.segments.append(segment)
         return segment
 
-    def _root(self, template: Template) -> Node:
-        """Conversations with other tools have another root: the prompt contains the tools."""
-        key = json.dumps(template.tools, sort_keys=True)
-        if key not in self._roots:
-            self._roots[key] = Node()
-        return self._roots[key]
+    def _find_walk(self, template: Template, messages: tuple[Message, ...]) -> _Walk:
+        """The longest recorded path that a conversation continues, or one that begins at its root.
+
+        Conversations with other tools have another root: the prompt contains the tools.
+        """
+        root = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
+        walks = [walk for walk in self._walks if walk.root is root and walk.messages == messages[: len(walk.messages)]]
+        return max(walks, key=lambda walk: len(walk.messages), default=_Walk(root, root))
 
 
 def message_key(message: Message) -> MessageKey:

@@ -53,12 +53,11 @@ class RequestParser:
     def __init__(self, remembered: int = 8) -> None:
         """`remembered`: number of conversations that are kept; 0 parses every request as a whole."""
         self._conversations: deque[_Conversation] = deque(maxlen=remembered)
-        self._prefix = _Prefix()
-        """Of the body that was read last."""
+        self._last: tuple[Any, _Prefix] = (None, _Prefix())
+        """The messages and the prefix of the body that was read last."""
 
     def read(self, data: bytes | bytearray, name: str) -> dict[str, Any]:
         """Parse a body, whose field `name` has the messages. Raises ApiError if it is not a JSON object."""
-        self._prefix = _Prefix()
         for known in self._conversations:
             prefix, length = known.prefix, len(known.prefix.data)
             if not prefix.data or data[length : length + 1] != b"," or not data.startswith(prefix.data):
@@ -69,17 +68,18 @@ class RequestParser:
             if isinstance(items, list) and items[:1] == [_MARK]:  # not if the field occurs twice
                 items[:1] = known.items
                 end = _find_end(cut, prefix.start) + len(data) - len(cut)
-                self._prefix = _Prefix(bytes(data[:end]), prefix.start)
+                self._last = (items, _Prefix(bytes(data[:end]), prefix.start))
                 return body
         body = parse_body(data)
-        if self._conversations.maxlen and isinstance(body.get(name), list) and len(data) <= MAX_PREFIX:
+        items = body.get(name)
+        start = 0
+        if self._conversations.maxlen and isinstance(items, list) and len(data) <= MAX_PREFIX:
             start = _find_start(data, name)
-            if start:
-                self._prefix = _Prefix(bytes(data[: _find_end(data, start)]), start)
+        self._last = (items, _Prefix(bytes(data[: _find_end(data, start)]), start) if start else _Prefix())
         return body
 
     def parse(self, items: list[Any], parse_item: ParseItem, *, check_results: bool = True) -> list[Message]:
-        """The messages of the body that was read last. Raises ApiError.
+        """Convert the messages of a body. Raises ApiError.
 
         `check_results`: whether every tool result must belong to a call of an earlier item.
         """
@@ -102,7 +102,9 @@ class RequestParser:
                 require_call(message.tool_call_id, names)
         if known is not None:
             self._conversations.remove(known)
-        self._conversations.append(_Conversation(self._prefix, parse_item, items, messages, names))
+        read, prefix = self._last
+        prefix = prefix if read is items else _Prefix()
+        self._conversations.append(_Conversation(prefix, parse_item, items, messages, names))
         return messages.copy()
 
 

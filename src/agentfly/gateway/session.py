@@ -157,7 +157,6 @@ class Session:
             async with asyncio.timeout(remaining):
                 return await turn.sample(sink)
         except TimeoutError:
-            self.add_failure(FailureKind.TIMEOUT, "a turn was running when the chain's time was over")
             raise self._time_out() from None
         except asyncio.CancelledError:
             self.add_failure(FailureKind.CANCELLED, "the client closed the connection or the chain ended during a turn")
@@ -198,9 +197,11 @@ class Session:
         return self.settings.observer is not None and self.recorder is not None
 
     def _time_out(self) -> ApiError:
+        problem = f"the chain has had its {self.settings.limits.chain_seconds:g} s (chain_seconds)"
+        if self.stop is not StopReason.TIMEOUT:
+            self.add_failure(FailureKind.TIMEOUT, problem)
         self.stop = StopReason.TIMEOUT
-        seconds = self.settings.limits.chain_seconds
-        return ApiError(f"the chain has had its {seconds:g} s (chain_seconds)", 400, "chain_seconds")
+        return ApiError(problem, 400, "chain_seconds")
 
     def _require_open(self) -> None:
         if self._closed:
