@@ -125,10 +125,13 @@ async def test_pydantic_ai(stream: bool) -> None:
             """Add two integers."""
             return str(a + b)
 
-        if stream:
-            async with agent.run_stream(QUESTION) as streamed:
-                output = await streamed.get_output()
-        else:
-            output = (await agent.run(QUESTION)).output
-        assert output == "The sum is 18."
+        seen: list[Any] = []
+
+        async def handle(_: Any, events: Any) -> None:
+            seen.extend([event async for event in events])
+
+        # `run_stream` takes the first text for the answer; a handler of events streams every turn.
+        result = await agent.run(QUESTION, event_stream_handler=handle if stream else None)
+        assert result.output == "The sum is 18."
+        assert bool(seen) == stream
         check_ten_turns(session)
