@@ -131,12 +131,12 @@ async def test_ten_thousand_fuzzed_requests_are_answered() -> None:
     await send_fuzz(10_000, seed=2)
 
 
-CALLS = {
+CALLS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "chat/completions": ({"messages": [{"role": "user", "content": "Hi"}]}, ("error", "code")),
     "responses": ({"input": "Hi"}, ("error", "code")),
     "messages": ({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}, ("error", "type")),
 }
-UNKNOWN_RESULT = {
+UNKNOWN_RESULT: dict[str, dict[str, Any]] = {
     "chat/completions": {"messages": [{"role": "tool", "tool_call_id": "zzz", "content": "5"}]},
     "responses": {"input": [{"type": "function_call_output", "call_id": "zzz", "output": "5"}]},
     "messages": {
