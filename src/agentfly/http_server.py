@@ -67,12 +67,12 @@ class BrowserGuard:
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
-        if scope["type"] == "http" and (problem := self._reject_reason(Headers(scope=scope))):
+        if scope["type"] == "http" and (problem := self.reject_reason(Headers(scope=scope))):
             await JSONResponse({"error": problem}, 403)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _reject_reason(self, headers: Mapping[str, str]) -> str:
+    def reject_reason(self, headers: Mapping[str, str]) -> str:
         """Why a request with these headers is rejected; empty if it is accepted."""
         if ANY_HOST in self._allowed:
             return ""

@@ -11,6 +11,7 @@ from agentfly import Environment, Task, reward, tool
 from agentfly.agents import ExternalAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import BackendFault, ConfigError
+from agentfly.evaluation.evaluator import evaluate
 from agentfly.rollout.events import ReplyReceived
 from agentfly.trajectory import FailureKind, StopReason, TrainingTreatment
 from tests.fakes import call
@@ -149,6 +150,10 @@ headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-t
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
 text = answer["choices"][0]["message"]["content"]
+if task["crash"] == "killed":  # in the middle of its second turn
+    body = json.dumps({"messages": task["messages"], "stream": True}).encode()
+    urllib.request.urlopen(urllib.request.Request(url, body, headers)).readline()
+    os.kill(os.getpid(), 9)
 if task["crash"]:
     sys.exit("no idea")
 print(json.dumps({"prediction": text + "!", "reward": 0.5}))
@@ -158,12 +163,24 @@ print(json.dumps({"prediction": text + "!", "reward": 0.5}))
 @pytest.mark.integration
 async def test_a_process_is_a_chain() -> None:
     agent = make_agent("hello", [sys.executable, "-S", "-c", PROGRAM])
-    good, bad = await agent.run([{"question": "Hi", "crash": False}, {"question": "Hi", "crash": True}])
+    rows = [{"question": "Hi", "crash": crash} for crash in (False, True, "killed")]
+    good, bad, killed = await agent.run(rows)
     assert (good.prediction, good.reward) == ("hello!", 0.5)
     assert bad.stop is StopReason.AGENT_FAULT
     assert bad.failures[0].kind is FailureKind.AGENT
     assert "no idea" in bad.failures[0].message
     assert len(bad.turns) == 1
+    assert killed.stop is StopReason.AGENT_FAULT
+    assert any("exit code -9" in each.message for each in killed.failures if each.kind is FailureKind.AGENT)
+    assert killed.treatment is TrainingTreatment.MASK
+    await agent.close()
+
+
+async def test_it_is_evaluated_like_any_agent() -> None:
+    agent = make_agent([call("press", times=7), "It shows 7."], press_buttons, reward=reached)
+    rows = [{"question": "Make it show 7.", "target": target} for target in (7, 7, 7, 8)]
+    result = await evaluate(agent, rows, chains=2)
+    assert result.reward.mean == 0.75
     await agent.close()
 
 

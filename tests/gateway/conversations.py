@@ -17,6 +17,7 @@ from tests.fakes import call
 
 TURNS = 10
 SCRIPT = [f"Step {i}.\n{call('add', a=i, b=10)}" for i in range(TURNS - 1)] + ["The sum is 18."]
+SCRIPT[3] += f"\n{call('add', a=3, b=20)}"  # two calls in one turn
 DESCRIPTION = "Add two integers."
 PARAMETERS: dict[str, Any] = {
     "type": "object",

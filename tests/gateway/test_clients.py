@@ -107,7 +107,7 @@ async def test_anthropic_messages(stream: bool) -> None:
 
 async def test_token_ids_and_log_probabilities_are_returned() -> None:
     async with (
-        serve(["Hello."], api_key="", record=False) as gateway,
+        serve("Hello.", api_key="", record=False) as gateway,
         openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any") as client,
     ):
         reply = await client.chat.completions.create(
@@ -121,6 +121,15 @@ async def test_token_ids_and_log_probabilities_are_returned() -> None:
         assert template.codec.decode(choice.token_ids) == "Hello.<|im_end|>"
         assert reply.prompt_token_ids == template.start([{"role": "user", "content": "Hi"}])
         assert [each.logprob for each in choice.logprobs.content] == [-0.1] * len(choice.token_ids)
+        include = ["message.output_text.logprobs"]
+        for stream in (False, True):
+            answer = await client.responses.create(
+                model="m", input="Hi", include=include, stream=stream, extra_body={"return_token_ids": True}
+            )
+            if stream:
+                answer = [event async for event in answer][-1].response
+            assert answer.token_ids == choice.token_ids
+            assert [each.logprob for each in answer.output[0].content[0].logprobs] == [-0.1] * len(choice.token_ids)
         assert (await client.models.list()).data[0].id == "scripted"
 
 

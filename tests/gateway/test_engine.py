@@ -5,7 +5,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import httpx
 import pytest
 
 from agentfly.agents import HFAgent
+from agentfly.backends.base import Request
 from agentfly.cli.serve import find_checkpoint
 from agentfly.errors import ConfigError
 from agentfly.gateway import Gateway
 from agentfly.models.lookup import TOOL_SCHEMA
-from tests.commands import fork, run_main
+from agentfly.types import Sampling
+from tests.commands import fork, run_command, run_main
 from tests.gateway.conversations import SETTINGS
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'agentfly-rl[agents]'")
@@ -45,8 +48,8 @@ async def stream(client: Any, **fields: Any) -> str:
     return text
 
 
-async def check_streaming_clients(gateway: Gateway, count: int) -> None:
-    async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=300) as client:
+async def check_streaming_clients(url: str, count: int) -> None:
+    async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=300) as client:
         fields = {"temperature": 0.0, "max_tokens": 24}
         first = await stream(client, **fields)
         assert first
@@ -54,14 +57,36 @@ async def check_streaming_clients(gateway: Gateway, count: int) -> None:
 
 
 async def test_streaming_clients_are_served_together(gateway: Gateway) -> None:
-    await check_streaming_clients(gateway, 20)
+    await check_streaming_clients(gateway.base_url, 20)
 
 
-@pytest.mark.slow_smoke
-@pytest.mark.gateway_full
-@pytest.mark.timeout(600)
-async def test_two_hundred_streaming_clients_are_served(gateway: Gateway) -> None:
-    await check_streaming_clients(gateway, 200)
+async def test_a_stream_that_is_cancelled_frees_its_rows_of_the_engine(gateway: Gateway) -> None:
+    backend: Any = gateway.backend
+    scheduler = backend._engine._scheduler
+    async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, timeout=300) as client:
+        # The model does not end its turn at this temperature: the stream would go on up to the context length.
+        fields = {"model": "tiny", "messages": [QUESTION], "temperature": 100.0, "stream": True}
+        streams = [await client.chat.completions.create(**fields) for _ in range(3)]
+        for each in streams:
+            await anext(aiter(each))
+            await each.close()
+        while scheduler.running or scheduler.waiting:  # the test's time limit is the limit
+            await asyncio.sleep(0.01)
+        assert await stream(client, temperature=0.0, max_tokens=24)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop_token_ids", [2**70]), ("stop_token_ids", [1] * 100), ("temperature", 1e300)]
+)
+async def test_extreme_values_do_not_end_the_engine(gateway: Gateway, field: str, value: Any) -> None:
+    body = {"prompt": "Hi", "max_tokens": 2}
+    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=300) as client:
+        refused = await client.post("/completions", json={**body, field: value})
+        assert refused.status_code == 400, refused.text
+        assert (await client.post("/completions", json=body)).is_success
+    request = Request([1, 2], Sampling(max_tokens=1), stop_ids=frozenset([2**70]))
+    with pytest.raises(ConfigError, match="stop_ids"):
+        await gateway.backend.generate(request)
 
 
 async def test_a_recorded_chain_has_the_engines_log_probabilities() -> None:
@@ -80,24 +105,66 @@ async def test_a_recorded_chain_has_the_engines_log_probabilities() -> None:
     await agent.close()
 
 
-def test_serve_runs_until_it_is_interrupted(tmp_path: Path) -> None:
+@contextmanager
+def serve_command(tmp_path: Path, *arguments: str) -> Iterator[str]:
+    """Run `agentfly serve` or `agentfly gateway`, and end it with Ctrl-C. Yields the address for clients."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     files = [tmp_path / each for each in ("stdin", "stdout", "stderr")]
     files[0].write_text("")
-    with fork(run_main, ["serve", "tiny", "--port", port], files, tmp_path, None) as process:
+    with fork(run_main, [*arguments, "--port", port], files, tmp_path, None) as process:
         while not (files[1].exists() and "is served at" in files[1].read_text()):
             assert process.is_alive(), files[2].read_text()
             time.sleep(0.05)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=120) as client:
-            assert client.get("/models").json()["data"][0]["id"] == "tiny"
-            body = {"messages": [QUESTION], "max_tokens": 4}
-            assert client.post("/chat/completions", json=body).is_success
+        yield f"http://127.0.0.1:{port}/v1"
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)
         process.join(120)
         assert process.exitcode == 0, files[2].read_text()
+
+
+def test_serve_runs_until_it_is_interrupted(tmp_path: Path) -> None:
+    with serve_command(tmp_path, "serve", "tiny") as url, httpx.Client(base_url=url, timeout=120) as client:
+        assert client.get("/models").json()["data"][0]["id"] == "tiny"
+        assert client.post("/chat/completions", json={"messages": [QUESTION], "max_tokens": 4}).is_success
+
+
+def test_serve_needs_a_key_for_other_machines(tmp_path: Path) -> None:
+    done = run_command("serve", "tiny", "--host", "0.0.0.0")
+    assert (done.returncode != 0, "give an api_key" in done.stderr) == (True, True)
+
+
+@pytest.mark.slow_smoke
+@pytest.mark.gateway_full
+@pytest.mark.timeout(600)
+async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path) -> None:
+    with serve_command(tmp_path, "serve", "tiny") as url:
+        await check_streaming_clients(url, 200)
+
+
+def test_the_model_of_a_run_is_served(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fields = ["steps=1", "tasks_per_step=2", "num_chains=2", "evaluation.every=none"]
+    done = run_command("train", "lookup", "--run", run, *fields, "checkpoint.every=1")
+    assert done.returncode == 0, done.stderr
+    with serve_command(tmp_path, "serve", str(run)) as url, httpx.Client(base_url=url, timeout=120) as client:
+        body = {"messages": [QUESTION], "max_tokens": 8, "temperature": 0, "logprobs": True, "return_token_ids": True}
+        choice = client.post("/chat/completions", json=body).json()["choices"][0]
+    trained = HFAgent(find_checkpoint(str(run)))
+    sampled = asyncio.run(run_once(trained))
+    assert choice["token_ids"] == sampled.token_ids
+    logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+    assert logprobs == pytest.approx(sampled.logprobs, abs=1e-4)
+
+
+async def run_once(agent: HFAgent) -> Any:
+    """Sample the same turn without a server."""
+    template = agent.load_template(tools=())
+    request = Request(template.start([QUESTION]), Sampling(temperature=0.0, max_tokens=8), stop_ids=template.stop_ids)
+    completion = await agent.backend.generate(request)
+    await agent.close()
+    return completion
 
 
 def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:

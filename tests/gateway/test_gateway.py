@@ -1,6 +1,7 @@
 """Recording, limits, cancellation and isolation, over plain HTTP."""
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ from agentfly.backends.base import Backend, Request
 from agentfly.backends.client import ClientBackend
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.gateway import Gateway
+from agentfly.gateway import Gateway, chat_completions
+from agentfly.gateway.chat import ApiError
+from agentfly.gateway.request_parser import RequestParser
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.rollout import ChainLimits, ChainSettings
 from agentfly.segment import Author
@@ -44,13 +47,14 @@ async def test_changed_history_begins_a_new_segment() -> None:
                 [USER, bare, USER],  # dropped thinking
                 [{"role": "system", "content": "new"}, USER, first, USER],  # edited prompt
                 [USER, {**first, "content": "reply zero"}, USER],  # edited reply
+                [{"role": "user", "content": "So far: reply 0"}, {**first, "content": "reply 1"}, USER],  # compaction
             ]
         ):
             await ask(gateway, key, messages)
             assert len(recorder.segments) == number + 2
         spans = [segment.spans[0].author for segment in recorder.segments]
-        assert spans == [Author.TASK, Author.HISTORY, Author.HISTORY, Author.HISTORY]
-        assert gateway.metrics()["continued"] == pytest.approx(1 / 4)
+        assert spans == [Author.TASK] + [Author.HISTORY] * 4
+        assert gateway.metrics()["continued"] == pytest.approx(1 / 5)
 
 
 async def test_two_continuations_of_one_turn_keep_its_tokens() -> None:
@@ -62,8 +66,8 @@ async def test_two_continuations_of_one_turn_keep_its_tokens() -> None:
         recorder = session.recorder
         assert recorder is not None
         one, other = recorder.segments
-        shared = recorder.responses
-        end = next(node.end for node, _ in shared.values() if node.message and node.message.text == "reply 0")
+        ends = [node.turns[0][1] for node, sent, _ in recorder.responses.values() if sent.text == "reply 0"]
+        end = ends[0]
         assert one.tokens[:end].tolist() == other.tokens[:end].tolist()
         assert other.num_sampled_tokens == len("reply 2") + 1  # the first turn is trained once
         assert not other.mask[:end].any()
@@ -82,6 +86,76 @@ async def test_sub_agents_of_a_chain_have_segments_of_their_own() -> None:
         assert (len(recorder.turns), len(recorder.segments), recorder.continued) == (6, 2, 4)
         assert [segment.spans[0].author for segment in recorder.segments] == [Author.TASK] * 2
         assert sorted(turn for segment in recorder.segments for turn in {s.turn for s in segment.spans}) == [*range(6)]
+
+
+async def test_parallel_sub_agents_that_are_answered_alike_continue_their_own_tokens() -> None:
+    async with serve(["same", "same", "a", "b"]) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        replies = await asyncio.gather(*(ask(gateway, key, [USER]) for _ in range(2)))
+        first = replies[0].json()["choices"][0]["message"]
+        for text in ("one", "two"):
+            await ask(gateway, key, [USER, first, {"role": "user", "content": text}])
+        recorder = session.recorder
+        assert recorder is not None
+        assert (len(recorder.segments), recorder.continued, recorder.follow_ups) == (2, 2, 2)
+
+
+async def test_a_response_is_continued_by_its_id_also_if_another_has_the_same_text() -> None:
+    script = lambda turn: call("add", a=1, b=2) if turn.turn < 2 else "3"  # noqa: E731
+    async with serve(script) as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        headers = {"authorization": f"Bearer {key}"}
+        tools = [{"type": "function", "name": "add", "parameters": PARAMETERS}]
+        async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60) as client:
+
+            async def respond(**fields: Any) -> httpx.Response:
+                return await client.post("/responses", json={"tools": tools, **fields})
+
+            answers = [(await respond(input="Add 1 and 2.")).json() for _ in range(2)]
+            ids = [answer["output"][0]["call_id"] for answer in answers]
+            for answer, call_id in zip(answers, ids, strict=True):
+                result = {"type": "function_call_output", "call_id": call_id, "output": "3"}
+                done = await respond(input=[result], previous_response_id=answer["id"])
+                assert done.json()["output"][0]["content"][0]["text"] == "3"
+            foreign = {"type": "function_call_output", "call_id": ids[1], "output": "3"}
+            wrong = await respond(input=[foreign], previous_response_id=answers[0]["id"])
+            assert (wrong.status_code, ids[1] in wrong.text) == (400, True)
+        assert session.recorder is not None
+        assert [len(session.recorder.segments), session.recorder.continued] == [2, 2]
+        results = [span.messages[0] for each in session.recorder.segments for span in each.spans if span.turn > 1]
+        assert [message.name for message in results if message.role == "tool"] == ["add", "add"]
+
+
+async def test_what_a_request_repeats_is_parsed_like_the_first_time() -> None:
+    """Bodies that begin alike, continued, repeated, changed, or with the field twice: as parsed without a memory."""
+    parser = RequestParser()
+    messages = [{"role": "user", "content": f'Ü "messages":[{{ {i}'} for i in range(5)]
+    bodies = [json.dumps({"m": {"messages": [0]}, "messages": messages[:n], "z": n}) for n in (1, 3, 3, 5, 2)]
+    bodies += [json.dumps({"messages": messages[:n]}, ensure_ascii=False, separators=(",", ":")) for n in (1, 2, 5)]
+    bodies += ['{"messages" : [ 1 ] , "x": [', '{"messages":[' + '{"role":"user"}' + "]}"]
+    bodies += ['{"messages":[{"role":"user"},{"role":"user","content":"a"}],"messages":[]}', '{"messages":[]}']
+    for text in bodies * 2:
+        data = bytearray(text.encode())
+        try:
+            expected = RequestParser(0).read(data, "messages")
+        except ApiError:
+            with pytest.raises(ApiError):
+                parser.read(data, "messages")
+            continue
+        body = parser.read(data, "messages")
+        assert body == expected
+        if body["messages"]:
+            asked = chat_completions.parse_request(body, parser)
+            assert [each.text for each in asked.messages] == [each.get("content", "") for each in expected["messages"]]
+
+
+async def test_chains_without_a_rollout_have_a_time_limit() -> None:
+    async with serve(Waiting(), api_key="k", limits=ChainLimits(chain_seconds=0.3)) as gateway:
+        answer = await ask(gateway, "k", [USER])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "chain_seconds")
+        assert (await ask(gateway, "k", [USER])).json()["error"]["code"] == "chain_seconds"
+        chain = gateway.sessions[""].to_trajectory()
+        assert (chain.stop, chain.failures[0].kind) == (StopReason.TIMEOUT, FailureKind.TIMEOUT)
 
 
 async def test_limits_of_the_chain_are_enforced() -> None:
@@ -169,6 +243,7 @@ async def test_a_client_that_leaves_frees_its_slot(stream: bool) -> None:
         assert session.failures[0].kind is FailureKind.CANCELLED
         assert session.recorder is not None
         assert not session.recorder.segments
+        assert session.to_trajectory().stop is StopReason.CANCELLED
 
 
 async def test_closing_a_chain_ends_its_requests_and_its_key() -> None:
@@ -191,7 +266,7 @@ async def test_a_key_reaches_no_other_chain() -> None:
             headers = {"authorization": f"Bearer {one}"}
             first = (await client.post("/responses", json={"input": "Hi"}, headers=headers)).json()
             body = {"input": "Hi", "previous_response_id": first["id"]}
-            for key, status in ((two, 404), (one, 200), ("sk-chain-x", 401), ("", 401)):
+            for key, status in ((two, 400), (one, 200), ("sk-chain-x", 401), ("", 401)):
                 headers = {"x-api-key": key}
                 assert (await client.post("/responses", json=body, headers=headers)).status_code == status
             # The same conversation under another key continues nothing.
@@ -257,8 +332,17 @@ async def test_our_client_backend_samples_token_ids_through_a_server() -> None:
 
 async def test_an_address_of_other_machines_needs_a_key() -> None:
     agent = HFAgent("bytes", template="chatml", backend=ScriptedBackend("x"))
-    with pytest.raises(ConfigError, match="give an api_key"):
-        Gateway(agent.backend, agent.load_template, host="0.0.0.0", api_key="")
+    for host in ("0.0.0.0", "::", "127.example.com", "192.168.1.2"):
+        with pytest.raises(ConfigError, match="give an api_key"):
+            Gateway(agent.backend, agent.load_template, host=host, api_key="")
+
+
+async def test_without_a_key_of_the_gateway_the_keys_of_clients_name_their_chains() -> None:
+    async with serve("hello", api_key="") as gateway:
+        for key in ("sk-one", "sk-two", "sk-one"):
+            assert (await ask(gateway, key, [USER])).is_success
+        assert [len(session.to_trajectory().turns) for session in gateway.sessions.values()] == [2, 1]
+        assert not any("sk-" in name for name in gateway.sessions)  # the names are saved
 
 
 async def test_chains_of_one_key_are_told_apart_by_header() -> None:

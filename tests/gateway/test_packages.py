@@ -1,4 +1,4 @@
-"""Agents of other packages, unchanged: ten turns with a tool, in one exact segment, and a final answer.
+"""Agents of other packages, unchanged: ten turns with a tool, whole and streamed, in one exact segment, with an answer.
 
 `make gateway` installs the packages; a test whose package is missing is skipped.
 """
@@ -22,7 +22,11 @@ def require(*names: str) -> list[Any]:
     return [pytest.importorskip(name, reason=f"needs {name}: make gateway") for name in names]
 
 
-async def test_openai_agents_over_both_apis() -> None:
+WHOLE_AND_STREAMED = pytest.mark.parametrize("stream", [False, True])
+
+
+@WHOLE_AND_STREAMED
+async def test_openai_agents_over_both_apis(stream: bool) -> None:
     agents, openai = require("agents", "openai")
     agents.set_tracing_disabled(True)
 
@@ -37,12 +41,17 @@ async def test_openai_agents_over_both_apis() -> None:
             async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key, max_retries=0) as client:
                 model = model_class(model="any", openai_client=client)
                 agent = agents.Agent(name="adder", instructions="Be brief.", model=model, tools=[add])
-                result = await agents.Runner.run(agent, QUESTION, max_turns=20)
+                if stream:
+                    result = agents.Runner.run_streamed(agent, QUESTION, max_turns=20)
+                    assert [event async for event in result.stream_events()]
+                else:
+                    result = await agents.Runner.run(agent, QUESTION, max_turns=20)
             assert result.final_output == "The sum is 18."
             check_ten_turns(session)
 
 
-async def test_smolagents() -> None:
+@WHOLE_AND_STREAMED
+async def test_smolagents(stream: bool) -> None:
     (smolagents,) = require("smolagents")
 
     @smolagents.tool  # type: ignore[untyped-decorator]
@@ -59,7 +68,9 @@ async def test_smolagents() -> None:
     async with serve(script) as gateway:
         key, session = await gateway.open_session(SETTINGS)
         model = smolagents.OpenAIModel(model_id="any", api_base=gateway.base_url, api_key=key)
-        agent = smolagents.ToolCallingAgent(tools=[add], model=model, max_steps=20, verbosity_level=0)
+        agent = smolagents.ToolCallingAgent(
+            tools=[add], model=model, max_steps=20, verbosity_level=0, stream_outputs=stream
+        )
         assert await asyncio.to_thread(agent.run, QUESTION) == "18"
         model.client.close()
         recorder = session.recorder
@@ -68,7 +79,8 @@ async def test_smolagents() -> None:
         assert (recorder.continued, recorder.follow_ups) == (9, 9)
 
 
-async def test_langgraph() -> None:
+@WHOLE_AND_STREAMED
+async def test_langgraph(stream: bool) -> None:
     prebuilt, langchain_openai, tools = require("langgraph.prebuilt", "langchain_openai", "langchain_core.tools")
     (openai,) = require("openai")
 
@@ -83,12 +95,20 @@ async def test_langgraph() -> None:
             model="any", base_url=gateway.base_url, api_key=key, max_retries=0, http_async_client=http
         )
         agent = prebuilt.create_react_agent(model, [add], prompt="Be brief.")
-        state = await agent.ainvoke({"messages": [("user", QUESTION)]}, {"recursion_limit": 50})
-        assert state["messages"][-1].content == "The sum is 18."
+        asked: Any = {"messages": [("user", QUESTION)]}
+        text = ""
+        if stream:
+            async for chunk, info in agent.astream(asked, {"recursion_limit": 50}, stream_mode="messages"):
+                text += str(chunk.content) if info["langgraph_node"] == "agent" else ""
+        else:
+            state = await agent.ainvoke(asked, {"recursion_limit": 50})
+            text = state["messages"][-1].content
+        assert text.endswith("The sum is 18.")
         check_ten_turns(session)
 
 
-async def test_pydantic_ai() -> None:
+@WHOLE_AND_STREAMED
+async def test_pydantic_ai(stream: bool) -> None:
     _, openai = require("pydantic_ai", "openai")
     from pydantic_ai import Agent
 
@@ -105,6 +125,13 @@ async def test_pydantic_ai() -> None:
             """Add two integers."""
             return str(a + b)
 
-        result = await agent.run(QUESTION)
+        seen: list[Any] = []
+
+        async def handle(_: Any, events: Any) -> None:
+            seen.extend([event async for event in events])
+
+        # `run_stream` takes the first text for the answer; a handler of events streams every turn.
+        result = await agent.run(QUESTION, event_stream_handler=handle if stream else None)
         assert result.output == "The sum is 18."
+        assert bool(seen) == stream
         check_ten_turns(session)

@@ -1,6 +1,7 @@
 """What a hostile or broken client sends is answered or cut off; it neither stops the server nor reaches a chain."""
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -73,11 +74,14 @@ def draw_body(rng: random.Random) -> bytes:
 
 
 async def send_fuzz(count: int, seed: int) -> None:
-    """Send random requests with the key of one chain, and check that the server and another chain are unharmed."""
+    """Send random requests with the key of one chain, and check that the server and another chain are unharmed.
+
+    Some clients close the connection before they have the answer.
+    """
     rng = random.Random(seed)
     async with serve(lambda turn: f"I belong to {turn.chain}.") as gateway:
         settings = SETTINGS
-        key, _ = await gateway.open_session(settings, name="fuzzed")
+        key, fuzzed = await gateway.open_session(settings, name="fuzzed")
         other, untouched = await gateway.open_session(settings, name="untouched")
         statuses: set[int] = set()
         async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
@@ -89,7 +93,12 @@ async def send_fuzz(count: int, seed: int) -> None:
                     headers["authorization"] = rng.choice(["", "Bearer", "Basic x", "Bearer " + "k" * 3000])
                 method = rng.choice(["POST"] * 20 + ["GET", "DELETE", "PATCH"])
                 path = "/" + rng.choice([*PATHS * 5, "models", "nothing", "%00", "../v1/x"])
-                answer = await client.request(method, path, content=draw_body(rng), headers=headers)
+                request = client.request(method, path, content=draw_body(rng), headers=headers)
+                if rng.random() < 0.02:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(request, rng.random() / 100)
+                    return
+                answer = await request
                 statuses.add(answer.status_code)
                 assert answer.status_code != 500, answer.text
                 assert "untouched." not in answer.text
@@ -103,6 +112,12 @@ async def send_fuzz(count: int, seed: int) -> None:
         assert reply.json()["choices"][0]["message"]["content"] == "I belong to untouched."
         assert untouched.recorder is not None
         assert len(untouched.recorder.turns) == 1
+        assert not fuzzed._requests
+        assert fuzzed.recorder is not None
+        for segment in fuzzed.recorder.close():
+            assert len(segment.mask) == len(segment.tokens)
+        while gateway._server.server_state.connections:
+            await asyncio.sleep(0.01)
 
 
 async def test_fuzzed_requests_are_answered() -> None:
@@ -114,6 +129,78 @@ async def test_fuzzed_requests_are_answered() -> None:
 @pytest.mark.timeout(900)
 async def test_ten_thousand_fuzzed_requests_are_answered() -> None:
     await send_fuzz(10_000, seed=2)
+
+
+CALLS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "chat/completions": ({"messages": [{"role": "user", "content": "Hi"}]}, ("error", "code")),
+    "responses": ({"input": "Hi"}, ("error", "code")),
+    "messages": ({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}, ("error", "type")),
+}
+UNKNOWN_RESULT: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "tool", "tool_call_id": "zzz", "content": "5"}]},
+    "responses": {"input": [{"type": "function_call_output", "call_id": "zzz", "output": "5"}]},
+    "messages": {
+        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "zzz", "content": "5"}]}]
+    },
+}
+
+
+@pytest.mark.parametrize("path", CALLS)
+async def test_every_refusal_has_the_error_format_of_its_api(path: str) -> None:
+    good, where = CALLS[path]
+    anthropic = path == "messages"
+    plain = "invalid_request_error" if anthropic else "invalid_request"
+    text = json.dumps(good)
+    surrogate = text.replace("Hi", "\\ud800")
+    cases: list[tuple[str, dict[str, str], int, str]] = [
+        (text, {"authorization": "Bearer x"}, 401, "authentication_error" if anthropic else "invalid_api_key"),
+        (text, {"authorization": ""}, 401, "authentication_error" if anthropic else "invalid_api_key"),
+        (text, {"content-type": "text/plain"}, 415, "invalid_request_error" if anthropic else "unsupported_media_type"),
+        (text, {"content-encoding": "gzip"}, 415, "invalid_request_error" if anthropic else "unsupported_media_type"),
+        *((body, {}, 400, plain) for body in ("", "{", "[]", "null", "{}", '{"x":' + "[" * 9999, surrogate)),
+        *((f'{{"{field}": {value}, {text[1:]}', {}, 400, plain) for field, value in (
+            ("temperature", "NaN"), ("temperature", "1e999"), ("temperature", '"hot"'), ("top_k", '"a"'),
+            ("seed", "9" * 5000), ("stream", '"yes"'), ("tools", '"add"'), ("tools", "[1]"), ("stop", "[1]"),
+            ("n", "2"),
+        )),
+        (json.dumps({**good, **UNKNOWN_RESULT[path]}), {}, 400, plain),
+        (json.dumps({**good, "max_tokens": 0, "max_completion_tokens": 0, "max_output_tokens": 0}), {}, 400, plain),
+    ]  # fmt: skip
+    async with serve("x") as gateway:
+        key, session = await gateway.open_session(SETTINGS)
+        async with httpx.AsyncClient(base_url=gateway.base_url, timeout=60) as client:
+            for body, headers, status, expected in cases:
+                sent = {"authorization": f"Bearer {key}", "content-type": "application/json", **headers}
+                answer = await client.post(f"/{path}", content=body, headers=sent)
+                assert answer.status_code == status, (body[:200], answer.text)
+                assert answer.json()[where[0]][where[1]] == expected, (body[:200], answer.text)
+                assert answer.json().get("type") == ("error" if anthropic else None)
+            for method, at, status in (("GET", path, 405), ("POST", f"{path}/nothing", 404)):
+                answer = await client.request(method, f"/{at}", headers={"authorization": f"Bearer {key}"})
+                assert (answer.status_code, answer.json().get("type")) == (status, "error" if anthropic else None)
+            assert (await client.post(f"/{path}", json=good, headers={"x-api-key": key})).is_success
+        assert session.recorder is not None
+        assert len(session.recorder.turns) == 1
+
+
+async def test_a_header_cannot_be_injected_and_malformed_requests_end_their_connection() -> None:
+    async with serve("x", api_key="k") as gateway:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer k\r\n"
+        bodies = (
+            b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+            (head + "x-agentfly-chain: a\n\x00b: c\r\n\r\n").encode(),
+            (head + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}").encode(),
+            (head + "Content-Length: -1\r\n\r\n{}").encode(),
+            (head + "x: " + "y" * 200_000).encode(),
+        )
+        for sent in bodies:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):  # the server does not read the rest of a long header
+                async with asyncio.timeout(60):
+                    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            writer.close()
+        assert not gateway.sessions
 
 
 async def test_a_body_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +254,12 @@ async def test_pages_in_a_browser_cannot_use_a_server_without_a_key() -> None:
             ({}, 200),
             ({"origin": "https://evil.example"}, 403),
             ({"host": "evil.example"}, 403),
+            ({"host": "evil.example:80"}, 403),
             ({"content-type": "text/plain"}, 415),
         ):
             answer = await client.post(
                 url, content=json.dumps(body), headers={"content-type": "application/json", **headers}
             )
             assert answer.status_code == status, headers
+            if status != 200:
+                assert answer.json()["error"]["message"]

@@ -10,7 +10,6 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    MessageParser,
     check_messages,
     check_text,
     dump_arguments,
@@ -21,14 +20,21 @@ from agentfly.gateway.chat import (
     parse_schema,
     parse_text,
 )
+from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _STOP_REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
-def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
     """Read the body of a request to /messages. Raises ApiError."""
     messages = parser.parse(get_list(body, "messages"), _parse_message)
     if system := parse_text(body.get("system"), "system"):
@@ -49,8 +55,8 @@ def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest
     )
 
 
-def _parse_message(item: Mapping[str, Any], names: dict[str, str]) -> list[Message]:
-    """One turn of the model, or the tool results and the text of a user message."""
+def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict[str, str]) -> None:
+    """Append one turn of the model, or the tool results and the text of a user message."""
     content = item.get("content")
     blocks = get_list(item, "content") if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     role = item.get("role")
@@ -76,8 +82,9 @@ def _parse_message(item: Mapping[str, Any], names: dict[str, str]) -> list[Messa
         else:
             raise ApiError(f"a block of type {kind!r:.40} is not supported in a message of the {role}")
     if role == "assistant":
-        return [Message("assistant", text, tuple(calls), thinking)]
-    return [*results, Message("user", text)] if text or not results else results
+        messages.append(Message("assistant", text, tuple(calls), thinking))
+    else:
+        messages += [*results, Message("user", text)] if text or not results else results
 
 
 def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:

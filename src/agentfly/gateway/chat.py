@@ -7,12 +7,12 @@ text of calls that could not be parsed as content. What a client sends back is c
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfly.errors import ConfigError, DataError
+from agentfly.templates.template import Template
 from agentfly.types import Completion, FinishReason, Message, Reply, Sampling, ToolCall
 
 _UNSUPPORTED = {
@@ -24,6 +24,9 @@ _UNSUPPORTED = {
 }
 """Fields of requests that change what is sampled and that no backend supports, with the values that change nothing."""
 _PENALTIES = ("presence_penalty", "frequency_penalty")
+_TYPES: dict[type, str] = {
+    str: "a string", int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -99,54 +102,6 @@ def dump_arguments(call: ToolCall) -> str:
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
-ParseItem = Callable[[Any, dict[str, str]], list[Message]]
-"""Converts one item of a request. The dict maps the ids of calls to tool names: a result has only the id."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Conversation:
-    """A request that was parsed."""
-
-    parse_item: ParseItem
-    items: list[Any]
-    messages: list[Message]
-    names: dict[str, str]
-
-
-class MessageParser:
-    """Parses the messages of requests; what a request has in common with one before is not parsed again.
-
-    A client sends the whole conversation with every request, so that parsing it would take longer from turn to turn.
-    Comparing it with the last request takes a fraction of that, and gives the same `Message` objects.
-    """
-
-    def __init__(self, remembered: int = 8) -> None:
-        """`remembered`: number of conversations that are kept; 0 parses every request as a whole."""
-        self._conversations: deque[_Conversation] = deque(maxlen=remembered)
-
-    def parse(self, items: list[Any], parse_item: ParseItem) -> list[Message]:
-        """The messages of a request."""
-        matching = [
-            each
-            for each in self._conversations
-            if each.parse_item is parse_item and each.items == items[: len(each.items)]
-        ]
-        known = max(matching, key=lambda each: len(each.items), default=None)
-        if known is None:
-            conversation = _Conversation(parse_item, items, [], {})
-        else:
-            self._conversations.remove(known)
-            conversation = _Conversation(parse_item, items, known.messages.copy(), known.names)
-        for item in items[0 if known is None else len(known.items) :]:
-            for message in parse_item(item, conversation.names):
-                check_text(message.text + message.thinking + message.tool_call_id)
-                for call in message.tool_calls:
-                    check_json([call.name, call.id, call.raw, dict(call.arguments)], "a call")
-                conversation.messages.append(message)
-        self._conversations.append(conversation)
-        return conversation.messages.copy()
-
-
 # ── parts of requests that several APIs share ──
 
 
@@ -156,8 +111,8 @@ def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], defau
     if value is None:
         return default
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ApiError(f"{name!r} must be a {wanted}, not {value!r:.80}")
+        wanted = " or ".join(_TYPES[each] for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(f"{name!r} must be {wanted}, not {value!r:.80}")
     return check_text(value) if isinstance(value, str) else value
 
 
@@ -173,9 +128,9 @@ def check_text(value: str) -> str:
 def get_list(body: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """The objects of a list field; empty if it is absent. Raises ApiError for anything else."""
     values: list[Any] = get(body, name, list, [])
-    for value in values:
-        if not isinstance(value, Mapping):
-            raise ApiError(f"{name!r} must be a list of objects, not of {value!r:.80}")
+    if not set(map(type, values)) <= {dict}:  # without a loop in Python: a conversation may be long
+        wrong = next(each for each in values if not isinstance(each, dict))
+        raise ApiError(f"{name!r} must be a list of objects, not of {wrong!r:.80}")
     return values
 
 
@@ -262,3 +217,12 @@ def check_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
             "the last message is the assistant's; a request must end with another one (no prefilled replies)"
         )
     return tuple(messages)
+
+
+def format_logprobs(completion: Completion, template: Template) -> list[dict[str, Any]]:
+    """The sampled tokens with their log-probabilities, as OpenAI's APIs have them."""
+    out = []
+    for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
+        text = template.codec.decode([token])
+        out.append({"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []})
+    return out

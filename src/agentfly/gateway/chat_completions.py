@@ -10,9 +10,9 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    MessageParser,
     check_messages,
     dump_arguments,
+    format_logprobs,
     get,
     get_list,
     parse_call,
@@ -20,13 +20,14 @@ from agentfly.gateway.chat import (
     parse_schema,
     parse_text,
 )
+from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
     """Read the body of a request to /chat/completions. Raises ApiError."""
     messages = parser.parse(get_list(body, "messages"), _parse_message)
     tools = []
@@ -42,7 +43,7 @@ def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest
         )
     if get(body, "top_logprobs", int, 0):
         raise ApiError("'top_logprobs' is not supported; 'logprobs' returns those of the sampled tokens")
-    max_tokens = get(body, "max_completion_tokens", int) or get(body, "max_tokens", int)
+    max_tokens = get(body, "max_completion_tokens", int, get(body, "max_tokens", int))
     return ChatRequest(
         check_messages(messages),
         tuple(tools),
@@ -55,7 +56,7 @@ def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest
     )
 
 
-def _parse_message(item: Mapping[str, Any], names: dict[str, str]) -> list[Message]:
+def _parse_message(item: Mapping[str, Any], messages: list[Message], names: dict[str, str]) -> None:
     role = item.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(f"a message has the role {role!r:.40}; roles are {', '.join(_ROLES)}")
@@ -68,7 +69,7 @@ def _parse_message(item: Mapping[str, Any], names: dict[str, str]) -> list[Messa
     thinking = get(item, "reasoning_content", str) or get(item, "reasoning", str, "")
     name = names.get(call_id, "") if role == "tool" else ""
     content = parse_text(item.get("content"), f"{role} message", ("text", "input_text", "refusal"))
-    return [Message(_ROLES[role], content, tuple(calls), thinking, name, call_id)]  # type: ignore[arg-type]
+    messages.append(Message(_ROLES[role], content, tuple(calls), thinking, name, call_id))  # type: ignore[arg-type]
 
 
 def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
@@ -146,11 +147,7 @@ def _token_fields(reply: ChatReply, template: Template) -> dict[str, Any]:
     """Log-probabilities and ids of the sampled tokens, as far as the request asks for them."""
     out: dict[str, Any] = {"logprobs": None}
     if reply.request.logprobs:
-        out["logprobs"] = {"content": [], "refusal": None}
-        for token, logprob in zip(reply.completion.token_ids, reply.completion.logprobs, strict=True):
-            text = template.codec.decode([token])
-            entry = {"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []}
-            out["logprobs"]["content"].append(entry)
+        out["logprobs"] = {"content": format_logprobs(reply.completion, template), "refusal": None}
     if reply.request.token_ids:
         out["token_ids"] = [int(token) for token in reply.completion.token_ids]
     return out
@@ -171,8 +168,8 @@ def parse_completion(body: Mapping[str, Any], template: Template) -> tuple[list[
     if not isinstance(prompt, list) or not prompt or not all(type(t) is int and 0 <= t < size for t in prompt):
         raise ApiError(f"'prompt' must be a text or a list of token ids below {size}, not {prompt!r:.80}")
     stop_ids = get(body, "stop_token_ids", list, [])
-    if not all(type(token) is int for token in stop_ids):
-        raise ApiError(f"'stop_token_ids' must be a list of token ids, not {stop_ids!r:.80}")
+    if len(stop_ids) > 64 or not all(type(token) is int and 0 <= token < size for token in stop_ids):
+        raise ApiError(f"'stop_token_ids' must be a list of at most 64 token ids below {size}, not {stop_ids!r:.80}")
     logprobs = get(body, "logprobs", (int, bool), 0)
     if logprobs not in (0, 1):
         raise ApiError("'logprobs' may be 0 or 1: only those of the sampled tokens are returned")

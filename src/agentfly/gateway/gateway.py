@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import socket
 import threading
@@ -22,6 +23,7 @@ from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
 from agentfly.gateway.session import Session
 from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
+from agentfly.http_server import is_address
 from agentfly.rollout.limits import ChainLimits
 from agentfly.rollout.settings import ChainSettings
 from agentfly.threads import call
@@ -55,8 +57,8 @@ class Gateway:
             host: Address to listen on.
             port: 0: any free port.
             api_key: The gateway's own key, for clients without a session: the header x-agentfly-chain names their
-                chain, and they choose their sampling. "" accepts any key and needs a loopback address; None accepts
-                only the keys of `open_session`.
+                chain, and they choose their sampling. "" accepts any key, also as the name of a chain, and needs a
+                loopback address; None accepts only the keys of `open_session`.
             record: Whether the chains of clients with that key are recorded.
             limits: Limits of those chains; None: a thousand turns.
         """
@@ -132,7 +134,10 @@ class Gateway:
             return session
         if self._key is None or (self._key and not hmac.compare_digest(digest, _digest(self._key))):
             raise ApiError("the API key is not valid here", 401, "invalid_api_key")
-        chain = chain if self.record else ""
+        if not self.record:
+            chain = ""
+        elif not chain and key and self.takes_any_key:
+            chain = f"key-{digest.hex()[:12]}"  # the chains are saved; the key may be a secret of another service
         if chain not in self.sessions:
             if len(self.sessions) >= MAX_CHAINS:
                 raise ApiError(f"there are {MAX_CHAINS} chains already; start another gateway", 429, "too_many_chains")
@@ -218,7 +223,9 @@ class Gateway:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _family(host: str) -> socket.AddressFamily:

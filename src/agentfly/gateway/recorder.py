@@ -7,14 +7,14 @@ edited prompt) is rendered as a whole and begins a new segment.
 
 Nothing is recorded before a turn is complete, so a request that fails or is cancelled adds no tokens, and two requests
 that continue the same turn do not interfere: the first to finish continues the segment, the other begins one
-with a copy of the tokens.
+with a copy of the tokens. Parallel requests that were answered alike have a segment each, and each is continued.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from agentfly.errors import TemplateError
@@ -30,20 +30,15 @@ MessageKey = tuple[str, str, str, tuple[tuple[str, str], ...]]
 class Node:
     """A message in the tree of conversations."""
 
-    __slots__ = ("children", "end", "last", "message", "parent", "seen", "segment")
+    __slots__ = ("children", "message", "parent", "turns")
 
     def __init__(self, parent: Node | None = None, message: Message | None = None) -> None:
         self.parent = parent
         self.message = message
         self.children: dict[MessageKey, Node] = {}
-        self.segment: Segment | None = None
-        """The segment in which this message was sampled; None if the client wrote it."""
-        self.end = 0
-        """Number of tokens of the segment up to the end of this message."""
-        self.seen = message
-        """The object that stood for this message in the last request."""
-        self.last: Node | None = None
-        """The child that the last request walked to."""
+        self.turns: list[tuple[Segment, int]] = []
+        """The segments in which this message was sampled, each with its number of tokens up to the end of this message;
+        empty if the client wrote it."""
 
     @property
     def messages(self) -> list[Message]:
@@ -56,26 +51,35 @@ class Node:
         return out[::-1]
 
     def find(self, message: Message) -> Node | None:
-        """The node of a message that follows; None if no conversation has it here.
+        """The node of a message that follows; None if no conversation has it here."""
+        node = self.children.get(message_key(message))
+        if node is None and message.role == "assistant" and not message.tool_calls:
+            sampled = [child for child in self.children.values() if child.turns]
+            node = next((child for child in sampled if restates_calls(child.message, message.text)), None)
+        return node
 
-        A conversation that is sent again has the same objects, and is followed without comparing texts.
-        """
-        if self.last is not None and self.last.seen is message:
-            return self.last
-        self.last = self.children.get(message_key(message))
-        if self.last is None and message.role == "assistant" and not message.tool_calls:
-            turns = [child for child in self.children.values() if child.segment is not None]
-            self.last = next((turn for turn in turns if restates_calls(turn.message, message.text)), None)
-        if self.last is not None:
-            self.last.seen = message
-        return self.last
+    def find_open(self, tokens: array[int] | None = None) -> tuple[Segment, int] | None:
+        """A segment that ends with this message, and has these tokens if given; None if all have been continued."""
+        ends = (turn for turn in self.turns if len(turn[0]) == turn[1])
+        return next((turn for turn in ends if tokens is None or turn[0].prompt == tokens), None)
 
     def child(self, message: Message) -> Node:
         """The node of a message that follows; created if needed."""
         node = self.find(message)
         if node is None:
-            node = self.last = self.children[message_key(message)] = Node(self, message)
+            node = self.children[message_key(message)] = Node(self, message)
         return node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Walk:
+    """A path from a root of the tree. The next request of a conversation has the same messages and goes on from it."""
+
+    root: Node
+    node: Node
+    messages: tuple[Message, ...] = ()
+    sampled: tuple[Node, int] | None = None
+    """The last node on the path with a sampled turn, and its number of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Prompt:
     """The sampled message that it continues; None if it is rendered as a whole."""
     known: int = 0
     """Number of messages up to and including `node`."""
+    segment: Segment | None = None
+    """The segment of `node` whose tokens it has."""
+    end: int = 0
+    """Number of tokens up to the end of `node`."""
     closed: int = 0
     """Number of tokens up to where the turn of `node` is closed; one more than its end if the template closes it."""
 
@@ -104,81 +112,95 @@ class Recorder:
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self.turns: list[TurnRecord] = []
-        self.responses: dict[str, tuple[Node, bool]] = {}
-        """Per reply: its node, and whether its conversation begins with instructions of the Responses API."""
+        self.responses: dict[str, tuple[Node, Message, bool]] = {}
+        """Per reply: its node, the message as it was sent, whether its conversation begins with instructions of the
+        Responses API."""
         self.follow_ups = 0
         """Turns whose conversation has an earlier turn of the model."""
         self.continued = 0
         """Those of them that continued the tokens of that turn."""
         self._roots: dict[str, Node] = {}
+        self._walks: deque[_Walk] = deque(maxlen=8)
+        """The conversations that were recorded last."""
 
     def prepare(self, template: Template, messages: tuple[Message, ...]) -> Prompt:
         """Build the prompt for a conversation. Raises TemplateError if the template cannot render it."""
-        node = self._root(template)
-        found: tuple[Node, int] | None = None
-        for number, message in enumerate(messages, 1):
+        walk = self._find_walk(template, messages)
+        node, found = walk.node, walk.sampled
+        for number, message in enumerate(messages[len(walk.messages) :], len(walk.messages) + 1):
             child = node.find(message)
             if child is None:
                 break
             node = child
-            if node.segment is not None:
+            if node.turns:
                 found = (node, number)
         if found is None or any(message.role == "assistant" for message in messages[found[1] :]):
             return Prompt(array("i", template.start(messages)), messages, template)
         node, known = found
-        assert node.segment is not None
-        ids = node.segment.prompt[: node.end]
+        segment, end = node.find_open() or node.turns[-1]
+        ids = segment.prompt  # a copy; a long one costs more than the rest of a turn
+        del ids[end:]
         if template.history is History.TEMPLATE:
             rendered = array("i", template.start(messages))
-            if rendered[: node.end] != ids:
+            if rendered[:end] != ids:
                 return Prompt(rendered, messages, template)
-            closes = ids[-1] not in template.stop_ids and rendered[node.end] in template.stop_ids
-            return Prompt(rendered, messages, template, node, known, node.end + closes)
+            closes = ids[-1] not in template.stop_ids and rendered[end] in template.stop_ids
+            return Prompt(rendered, messages, template, node, known, segment, end, closed=end + closes)
         try:
             extended = template.extend(messages[known:])
         except TemplateError:  # a kind of delta that is not exact: render everything
             return Prompt(array("i", template.start(messages)), messages, template)
         added = extended.after(ids[-1])
-        return Prompt(
-            ids + array("i", added), messages, template, node, known, node.end + len(added) - len(extended.ids)
-        )
+        closed = end + len(added) - len(extended.ids)
+        ids.extend(added)
+        return Prompt(ids, messages, template, node, known, segment, end, closed=closed)
 
     def record(self, prompt: Prompt, completion: Completion, sampled: Message, sent: Message) -> Node:
         """Record a turn. sampled: the parsed message. sent: as the client sees it. Returns the node of the turn."""
         turn = len(self.turns)
         node = prompt.node
+        continues = False
         if node is None:
             segment = self._begin()
             author = Author.HISTORY if prompt.is_follow_up else Author.TASK
             segment.append(author, prompt.ids, prompt.messages, turn=turn)
         else:
-            assert node.segment is not None
-            segment = node.segment
-            if len(segment) > node.end:  # another request has continued the turn before
+            assert prompt.segment is not None
+            segment, end = prompt.segment, prompt.end
+            if len(segment) > end and (other := node.find_open(prompt.ids[:end])) is not None:
+                segment = other[0]
+            continues = len(segment) == end
+            if not continues:  # other requests have continued the turn before
                 segment = self._begin()
-                segment.append(Author.HISTORY, prompt.ids[: node.end], prompt.messages[: prompt.known], turn=turn)
-            if prompt.closed > node.end:
-                segment.append(Author.TEMPLATE, prompt.ids[node.end : prompt.closed], turn=turn)
+                segment.append(Author.HISTORY, prompt.ids[:end], prompt.messages[: prompt.known], turn=turn)
+            if prompt.closed > end:
+                segment.append(Author.TEMPLATE, prompt.ids[end : prompt.closed], turn=turn)
             delta = prompt.messages[prompt.known :]
             author = Author.TOOL if any(message.role == "tool" for message in delta) else Author.USER
             segment.append(author, prompt.ids[prompt.closed :], delta, turn=turn)
         segment.append_completion(completion, sampled, turn=turn)
         self.follow_ups += prompt.is_follow_up
-        self.continued += node is not None and segment is node.segment
-        place = self._root(prompt.template) if node is None else node
-        for message in prompt.messages[prompt.known :]:
+        self.continued += continues
+        walk = self._find_walk(prompt.template, prompt.messages)
+        place = walk.node
+        for message in prompt.messages[len(walk.messages) :]:
             place = place.child(message)
+        if walk in self._walks:
+            self._walks.remove(walk)
+        last_turn = None if node is None else (node, prompt.known)
+        self._walks.append(_Walk(walk.root, place, prompt.messages, last_turn))
         place = place.child(sent)
-        place.segment = segment
-        place.end = len(segment)
+        place.turns.append((segment, len(segment)))
         return place
 
     def conversation(self, response_id: str, instructions: str) -> list[Message]:
         """The messages up to an earlier reply. Its instructions are replaced by those of the request."""
         if response_id not in self.responses:
-            raise ApiError(f"there is no response {response_id!r:.80} in this chain", 404, "not_found")
-        node, has_instructions = self.responses[response_id]
-        messages = node.messages[has_instructions:]
+            raise ApiError(
+                f"there is no response {response_id!r:.80} in this chain", 400, "previous_response_not_found"
+            )
+        node, sent, has_instructions = self.responses[response_id]
+        messages = [*node.messages[has_instructions:-1], sent]
         return [Message("system", instructions), *messages] if instructions else messages
 
     @property
@@ -201,12 +223,14 @@ class Recorder:
         self.segments.append(segment)
         return segment
 
-    def _root(self, template: Template) -> Node:
-        """Conversations with other tools have another root: the prompt contains the tools."""
-        key = json.dumps(template.tools, sort_keys=True)
-        if key not in self._roots:
-            self._roots[key] = Node()
-        return self._roots[key]
+    def _find_walk(self, template: Template, messages: tuple[Message, ...]) -> _Walk:
+        """The longest recorded path that a conversation continues, or one that begins at its root.
+
+        Conversations with other tools have another root: the prompt contains the tools.
+        """
+        root = self._roots.setdefault(json.dumps(template.tools, sort_keys=True), Node())
+        walks = [walk for walk in self._walks if walk.root is root and walk.messages == messages[: len(walk.messages)]]
+        return max(walks, key=lambda walk: len(walk.messages), default=_Walk(root, root))
 
 
 def message_key(message: Message) -> MessageKey:

@@ -7,6 +7,7 @@ brings them back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentfly.gateway.chat import (
@@ -14,9 +15,9 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    MessageParser,
     check_messages,
     dump_arguments,
+    format_logprobs,
     get,
     get_list,
     parse_call,
@@ -24,28 +25,20 @@ from agentfly.gateway.chat import (
     parse_schema,
     parse_text,
 )
+from agentfly.gateway.request_parser import RequestParser
 from agentfly.templates.template import Template
 from agentfly.types import Message, ToolCall
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TURN: Mapping[str, Any] = {}
-"""Marks the items of a turn of the model."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
-def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest:
+def parse_request(body: Mapping[str, Any], parser: RequestParser) -> ChatRequest:
     """Read the body of a request to /responses. Raises ApiError."""
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else get_list(body, "input")
-    # The items of one turn of the model follow each other; every other item is a message.
-    groups: list[list[Mapping[str, Any]]] = []
-    for item in items:
-        of_model = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
-        if of_model and groups and groups[-1][0] is _TURN:
-            groups[-1].append(item)
-        else:
-            groups.append([_TURN, item] if of_model else [item])
-    messages = parser.parse(groups, _parse_items)
+    previous = get(body, "previous_response_id", str, "")
+    messages = parser.parse(items, _parse_item, check_results=not previous)
     tools = []
     for tool in get_list(body, "tools"):
         if tool.get("type") != "function":
@@ -56,8 +49,10 @@ def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest
     text_format = get(get(body, "text", dict, {}), "format", dict, {})
     if text_format.get("type", "text") != "text":
         raise ApiError("'text.format' is not supported: sampling is not constrained; ask for the format in the prompt")
+    for name in ("background", "conversation", "prompt", "top_logprobs"):
+        if body.get(name):
+            raise ApiError(f"{name!r} is not supported")
     instructions = get(body, "instructions", str, "")
-    previous = get(body, "previous_response_id", str, "")
     if instructions and not previous:
         messages.insert(0, Message("system", instructions))
     return ChatRequest(
@@ -73,32 +68,31 @@ def parse_request(body: Mapping[str, Any], parser: MessageParser) -> ChatRequest
     )
 
 
-def _parse_items(items: list[Mapping[str, Any]], names: dict[str, str]) -> list[Message]:
-    """A message, a result, or the items of one turn of the model, which `_TURN` precedes."""
-    if items[0] is not _TURN:
-        (item,) = items
-        kind = get(item, "type", str, "message")
-        if kind == "function_call_output":
-            call_id = get(item, "call_id", str, "")
-            output = parse_text(item.get("output"), kind, _TEXT_PARTS)
-            return [Message("tool", output, name=names.get(call_id, ""), tool_call_id=call_id)]
+def _parse_item(item: Mapping[str, Any], messages: list[Message], names: dict[str, str]) -> None:
+    """Append an item. Those of one turn of the model follow each other and become one message."""
+    kind = get(item, "type", str, "message")
+    if kind == "function_call_output":
+        call_id = get(item, "call_id", str, "")
+        output = parse_text(item.get("output"), kind, _TEXT_PARTS)
+        messages.append(Message("tool", output, name=names.get(call_id, ""), tool_call_id=call_id))
+        return
+    turn = Message("assistant")
+    if kind == "function_call":
+        call = parse_call(item.get("name"), item.get("arguments"), item.get("call_id"))
+        names[call.id] = call.name
+        turn = replace(turn, tool_calls=(call,))
+    elif kind == "reasoning":
+        turn = replace(turn, thinking=parse_text(item.get("content"), kind, ("reasoning_text",)))
+    else:
         role = get(item, "role", str, "")
         if kind != "message" or role not in _ROLES:
             raise ApiError(f"an item of type {kind!r:.40} and role {role!r:.40} is not supported")
-        return [Message(_ROLES[role], parse_text(item.get("content"), role, _TEXT_PARTS))]  # type: ignore[arg-type]
-    text = thinking = ""
-    calls = []
-    for item in items[1:]:
-        kind = get(item, "type", str, "message")
-        if kind == "function_call":
-            call = parse_call(item.get("name"), item.get("arguments"), item.get("call_id"))
-            names[call.id] = call.name
-            calls.append(call)
-        elif kind == "reasoning":
-            thinking += parse_text(item.get("content"), kind, ("reasoning_text",))
-        else:
-            text += parse_text(item.get("content"), kind, _TEXT_PARTS)
-    return [Message("assistant", text, tuple(calls), thinking)]
+        turn = Message(_ROLES[role], parse_text(item.get("content"), role, _TEXT_PARTS))  # type: ignore[arg-type]
+    if turn.role == "assistant" and messages and messages[-1].role == "assistant":
+        last = messages.pop()
+        calls, thinking = last.tool_calls + turn.tool_calls, last.thinking + turn.thinking
+        turn = Message("assistant", last.text + turn.text, calls, thinking)
+    messages.append(turn)
 
 
 def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
@@ -110,11 +104,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
     if message.text or not message.tool_calls:
         output.append(_message(f"msg_{reply.id}", message.text))
     output += [_function_call(call) for call in message.tool_calls]
-    out = _response(reply, output)
-    if reply.request.token_ids:
-        out["token_ids"] = [int(token) for token in reply.completion.token_ids]
-        out["prompt_token_ids"] = list(reply.prompt)
-    return out
+    return _response(reply, output, template)
 
 
 class Stream:
@@ -170,7 +160,7 @@ class Stream:
         if not self._output and not self._open:
             yield from self.add(("content", ""))
         yield from self._close_item()
-        response = _response(reply, self._output)
+        response = _response(reply, self._output, template)
         yield self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
@@ -236,8 +226,11 @@ def _header(reply_id: str, request: ChatRequest, created: int, status: str) -> d
     }
 
 
-def _response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str, Any]:
-    """A finished response; `incomplete` if the turn was cut at its token limit."""
+def _response(reply: ChatReply, output: list[dict[str, Any]], template: Template) -> dict[str, Any]:
+    """A finished response; `incomplete` if the turn was cut at its token limit.
+
+    The log-probabilities of the whole turn are those of its first message; a turn of calls alone has none to hold them.
+    """
     cut = reply.finish == "length"
     prompt, sampled = len(reply.prompt), len(reply.completion.token_ids)
     out = _header(reply.id, reply.request, reply.created, "incomplete" if cut else "completed")
@@ -250,4 +243,10 @@ def _response(reply: ChatReply, output: list[dict[str, Any]]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
     }
+    if reply.request.logprobs:
+        for item in [each for each in output if each["type"] == "message"][:1]:
+            item["content"][0]["logprobs"] = format_logprobs(reply.completion, template)
+    if reply.request.token_ids:
+        out["token_ids"] = [int(token) for token in reply.completion.token_ids]
+        out["prompt_token_ids"] = list(reply.prompt)
     return out

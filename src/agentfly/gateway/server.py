@@ -25,9 +25,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
 from agentfly.gateway.chat import ApiError, ChatReply, Delta
+from agentfly.gateway.request_parser import parse_body
 from agentfly.gateway.session import Session, Turn
 from agentfly.gateway.template_cache import TemplateCache
-from agentfly.http_body import BodyError, parse_json
 from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
 
 if TYPE_CHECKING:
@@ -73,12 +73,14 @@ class GatewayApp:
 
     def __init__(self, gateway: ServedGateway) -> None:
         self._gateway = gateway
+        self._guard = BrowserGuard(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path = scope["path"].replace("/v1/v1/", "/v1/")  # clients of Anthropic append /v1 to a base URL
-        format_error = getattr(_APIS.get(path), "format_error", chat_completions.format_error)
+        of_anthropic = path.startswith("/v1/messages")
+        format_error = (anthropic_messages if of_anthropic else chat_completions).format_error
         respond: Respond
         try:
             respond = await self._answer(path, scope, receive)
@@ -97,9 +99,11 @@ class GatewayApp:
     async def _answer(self, path: str, scope: Scope, receive: Receive) -> Respond:
         """The response to a request. Raises ApiError."""
         gateway = self._gateway
+        headers = Headers(scope=scope)
+        if gateway.takes_any_key and (problem := self._guard.reject_reason(headers)):
+            raise ApiError(problem, 403, "forbidden")
         if path == "/health":
             return JSONResponse({"status": "ok"})
-        headers = Headers(scope=scope)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         session = gateway.authenticate(key, headers.get(CHAIN_HEADER, "")[:200])
@@ -114,10 +118,11 @@ class GatewayApp:
             raise ApiError(f"there is no {path[:100]!r}; there are {', '.join(_APIS)}", 404, "not_found")
         if scope["method"] != "POST":
             raise ApiError(f"{path} takes POST", 405, "method_not_allowed")
-        body = await _read_json(headers, receive)
+        data = await _read_body(headers, receive)
         if path == "/v1/completions":
-            return await self._complete(session, body, receive)
+            return await self._complete(session, parse_body(data), receive)
         api = _APIS[path]
+        body = session.parser.read(data, "input" if api is responses else "messages")
         turn = await session.prepare(api.parse_request(body, session.parser))
         template = turn.prompt.template
         if turn.request.stream:
@@ -139,21 +144,18 @@ class GatewayApp:
         return StreamingResponse(iter([_encode_event(out), _encode_event("[DONE]")]), media_type="text/event-stream")
 
 
-async def _read_json(headers: Headers, receive: Receive) -> Mapping[str, Any]:
+async def _read_body(headers: Headers, receive: Receive) -> bytearray:
     # A web page cannot send JSON to another site without a preflight request, which is not answered.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError("the content-type must be application/json", 415, "unsupported_media_type")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise ApiError("a compressed request is not supported; send it without", 415, "unsupported_media_type")
     try:
-        value = parse_json(await read_request(receive, MAX_BYTES, READ_SECONDS))
+        return await read_request(receive, MAX_BYTES, READ_SECONDS)
     except BodyTooLarge as error:
         raise ApiError(str(error), 413, "request_too_large") from None
     except SlowClient as error:
         raise ApiError(str(error), 408, "timeout") from None
-    except BodyError as error:
-        raise ApiError(str(error)) from None
-    if not isinstance(value, dict):
-        raise ApiError(f"a request is a JSON object, not {value!r:.80}")
-    return value
 
 
 async def run_unless_disconnected(session: Session, turn: Turn, receive: Receive) -> ChatReply:
@@ -270,8 +272,7 @@ class _Server(uvicorn.Server):
 
 def build_server(gateway: ServedGateway, on_ready: Callable[[], None]) -> uvicorn.Server:
     """The server of a gateway; `on_ready` is called when it listens."""
-    app = GatewayApp(gateway)
-    return make_server(BrowserGuard(app) if gateway.takes_any_key else app, on_ready)
+    return make_server(GatewayApp(gateway), on_ready)
 
 
 def make_server(app: ASGIApp, on_ready: Callable[[], None]) -> uvicorn.Server:

@@ -19,11 +19,10 @@ from agentfly.gateway.chat import (
     ChatReply,
     ChatRequest,
     Delta,
-    MessageParser,
-    check_messages,
     client_message,
 )
 from agentfly.gateway.recorder import Prompt, Recorder
+from agentfly.gateway.request_parser import RequestParser, require_call
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.gateway.template_cache import TemplateCache
 from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
@@ -68,7 +67,7 @@ class Session:
         self.settings = settings
         self.name = name
         self.recorder = Recorder() if record else None
-        self.parser = MessageParser(8 if record else 0)
+        self.parser = RequestParser(8 if record else 0)
         self.failures: list[Failure] = []
         """Failed requests; the client may have continued after them."""
         self.stop: StopReason | None = None
@@ -80,6 +79,8 @@ class Session:
         self._attempt = attempt
         self._client_sampling = client_sampling
         self._num_sampled = 0
+        seconds = settings.limits.chain_seconds
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._requests: set[asyncio.Task[object]] = set()
         self._closed = False
 
@@ -91,7 +92,12 @@ class Session:
             if recorder is None:
                 raise ApiError("previous_response_id needs a gateway that records; send the whole conversation instead")
             earlier = recorder.conversation(request.previous, request.instructions)
-            request = replace(request, messages=check_messages([*earlier, *request.messages]))
+            names = {call.id: call.name for message in earlier for call in message.tool_calls}
+            added = [
+                replace(each, name=each.name or require_call(each.tool_call_id, names)) if each.role == "tool" else each
+                for each in request.messages
+            ]
+            request = replace(request, messages=(*earlier, *added))
         try:
             template = await self.templates.get(request.tools)
             if recorder is None:
@@ -117,6 +123,8 @@ class Session:
         if self.recorder is not None and turns >= limits.max_turns:
             self.stop = StopReason.MAX_TURNS
             raise ApiError(f"the chain has had its {limits.max_turns} turns (max_turns)", 400, "max_turns")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise self._time_out()
         if self._client_sampling:
             sampling = asked
         else:
@@ -145,7 +153,11 @@ class Session:
         self.last_used = time.monotonic()
         try:
             self._require_open()
-            return await turn.sample(sink)
+            remaining = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
+            async with asyncio.timeout(remaining):
+                return await turn.sample(sink)
+        except TimeoutError:
+            raise self._time_out() from None
         except asyncio.CancelledError:
             self.add_failure(FailureKind.CANCELLED, "the client closed the connection or the chain ended during a turn")
             raise
@@ -169,7 +181,7 @@ class Session:
         number = len(self.recorder.turns)
         node = self.recorder.record(turn.prompt, completion, sampled, sent)
         self.recorder.turns.append(TurnRecord(completion.finish, (), time.perf_counter() - turn.begun))
-        self.recorder.responses[f"resp_{reply_id}"] = (node, bool(turn.request.instructions))
+        self.recorder.responses[f"resp_{reply_id}"] = (node, sent, bool(turn.request.instructions))
         self.emit(ReplyReceived, number, sampled)
 
     def add_failure(self, kind: FailureKind, message: str) -> None:
@@ -184,6 +196,13 @@ class Session:
     def observed(self) -> bool:
         return self.settings.observer is not None and self.recorder is not None
 
+    def _time_out(self) -> ApiError:
+        problem = f"the chain has had its {self.settings.limits.chain_seconds:g} s (chain_seconds)"
+        if self.stop is not StopReason.TIMEOUT:
+            self.add_failure(FailureKind.TIMEOUT, problem)
+        self.stop = StopReason.TIMEOUT
+        return ApiError(problem, 400, "chain_seconds")
+
     def _require_open(self) -> None:
         if self._closed:
             raise ApiError("this chain has ended; its key is not valid any more", 401, "chain_ended")
@@ -193,6 +212,9 @@ class Session:
         assert self.recorder is not None
         segments = self.recorder.close()
         stop = self.stop or StopReason.ANSWER
+        last = self.failures[-1] if self.failures else None
+        if last is not None and last.kind is FailureKind.CANCELLED and last.turn == len(self.recorder.turns):
+            stop = StopReason.CANCELLED
         return Trajectory(
             task=Task(segments[0].spans[0].messages if segments else (), id=self.name),
             segments=segments,

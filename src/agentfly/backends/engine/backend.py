@@ -30,6 +30,8 @@ from agentfly.validation import PositiveInt, validate
 from agentfly.vision import ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
+MAX_STOP_IDS = 64
+MAX_ID = (1 << 31) - 1
 
 
 class TransformersBackend(Backend):
@@ -115,6 +117,8 @@ class TransformersBackend(Backend):
         assert self.context_length is not None
         reject_extremes(request.sampling)
         prompt = validate_prompt(request.prompt, self._vocabulary, self.context_length)
+        if len(request.stop_ids) > MAX_STOP_IDS or not all(0 <= each <= MAX_ID for each in request.stop_ids):
+            raise ConfigError(f"stop_ids must be at most {MAX_STOP_IDS} token ids, not {list(request.stop_ids)!r:.80}")
         images = None
         if request.images:
             if self._image_processor is None and self._takes_images and self._name:

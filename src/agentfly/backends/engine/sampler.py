@@ -108,8 +108,8 @@ def _apply_penalties(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
 
 def reject_extremes(sampling: Sampling) -> None:
     """Reject settings whose results overflow float32: they would look like a broken model to the whole batch."""
-    if 0 < sampling.temperature < 1e-5:
-        raise ConfigError(f"a temperature of {sampling.temperature} is too low to divide by; 0 is greedy")
+    if sampling.temperature != 0 and not 1e-5 <= sampling.temperature <= 1e5:
+        raise ConfigError(f"a temperature of {sampling.temperature} is not between 1e-5 and 1e5; 0 is greedy")
     if not 1e-3 <= sampling.repetition_penalty <= 1e3:
         raise ConfigError(f"a repetition_penalty of {sampling.repetition_penalty} is out of reach; 1 is none")
 
