@@ -23,9 +23,11 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any, ClassVar, cast
 
+import pydantic
+
 from agentfly.backends.openai_api import message_fields
 from agentfly.environment import Environment, Pool
-from agentfly.errors import ConfigError, DataError, EnvironmentFault, describe
+from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
 from agentfly.scoring import Reward
 from agentfly.threads import call
@@ -79,7 +81,7 @@ class TasksetEnvironment(Environment):
         try:
             return task_class(task_class.data_type().model_validate(dict(data)), cls.taskset.config.task)
         except ValueError as error:
-            raise DataError(f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {error}") from error
+            raise DataError(f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_one_line(error)}") from error
 
 
 class VerifiersEnvironment(TasksetEnvironment):
@@ -185,10 +187,8 @@ class VerifiersEpisode(TasksetEnvironment):
         return str(trace.last_reply)
 
     async def score(self) -> dict[str, Any]:
-        """The score of the episode that was played."""
-        if self._score is None:
-            raise EnvironmentFault("no episode was completed, so there is no score")
-        return self._score
+        """The score of the episode; 0 if a limit of the chain ended it."""
+        return {"reward": 0.0, "completed": 0.0} if self._score is None else {"completed": 1.0, **self._score}
 
     async def close(self) -> None:
         stack, self._stack = self._stack, None
@@ -222,7 +222,7 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
     try:
         loaded = kind(config_class.model_validate({**identity, **config}))
     except ValueError as error:
-        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {describe(error)}") from error
+        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {_one_line(error)}") from error
     task_class = kind.task_type()
     hooks = [each for each in dir(task_class) for mark in ("stop", "intercept") if _is_marked(task_class, each, mark)]
     if hooks := [*hooks, *loaded.config.task.stops]:
@@ -274,7 +274,7 @@ def load_episodes(taskset: str, *, agent: str = "agent", **config: Any) -> type[
     try:
         resolved = resolve_env_config({**config, "taskset": {**config.get("taskset", {}), "id": taskset}})
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"the configuration of {taskset!r} is wrong: {describe(error)}") from error
+        raise ConfigError(f"the configuration of {taskset!r} is wrong: {_one_line(error)}") from error
     agents = agent_config_fields(resolved)
     if agent not in agents:
         raise ConfigError(f"the environment of {taskset!r} has no agent {agent!r}; it has {', '.join(agents)}")
@@ -349,6 +349,13 @@ def _find_plugin(name: str, find: Callable[[str], Any]) -> Any:
         close = difflib.get_close_matches(name.replace("-", "_").lower(), known, 3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"verifiers cannot load the taskset {name!r}: {describe(error)}.{hint}") from error
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, pydantic.ValidationError):
+        wrong = error.errors(include_url=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
+    return describe(error)
 
 
 def _initial_messages(data: Any) -> list[dict[str, Any]]:
