@@ -28,9 +28,7 @@ def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_agent(env_class: Any, script: Any) -> HFAgent:
-    return HFAgent(
-        tools=env_class.tools, reward=env_class.reward, template="chatml", backend=ScriptedBackend(script)
-    )
+    return HFAgent(tools=env_class.tools, reward=env_class.reward, template="chatml", backend=ScriptedBackend(script))
 
 
 async def test_tasks_of_one_turn_are_scored_by_their_weighted_rewards() -> None:
@@ -150,14 +148,14 @@ async def test_our_environment_runs_in_the_evaluation_of_verifiers(tmp_path: Pat
         assert [message.role for message in trace.messages] == ["user", "assistant", "tool", "assistant"]
         assert trace.messages[2].content == "unknown"
     assert 0 < sum(episode.traces[0].reward for episode in episodes) < 40
-    (saved,) = tmp_path.rglob("traces.jsonl")
+    (saved,) = tmp_path.rglob("traces.jsonl")  # noqa: ASYNC240
     assert len(saved.read_text().splitlines()) == 40
 
 
 async def test_wrong_tasksets_and_tasks_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="taskset 'word-v1'.*Did you mean words_v1"):
+    with pytest.raises(ConfigError, match=r"taskset 'word-v1'.*Did you mean words_v1"):
         load_environment("word-v1")
-    with pytest.raises(ConfigError, match="configuration of the taskset 'words-v1'.*counts"):
+    with pytest.raises(ConfigError, match=r"configuration of the taskset 'words-v1'.*counts"):
         load_environment("words-v1", counts=3)
     with pytest.raises(ConfigError, match=r"guess-v1 has hooks between turns \(gave_up\).*load_episodes"):
         load_environment("guess-v1")

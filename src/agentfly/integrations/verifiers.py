@@ -81,7 +81,9 @@ class TasksetEnvironment(Environment):
         try:
             return task_class(task_class.data_type().model_validate(dict(data)), cls.taskset.config.task)
         except ValueError as error:
-            raise DataError(f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_one_line(error)}") from error
+            raise DataError(
+                f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_one_line(error)}"
+            ) from error
 
 
 class VerifiersEnvironment(TasksetEnvironment):

@@ -1,4 +1,4 @@
-"""A multi-turn environment as users of verifiers write it: its `run` is the user, its harness a loop in this process."""
+"""A multi-turn environment as users of verifiers write it: `run` is the user, the harness a loop in this process."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,9 @@ class GuessHarness(vf.Harness[vf.HarnessConfig]):
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
     ) -> ProgramResult:
         prompt = data.prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(message_to_wire, prompt))
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(message_to_wire, prompt))
+        )
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {secret}"}, timeout=60) as client:
             reply = await client.post(f"{endpoint}/chat/completions", json={"model": ctx.model, "messages": messages})
         return ProgramResult(int(reply.is_error), "", reply.text if reply.is_error else "")

@@ -120,6 +120,8 @@ class OpenEnvEnvironment(TextGame):
         self.over = bool(response.data.done)
         self.won = self.over and reward > 0
         observation = response.data.observation
+        if isinstance(observation, Mapping) and observation.get("metadata") == {}:  # openenv sends it always
+            observation = {name: value for name, value in observation.items() if name != "metadata"}
         if self.shows and isinstance(observation, Mapping):
             observation = observation.get(self.shows)
         return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
