@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentfly.conformance import check_environment
 from agentfly.errors import ConfigError, DataError
 from agentfly.gateway import Gateway
 from agentfly.integrations.verifiers import load_environment, load_episodes
+from agentfly.threads import wait_for
 from agentfly.trajectory import StopReason
 from agentfly.types import Task
 from tests.fakes import call
@@ -162,7 +164,7 @@ async def test_wrong_tasksets_and_tasks_are_rejected() -> None:
     with pytest.raises(ConfigError, match="has no agent 'player'; it has agent"):
         load_episodes("guess-v1", agent="player")
     with pytest.raises(ConfigError, match="agents user would be sampled from the model in training"):
-        load_episodes("words-v1", id="user-sim", agent="assistant")
+        load_episodes("words-v1", agent="assistant", config={"id": "user-sim"})
     words = load_environment("words-v1")
     with pytest.raises(DataError, match="tasks of the split test, not 1000"):
         words.draw_tasks("test", 1000)
@@ -175,3 +177,14 @@ async def test_wrong_tasksets_and_tasks_are_rejected() -> None:
 def test_rows_of_a_taskset_are_json() -> None:
     rows = load_environment("words-v1").draw_tasks("train", 5)
     assert json.loads(json.dumps(rows)) == rows
+
+
+def test_blocks_of_the_guide_run() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+    blocks = [each for each in re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "verifiers" in each]
+    namespaces: list[dict[str, Any]] = [{"__name__": "guide"} for _ in blocks]
+    for block, namespace in zip(blocks, namespaces, strict=True):
+        exec(block, namespace)
+        wait_for(namespace["agent"].close())
+    assert [len(namespace["result"].trajectories) for namespace in namespaces] == [8, 4]
+    assert all(chain.score is not None for namespace in namespaces for chain in namespace["result"].trajectories)

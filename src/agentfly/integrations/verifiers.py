@@ -259,22 +259,25 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
     return cast("type[VerifiersEnvironment]", made)
 
 
-def load_episodes(taskset: str, *, agent: str = "agent", **config: Any) -> type[VerifiersEpisode]:
+def load_episodes(
+    taskset: str, *, agent: str = "agent", config: Mapping[str, Any] | None = None
+) -> type[VerifiersEpisode]:
     """An Environment class whose episodes verifiers plays, with our gateway as its model.
 
     Args:
         taskset: Id of an installed taskset.
         agent: The agent of the environment that our model plays. Every other agent needs a `client` of its own.
-        config: Fields of the environment's configuration, such as `id` and `agent={"harness": …, "runtime": …}`; those
-            of the taskset are `taskset={…}`.
+        config: Fields of the environment's configuration (`--env` of vf-eval): `id`, the agents by name, each with its
+            `harness` and `runtime`, and the fields of the taskset under `taskset`.
     """
     with require_extra("load_episodes", "verifiers"):
         from verifiers.v1.configs.agent import agent_config_fields
         from verifiers.v1.utils.loaders import load_taskset, resolve_env_config, taskset_class
 
     _find_plugin(taskset, taskset_class)
+    given = dict(config or {})
     try:
-        resolved = resolve_env_config({**config, "taskset": {**config.get("taskset", {}), "id": taskset}})
+        resolved = resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": taskset}})
     except (ImportError, ValueError) as error:
         raise ConfigError(f"the configuration of {taskset!r} is wrong: {_one_line(error)}") from error
     agents = agent_config_fields(resolved)
@@ -283,7 +286,7 @@ def load_episodes(taskset: str, *, agent: str = "agent", **config: Any) -> type[
     if shared := [name for name, each in agents.items() if name != agent and each.client is None]:
         raise ConfigError(
             f"the agents {', '.join(shared)} would be sampled from the model in training: give each a client, such as "
-            f'{shared[0]}={{"client": {{"base_url": …}}, "model": …}}'
+            f'config={{"{shared[0]}": {{"client": {{"base_url": …}}, "model": …}}}}'
         )
     namespace = {"taskset": load_taskset(resolved.taskset), "config": resolved}
     made = _make_class(f"{type(namespace['taskset']).__name__}Episode", VerifiersEpisode, namespace)

@@ -86,7 +86,7 @@ class OpenEnvEnvironment(TextGame):
             )
         address = f"{schemes[scheme]}://{rest.rstrip('/')}/ws"
         if self._socket is None or self._at != address:
-            await self.close()
+            await self._disconnect()
             with require_extra("OpenEnvEnvironment", "openenv"):
                 from websockets.asyncio.client import connect
             try:
@@ -133,14 +133,14 @@ class OpenEnvEnvironment(TextGame):
                 await self._socket.send(json.dumps(message))
                 received = await self._socket.recv()
         except BaseException as error:
-            await self.close()  # a late response must not be taken for the next one
+            await self._disconnect()  # a late response must not be taken for the next one
             if not isinstance(error, Exception):
                 raise
             raise EnvironmentFault(f"the OpenEnv server at {self._at} is gone: {describe(error)}") from error
         try:
             return _ServerResponse.model_validate(parse_json(received))
         except ValueError as error:  # includes pydantic's ValidationError
-            await self.close()
+            await self._disconnect()
             raise EnvironmentFault(
                 f"the OpenEnv server at {self._at} sent a malformed response: {describe(error):.500}"
             ) from error
@@ -150,6 +150,9 @@ class OpenEnvEnvironment(TextGame):
         await self._request({"type": "state"})
 
     async def close(self) -> None:
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
