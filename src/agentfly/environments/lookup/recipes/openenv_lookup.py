@@ -4,7 +4,7 @@
     agentfly train openenv
 
 Every instance starts a server for itself, so that the recipe needs no other process. For a server that runs elsewhere
-(`agentfly env serve Lookup --reward qa_em`, or any other with the OpenEnv protocol), leave out `start` and set `address`.
+(`agentfly env serve Lookup --reward qa_em`, or any other with the OpenEnv protocol), omit `start` and set `address`.
 """
 
 import json
@@ -49,7 +49,7 @@ class RemoteLookup(OpenEnvEnvironment):
         self.lookups.add((who, what))
         return await self.play(json.dumps({"tool_name": "lookup", "arguments": {"who": who, "what": what}}))
 
-    expert = Lookup.expert  # type: ignore[assignment]  # it reads columns, facts and lookups
+    expert = Lookup.expert  # it reads columns, facts and lookups
 
     async def close(self) -> None:
         await super().close()
