@@ -14,9 +14,8 @@ from agentfly import Task, reward, tool
 from agentfly.agents import HFAgent
 from agentfly.environment import Pool
 from agentfly.environments.games import OpenEnvEnvironment
-from agentfly.environments.lookup import Lookup
+from agentfly.environments.lookup import Lookup, recipe
 from agentfly.extras import require_extra
-from agentfly.training import TrainConfig
 
 with require_extra("the recipe openenv", "openenv"):
     from agentfly.integrations.openenv import OpenEnvServer
@@ -70,16 +69,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Lookup.draw_tasks("train", 1600)
 eval_tasks = Lookup.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=4,
-    sampling={"max_tokens": 32},
-    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=80,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = recipe.config

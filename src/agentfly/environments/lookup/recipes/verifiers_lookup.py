@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.lookup import recipe
 from agentfly.extras import require_extra
 from agentfly.integrations.verifiers import load_environment
 from agentfly.models.lookup import draw, find_fact
-from agentfly.training import TrainConfig
 from agentfly.types import ToolCall
 
 with require_extra("the recipe verifiers", "verifiers"):
@@ -92,16 +92,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = VerifiersLookup.draw_tasks("train", 1600)
 eval_tasks = VerifiersLookup.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=4,
-    sampling={"max_tokens": 32},
-    optimizer={"learning_rate": 5e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=80,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = recipe.config
