@@ -29,8 +29,12 @@ VERL_TEST  := $(VERL)/bin/python -m pytest
 VERL_CORE  := tests/backends/engine tests/training/test_critic.py tests/training/test_learner.py \
 	tests/training/test_logprobs.py tests/models/test_tiny.py
 
+# verifiers and OpenEnv pin packages that other extras need in other versions.
+VERIFIERS  ?= .venv-verifiers
+OPENENV    ?= .venv-openenv
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full clean
+.PHONY: help setup test quick matrix slow-smoke browser-full docs demo format bench bench-check gateway gateway-full mcp vllm verl verl-full verifiers openenv clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -106,8 +110,20 @@ verl-full: $(VERL)/.installed  ## the same with resume, doctor, asynchronous rol
 	@$(VERL)/bin/agentfly models prepare tiny
 	@$(VERL_TEST) -m "verl or verl_full" tests/verl
 
+verifiers: $(VERIFIERS)/.installed  ## test environments of verifiers as ours, and ours as its, in a separate virtual environment
+	@$(VERIFIERS)/bin/agentfly models prepare tiny
+	@$(VERIFIERS)/bin/python -m pytest tests/integrations/test_verifiers.py
+	@$(VERIFIERS)/bin/python -m pytest tests/test_recipes.py -k verifiers
+
+# openenv-core is the older package of the same modules: it is put in front of openenv.
+openenv: $(OPENENV)/.installed  ## test OpenEnv's clients and servers and TextArena, in a separate virtual environment
+	@$(OPENENV)/bin/python -m pytest tests/integrations/test_openenv.py tests/environments/games/test_openenv.py \
+		tests/environments/games/test_textarena.py
+	@PYTHONPATH=$(OPENENV)/openenv-core $(OPENENV)/bin/python -m pytest tests/integrations/test_openenv.py \
+		tests/environments/games/test_openenv.py -k "clients or genuine"
+
 clean:  ## remove the virtual environment, fetched files and caches
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(VERL) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(VERL) $(VERIFIERS) $(OPENENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -149,4 +165,20 @@ $(VERL)/.installed: constraints-verl.txt pyproject.toml
 	@$(PYTHON) -m venv $(VERL)
 	@$(VERL)/bin/python -m pip -qq --disable-pip-version-check install --constraint constraints-verl.txt --editable '.[verl,test]'
 	@rm -rf $(VERL)/lib/python3.*/site-packages/tests
+	@touch $@
+
+$(VERIFIERS)/.installed: constraints-verifiers.txt pyproject.toml
+	@echo "» installing agentfly-rl[train,verifiers,test] into $(VERIFIERS), some minutes"
+	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip -qq --disable-pip-version-check install --constraint constraints-verifiers.txt \
+		--editable '.[train,verifiers,test]'
+	@touch $@
+
+$(OPENENV)/.installed: constraints-openenv.txt pyproject.toml
+	@echo "» installing agentfly-rl[openenv,textarena,test] and openenv into $(OPENENV), some minutes"
+	@$(PYTHON) -m venv $(OPENENV)
+	@$(OPENENV)/bin/python -m pip -qq --disable-pip-version-check install --constraint constraints-openenv.txt \
+		--editable '.[openenv,textarena,test]' openenv
+	@$(OPENENV)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --target $(OPENENV)/openenv-core \
+		openenv-core==0.3.0
 	@touch $@

@@ -67,10 +67,14 @@ class BrowserGuard:
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
-        if scope["type"] == "http" and (problem := self.reject_reason(Headers(scope=scope))):
+        checked = scope["type"] in ("http", "websocket")
+        problem = self.reject_reason(Headers(scope=scope)) if checked else ""
+        if not problem:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
             await JSONResponse({"error": problem}, 403)(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await send({"type": "websocket.close", "code": 1008, "reason": problem})  # answers 403
 
     def reject_reason(self, headers: Mapping[str, str]) -> str:
         """Why a request with these headers is rejected; empty if it is accepted."""

@@ -84,7 +84,7 @@ def chat_body(model: str, request: Request, dialect: Dialect, exact: bool) -> di
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_message_fields(message, extended) for message in request.messages],
+        "messages": [message_fields(message, extended) for message in request.messages],
         **_sampling_fields(sampling, request.stop_ids, include_defaults=extended),
     }
     if request.tools:
@@ -121,7 +121,7 @@ def _sampling_fields(sampling: Sampling, stop_ids: frozenset[int], *, include_de
     return body
 
 
-def _message_fields(message: Message, extended: bool) -> dict[str, Any]:
+def message_fields(message: Message, extended: bool) -> dict[str, Any]:
     """A message in the format of the API: arguments as text, images as `image_url` parts."""
     out = message.to_dict()
     if not isinstance(message.content, str):

@@ -1,4 +1,4 @@
-"""`agentfly env`: list, check, play, scaffold and monitor environments."""
+"""`agentfly env`: list, check, play, serve, scaffold and monitor environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="List, check, play, scaffold and monitor environments.",
+    help="List, check, play, serve, scaffold and monitor environments.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -107,6 +107,39 @@ def check_command(
     failed = f", {len(report.failures)} do not" if report.failures else ""
     console.print(f"{env_class.__name__}: {passed} properties hold{failed}", highlight=False, style="bold")
     raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command("serve")
+def serve_command(
+    name: EnvironmentName,
+    reward: Annotated[str | None, typer.Option(help="Reward of an episode; default: the environment's own.")] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    sessions: Annotated[int, typer.Option(min=1, help="Maximum number of clients at once.")] = 64,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="AGENTFLY_API_KEY", help="Key that clients must send; needed unless loopback.")
+    ] = None,
+) -> None:
+    """Serve an environment by the OpenEnv protocol until Ctrl-C."""
+    import asyncio
+
+    from agentfly.cli.resolve import resolve_environment
+    from agentfly.cli.serve import SignalFlag
+    from agentfly.integrations.openenv import OpenEnvServer
+
+    env_class = resolve_environment(name)
+    server = OpenEnvServer(env_class, reward=reward, host=host, port=port, max_sessions=sessions, api_key=api_key)
+
+    async def run(signals: SignalFlag) -> None:
+        async with server:
+            usage = f'GenericEnvClient(base_url="{server.url}")'
+            print(f"agentfly: {env_class.__name__} is served at {server.url}; use it with\n  {usage}", flush=True)
+            while not signals.received:  # noqa: ASYNC110  (a handler sets it)
+                await asyncio.sleep(0.1)
+            print("agentfly: stopping the server", flush=True)
+
+    with SignalFlag() as signals:
+        asyncio.run(run(signals))
 
 
 @app.command("new")

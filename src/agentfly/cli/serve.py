@@ -165,7 +165,7 @@ def serve_embedded(
         record=out is not None,
     )
 
-    async def run(signals: _SignalFlag) -> None:
+    async def run(signals: SignalFlag) -> None:
         try:
             async with server:
                 settings = f'{{"base_url": "{server.base_url}", "prompt_format": "tokens"}}'
@@ -177,7 +177,7 @@ def serve_embedded(
         finally:
             await agent.close()
 
-    with _SignalFlag() as signals:
+    with SignalFlag() as signals:
         asyncio.run(run(signals))
     if out is not None:
         chains = [session.to_trajectory() for session in server.sessions.values()]
@@ -210,7 +210,7 @@ def run_server(config: ServeConfig) -> int:
     # In its own session, Ctrl-C in the terminal reaches the server only through us.
     with subprocess.Popen(command, env=environment, start_new_session=True) as process:
         try:
-            with _SignalFlag() as signals:
+            with SignalFlag() as signals:
                 return _watch(config, process, signals)
         finally:
             process.terminate()
@@ -220,7 +220,7 @@ def run_server(config: ServeConfig) -> int:
                 process.kill()  # its child processes end with it
 
 
-def _watch(config: ServeConfig, process: subprocess.Popen[bytes], signals: _SignalFlag) -> int:
+def _watch(config: ServeConfig, process: subprocess.Popen[bytes], signals: SignalFlag) -> int:
     """Print the address when the server is ready; return when it ends or a signal arrives."""
     import httpx
 
@@ -243,13 +243,13 @@ def _watch(config: ServeConfig, process: subprocess.Popen[bytes], signals: _Sign
     return code
 
 
-class _SignalFlag:
+class SignalFlag:
     """Records SIGINT and SIGTERM instead of raising an exception."""
 
     def __init__(self) -> None:
         self.received = False
 
-    def __enter__(self) -> _SignalFlag:
+    def __enter__(self) -> SignalFlag:
         self._before = {each: signal.signal(each, self._record) for each in (signal.SIGINT, signal.SIGTERM)}
         return self
 

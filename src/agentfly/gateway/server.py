@@ -254,8 +254,8 @@ class _TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
 
-class _Server(uvicorn.Server):
-    """Runs in a thread: installs no signal handlers, and reports when it listens."""
+class BackgroundServer(uvicorn.Server):
+    """Installs no signal handlers, and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -288,4 +288,4 @@ def make_server(app: ASGIApp, on_ready: Callable[[], None]) -> uvicorn.Server:
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=2,
     )
-    return _Server(config, on_ready)
+    return BackgroundServer(config, on_ready)

@@ -10,7 +10,7 @@ import pytest
 from agentfly.environments.games import TextArenaGame
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task
-from tests.environments.games.playing import answers, reset_env
+from tests.environments.games.playing import answers, count_demonstrations, reset_env
 from tests.fakes import call
 
 pytest.importorskip("textarena", reason="TextArena is in the extra 'textarena', which is not installed")
@@ -68,6 +68,7 @@ async def test_first_observation_matches_the_task_and_drawing_keeps_the_random_s
     ("game", "error", "words"),
     [
         ("Nothing-v0", DataError, "no game 'Nothing-v0'"),
+        ("GuessNumber-v0", DataError, "Did you mean GuessTheNumber-v0"),
         ("TicTacToe-v0", ConfigError, "not a single-player game"),
         (7, DataError, "7"),
     ],
@@ -75,3 +76,10 @@ async def test_first_observation_matches_the_task_and_drawing_keeps_the_random_s
 async def test_unplayable_games_are_rejected(game: object, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         await reset_env(TextArenaGame, {"question": "?", "game": game})
+
+
+async def test_expert_guesses_the_number_and_has_no_advice_for_other_games() -> None:
+    assert await count_demonstrations(TextArenaGame, TextArenaGame.draw_tasks("test", 5)) == 5
+    hanoi = await reset_env(TextArenaGame, HANOI)
+    with pytest.raises(ConfigError, match="no expert for TowerOfHanoi"):
+        hanoi.expert()

@@ -86,7 +86,7 @@ class OpenEnvEnvironment(TextGame):
             )
         address = f"{schemes[scheme]}://{rest.rstrip('/')}/ws"
         if self._socket is None or self._at != address:
-            await self.close()
+            await self._disconnect()
             with require_extra("OpenEnvEnvironment", "openenv"):
                 from websockets.asyncio.client import connect
             try:
@@ -120,6 +120,8 @@ class OpenEnvEnvironment(TextGame):
         self.over = bool(response.data.done)
         self.won = self.over and reward > 0
         observation = response.data.observation
+        if isinstance(observation, Mapping) and observation.get("metadata") == {}:  # openenv sends it always
+            observation = {name: value for name, value in observation.items() if name != "metadata"}
         if self.shows and isinstance(observation, Mapping):
             observation = observation.get(self.shows)
         return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
@@ -131,14 +133,14 @@ class OpenEnvEnvironment(TextGame):
                 await self._socket.send(json.dumps(message))
                 received = await self._socket.recv()
         except BaseException as error:
-            await self.close()  # a late response must not be taken for the next one
+            await self._disconnect()  # a late response must not be taken for the next one
             if not isinstance(error, Exception):
                 raise
             raise EnvironmentFault(f"the OpenEnv server at {self._at} is gone: {describe(error)}") from error
         try:
             return _ServerResponse.model_validate(parse_json(received))
         except ValueError as error:  # includes pydantic's ValidationError
-            await self.close()
+            await self._disconnect()
             raise EnvironmentFault(
                 f"the OpenEnv server at {self._at} sent a malformed response: {describe(error):.500}"
             ) from error
@@ -148,6 +150,9 @@ class OpenEnvEnvironment(TextGame):
         await self._request({"type": "state"})
 
     async def close(self) -> None:
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()

@@ -6,6 +6,7 @@ than the package: Python 3.12, word lists of nltk, or an API key for a judge mod
 
 from __future__ import annotations
 
+import difflib
 import random as python_random
 from collections.abc import Sequence
 from random import Random
@@ -16,7 +17,7 @@ from agentfly.environments.data import sample_tasks
 from agentfly.environments.games.game import TextGame
 from agentfly.errors import ConfigError, DataError, describe
 from agentfly.extras import require_extra
-from agentfly.types import Task
+from agentfly.types import Task, ToolCall
 
 _GAME_SENDER = -1
 """TextArena's sender id for messages of the game itself."""
@@ -53,6 +54,18 @@ class TextArenaGame(TextGame):
         self.begin()
         self._env, self.view = _start_game(task.columns.get("game", self.game), task.columns.get("seed"))
 
+    def expert(self) -> ToolCall | str:
+        """Bisect in GuessTheNumber, by the hints so far. Raises ConfigError for another game."""
+        hints = self._env.state.game_state.get("guess_history")
+        if hints is None or not hasattr(self._env, "max_number"):
+            raise ConfigError(f"there is no expert for {type(self._env).__name__}; there is one for GuessTheNumber")
+        if self.over:
+            return "The game is over."
+        low, high = self._env.min_number, self._env.max_number
+        for guess, hint in hints:
+            low, high = (max(low, guess + 1), high) if hint == "higher" else (low, min(high, guess - 1))
+        return ToolCall("act", {"action": str((low + high) // 2)})
+
     async def _act(self, action: str) -> str:
         """Games parse text in square brackets; these are added to an action without any."""
         over, _ = self._env.step(action=action if "[" in action else f"[{action.strip()}]")
@@ -73,8 +86,10 @@ def _start_game(name: Any, seed: Any) -> tuple[Any, str]:
         from textarena.envs.registration import ENV_REGISTRY
 
     if name not in ENV_REGISTRY:
+        close = difflib.get_close_matches(str(name)[:80], ENV_REGISTRY, 3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise DataError(
-            f"TextArena has no game {name!r:.80}; textarena.pprint_registry_detailed() lists the available ones"
+            f"TextArena has no game {name!r:.80}; textarena.pprint_registry_detailed() lists the available ones.{hint}"
         )
     try:
         env = textarena.make(f"{name}-raw" if f"{name}-raw" in ENV_REGISTRY else name)

@@ -1,0 +1,1 @@
+"""Further recipes of lookups."""
