@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import TokenBatch
 from agentfly.errors import RecordError
 from agentfly.segment import Floats, Ids
-
-if TYPE_CHECKING:
-    from agentfly.training.logprobs import TokenScores
 
 T = TypeVar("T")
 
@@ -121,7 +118,8 @@ def gather_field(samples: Sequence[Sample], field: str, device: torch.device) ->
 def build_token_batch(
     samples: Sequence[Sample],
     weights: Sequence[float],
-    scores: TokenScores,
+    logprobs: Tensor,
+    entropies: Tensor,
     *,
     on_policy: bool,
     with_reference: bool,
@@ -129,20 +127,21 @@ def build_token_batch(
 ) -> TokenBatch:
     """Assemble what the loss reads. `weights`: per sample, the weight of one of its tokens in the loss.
 
+    logprobs, entropies: [sampled tokens of all samples], under the model that is trained.
     on_policy: the model is still the one that sampled, so its own log-probabilities are the old ones.
     """
-    device = scores.logprobs.device
+    device = logprobs.device
     counts = torch.tensor([sample.num_sampled_tokens for sample in samples])
     return TokenBatch(
-        logprobs=scores.logprobs,
-        old_logprobs=scores.logprobs.detach() if on_policy else gather_field(samples, "old_logprobs", device),
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach() if on_policy else gather_field(samples, "old_logprobs", device),
         sampler_logprobs=_concatenate([each.segment.logprobs[each.segment.mask] for each in samples], device),
         advantages=gather_field(samples, "advantages", device),
         weights=_concatenate([np.repeat(weights, counts.numpy())], device),
         sequence_ids=torch.arange(len(counts)).repeat_interleave(counts).to(device),
         num_sequences=len(samples),
         reference_logprobs=gather_field(samples, "reference_logprobs", device) if with_reference else None,
-        entropies=scores.entropies if entropy_gradient else scores.entropies.detach(),
+        entropies=entropies if entropy_gradient else entropies.detach(),
     )
 
 

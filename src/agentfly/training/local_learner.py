@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -218,10 +219,11 @@ class LocalLearner:
 
     @staticmethod
     def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
-        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts)).logprobs
+        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts))[0]
 
     # ── updating ──
 
+    @torch.enable_grad()
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Run one update over the samples and return its metrics.
 
@@ -240,11 +242,28 @@ class LocalLearner:
             torch.cuda.reset_peak_memory_stats(self.device)
         retries = self._runner.retries
         order = Random(f"{self._seed}/{self._updates}")
-        steps = []
+        steps: list[dict[str, float]] = []
         for _ in range(self._epochs):
             if self._mini_batches > 1:
                 order.shuffle(samples)
-            steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
+            for batch in split_mini_batches(samples, self._mini_batches):
+                # One optimizer step of the policy, after the critic's warm-up, and of the critic where there is one.
+                step: dict[str, float] = {}
+                try:
+                    if self._updates >= self._critic_warmup_steps:
+                        measured = self._accumulate_policy(batch, on_policy)
+                        step = {f"policy/{name}": value for name, value in measured.items()}
+                        step["policy/grad_norm"] = self._optimizer.step(self._updates)
+                        self._optimizer.zero_grad()
+                    if self._critic is not None:
+                        step["critic/loss"] = self._accumulate_critic(batch)
+                        step["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
+                except NonFiniteError as error:
+                    number = self._updates + 1
+                    raise NonFiniteError(f"update {number}: {error}; its step had {name_samples(batch)}") from error
+                finally:
+                    self._zero_grad()
+                steps.append(step)
         metrics = average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
         metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._runner.seconds.items()}
         if self.device.type == "cuda":
@@ -275,37 +294,19 @@ class LocalLearner:
                 out[index] = replace(samples[index], old_logprobs=old)
         return out
 
-    @torch.enable_grad()
-    def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
-        """One optimizer step of the policy and, where there is one, of the critic."""
-        try:
-            metrics: dict[str, float] = {}
-            if self._updates >= self._critic_warmup_steps:
-                measured = self._accumulate_policy(batch, on_policy)
-                metrics = {f"policy/{name}": value for name, value in measured.items()}
-                metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
-                self._optimizer.zero_grad()
-            if self._critic is not None:
-                metrics["critic/loss"] = self._accumulate_critic(batch)
-                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {name_samples(batch)}") from error
-        finally:
-            self._zero_grad()
-        return metrics
-
     def _accumulate_policy(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """Add up the gradient of the policy's loss; return what the loss measured."""
         token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
         weight_of = dict(zip(map(id, batch), token_weights, strict=True))
 
         def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, Any]:
-            scores = self._policy(inputs, [sample.temperature for sample in samples])
+            token_logprobs, entropies = self._policy(inputs, [sample.temperature for sample in samples])
             has_reference = all(sample.reference_logprobs is not None for sample in samples)
             tokens = build_token_batch(
                 samples,
                 [weight_of[id(sample)] for sample in samples],
-                scores,
+                token_logprobs,
+                entropies,
                 on_policy=on_policy,
                 with_reference=self.loss.kl_coef > 0 or has_reference,
                 entropy_gradient=self.loss.entropy_coef != 0,
@@ -313,11 +314,11 @@ class LocalLearner:
             loss, measured = self.loss(tokens)
             require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
             # On the host: ranks send these to each other.
-            split = np.split(scores.logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
+            split = np.split(token_logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
             logprobs = dict(zip((sample.name for sample in samples), split, strict=True))
             return loss, ({name: float(value) for name, value in measured.items()}, logprobs)
 
-        results = self._runner.accumulate(batch, compute_loss, self._zero_grad)
+        results = self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad)
         for _, logprobs in results:
             self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
         return combine_metrics(measured for measured, _ in results)
@@ -334,7 +335,7 @@ class LocalLearner:
             require_finite(loss, "the critic's loss", errors, samples)
             return loss, loss.item()
 
-        return sum(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+        return sum(self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad))
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()

@@ -49,72 +49,63 @@ class MicroBatchRunner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False)
 
     @torch.no_grad()
-    def score(self, segments: Sequence[SegmentArrays], forward: Callable[[ModelInputs], Tensor]) -> list[Floats]:
-        """The numbers that `forward` computes for sampled tokens, as one [tokens] array per segment, 0 elsewhere."""
+    def score(self, segments: Sequence[SegmentArrays], model: Callable[[ModelInputs], Tensor]) -> list[Floats]:
+        """The numbers that `model` computes for sampled tokens, as one [tokens] array per segment, 0 elsewhere."""
         out = [np.zeros(len(segment.tokens), np.float32) for segment in segments]
         sampled = [index for index, segment in enumerate(segments) if segment.mask.any()]
 
-        def run(batch: list[int], _: bool) -> list[tuple[int, Floats]]:
-            inputs = ModelInputs.from_segments([segments[index] for index in batch])
-            with self.autocast():
-                scores = forward(inputs).float().cpu().numpy()
-            return list(zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True))
+        def forward(batch: list[int], inputs: ModelInputs) -> tuple[None, list[tuple[int, Floats]]]:
+            scores = model(inputs).float().cpu().numpy()  # [sampled tokens of all segments]
+            return None, list(zip(batch, np.split(scores, np.cumsum(inputs.counts)[:-1]), strict=True))
 
-        for part in self._run(sampled, lambda index: self._length(segments[index]), run, clear=lambda: None):
+        for part in self.run(sampled, segments.__getitem__, forward):
             for index, scores in part:
                 out[index][segments[index].mask] = scores
         return out
-
-    def accumulate(
-        self,
-        batch: Sequence[Sample],
-        compute_loss: Callable[[list[Sample], ModelInputs], tuple[Tensor, T]],
-        zero_grad: Callable[[], None],
-    ) -> list[T]:
-        """Add up the gradient of a batch; returns the second result of `compute_loss` for every micro-batch.
-
-        Where memory runs out, `zero_grad` drops what was added, and the batch is started again in smaller parts: the
-        gradient is that of the smaller size.
-        """
-
-        def run(samples: list[Sample], filler: bool) -> T:
-            inputs = ModelInputs.from_segments([sample.segment for sample in samples])
-            with self._time_phase("forward"), self._raise_together(), self.autocast():
-                loss, measured = compute_loss(samples, inputs)
-            with self._time_phase("backward"):
-                (loss * 0 if filler else loss).backward()
-            return measured
-
-        return self._run(batch, lambda sample: self._length(sample.segment), run, clear=zero_grad)
 
     def _length(self, segment: SegmentArrays) -> int:
         """Tokens that a segment takes of the budget of a pass."""
         return num_input_tokens(segment) + self.tower_tokens * len(segment.image_positions)
 
-    def _run(
+    def run(
         self,
         items: Sequence[T],
-        length: Callable[[T], int],
-        function: Callable[[list[T], bool], R],
-        *,
-        clear: Callable[[], None],
+        get_segment: Callable[[T], SegmentArrays],
+        forward: Callable[[list[T], ModelInputs], tuple[Tensor | None, R]],
+        zero_grad: Callable[[], None] = lambda: None,
     ) -> list[R]:
-        """Call `function` with each micro-batch of the items. Raises ConfigError where one item alone does not fit.
+        """Run `forward` over each micro-batch of the items, and the backward pass of the loss that it returns.
 
-        The second argument of `function` is whether the pass must have no effect, which never occurs in one process.
+        Returns the second result of `forward` for every micro-batch. Where memory runs out, `zero_grad` drops the
+        gradient so far, and the items are started again in smaller parts: the gradient is that of the smaller size.
+        Raises ConfigError where one item alone does not fit.
         """
+
+        def length(item: T) -> int:
+            return self._length(get_segment(item))
+
         while True:
             results: list[R] = []
             batch: list[T] = []
+            loss: Tensor | None = None
             try:
-                for batch in split_micro_batches(items, self.tokens, length, padded=self._padded):
-                    results.append(function(batch, False))
-                return results
+                for batch, is_filler in self._split(items, length):
+                    inputs = ModelInputs.from_segments([get_segment(item) for item in batch])
+                    with self._time_phase("forward"), self._raise_together(), self.autocast():
+                        loss, result = forward(batch, inputs)
+                    if loss is not None:
+                        with self._time_phase("backward"):
+                            (loss * 0 if is_filler else loss).backward()
+                        loss = None  # the graph is freed before the next pass
+                    if not is_filler:
+                        results.append(result)
+                return self._gather(results)
             except torch.OutOfMemoryError as error:
-                reason = str(error).partition("\n")[0]
+                reason = self._describe_out_of_memory(error)
             # Outside of the handler: the error's traceback refers to the tensors of the failed pass.
+            loss = None
             results.clear()
-            clear()
+            zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             lengths = [length(item) for item in batch]
@@ -134,8 +125,22 @@ class MicroBatchRunner:
                 self.tokens,
             )
 
+    # ── what several ranks do differently ──
+
+    def _split(self, items: Sequence[T], length: Callable[[T], int]) -> list[tuple[list[T], bool]]:
+        """The micro-batches, and whether each must have no effect, which never occurs in one process."""
+        return [(each, False) for each in split_micro_batches(items, self.tokens, length, padded=self._padded)]
+
+    def _gather(self, results: list[R]) -> list[R]:
+        """The results of all ranks."""
+        return results
+
+    def _describe_out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """The reason; raises where a pass cannot be repeated."""
+        return str(error).partition("\n")[0]
+
     def _raise_together(self) -> AbstractContextManager[None]:
-        """Around what may raise in a forward pass; with several ranks, all of them raise."""
+        """Around a forward pass with a gradient; with several ranks, all of them raise what it raises on any."""
         return nullcontext()
 
     @contextmanager

@@ -29,7 +29,7 @@ from agentfly.backends.engine.vision import (
 )
 from agentfly.errors import ConfigError, RecordError, describe
 from agentfly.training.batch import ModelInputs
-from agentfly.training.logprobs import Head, TokenScores, score, score_logits
+from agentfly.training.logprobs import Head, score, score_logits
 from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
@@ -189,8 +189,8 @@ class Policy:
         self.backbone = Backbone(model, device, **settings)
         self._has_plain_head = _has_plain_head(self.backbone)
 
-    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> TokenScores:
-        """Scores of the sampled tokens, concatenated; one temperature per sequence."""
+    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the sampled tokens, [sampled] each; one temperature per sequence."""
         device = self.backbone.device
         per_token = torch.from_numpy(np.repeat(temperatures, inputs.counts).astype(np.float32)).to(device)
         targets = torch.from_numpy(inputs.targets).long().to(device)

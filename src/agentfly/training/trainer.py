@@ -169,12 +169,12 @@ class Trainer:
             if self.agent.backend.can_sleep and not self.config.async_training.max_staleness:
                 # It sleeps until the sync wakes it up. Merged adapters are not all of the weights.
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
-            learn = partial(_run_on_stream, self._stream)
+            learn = compute if self._stream is None else partial(compute, _run_on_stream, self._stream)
             score = partial(compute_samples, teacher=self._teacher)
-            samples = await compute(learn, score, batch.groups, self.learner, self.config, self._kl.coef)
+            samples = await learn(score, batch.groups, self.learner, self.config, self._kl.coef)
             writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
             try:
-                metrics = await compute(learn, self.learner.update, samples) if samples else {}
+                metrics = await learn(self.learner.update, samples) if samples else {}
                 metrics |= measure_teacher(samples)
                 if not samples:
                     self.learner.skip_update()
@@ -353,10 +353,8 @@ class Trainer:
         self.learner.load_state_dict(state.tensors, values["learner"])
 
 
-def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any], *args: Any) -> Any:
+def _run_on_stream(stream: torch.cuda.Stream, function: Callable[..., Any], *args: Any) -> Any:
     """Run learner work on a CUDA stream of its own: on the engine's, sampling would wait for the update's kernels."""
-    if stream is None:
-        return function(*args)
     stream.wait_stream(torch.cuda.default_stream())  # on which the engine reads the weights
     with torch.cuda.stream(stream):
         result = function(*args)
