@@ -18,9 +18,8 @@ from typing import Any, Literal, Self, Unpack
 from agentfly.agent import BaseAgent
 from agentfly.errors import ConfigError, DataError, RecordError
 from agentfly.evaluation.summary import ChainResult, Evaluation, summarize
-from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings, parse_tasks
+from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings, parse_tasks
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.rollout.settings import ChainSettings
 from agentfly.runs.files import append_lines, explain_write_error
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task

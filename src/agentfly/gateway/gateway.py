@@ -22,8 +22,8 @@ from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
 from agentfly.gateway.session import Session
 from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
+from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.limits import ChainLimits
-from agentfly.rollout.settings import ChainSettings
 from agentfly.threads import call
 
 T = TypeVar("T")

@@ -26,9 +26,9 @@ from agentfly.gateway.chat import (
 from agentfly.gateway.recorder import Prompt, Recorder
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.gateway.template_cache import TemplateCache
+from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
 from agentfly.rollout.limits import limit_sampling, turn_seed
-from agentfly.rollout.settings import ChainSettings
 from agentfly.templates.template import Template
 from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task

@@ -25,11 +25,10 @@ from agentfly.errors import (
     describe,
 )
 from agentfly.resources import Leases
-from agentfly.rollout.branching import ForkPoint
+from agentfly.rollout.config import ChainAgent, ChainSettings
 from agentfly.rollout.events import ChainScored, ChainStarted, Event, ReplyReceived, TokensSampled
-from agentfly.rollout.history import append_user_text, join_content
+from agentfly.rollout.history import ForkPoint, append_user_text, join_content
 from agentfly.rollout.limits import StopPolicy, limit_sampling, turn_seed
-from agentfly.rollout.settings import ChainAgent, ChainSettings
 from agentfly.rollout.tool_calls import ToolRunner
 from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
-from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
-from agentfly.rollout.settings import ChainSettings
+from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,

@@ -10,7 +10,7 @@ the model before the first step; with a single step that is the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from operator import attrgetter
@@ -37,10 +37,9 @@ from agentfly.training.batch import (
     split_mini_batches,
 )
 from agentfly.training.config import TrainConfig
-from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
 from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
-from agentfly.training.model import Policy, Precision, computes_in_low_precision, copy_trainable
+from agentfly.training.model import Critic, Policy, Precision, computes_in_low_precision, copy_trainable, strip_prefix
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
 
@@ -103,9 +102,7 @@ class LocalLearner:
         if reference and not has_adapters(model):
             self._reference = Policy(copy_trainable(model).requires_grad_(False), device, features=features)
         self._teacher = None if teacher is None else Policy(teacher.requires_grad_(False), device)
-        self._critic: Critic | None = None
-        if critic:
-            self._critic = Critic(model, device, **settings)
+        self._critic = Critic(model, device, **settings) if critic else None
         self._runner = self._build_runner(
             micro_batch_tokens,
             padded=not self._policy.backbone.packed,
@@ -182,8 +179,7 @@ class LocalLearner:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding matrix."""
-        size: int = self.model.get_input_embeddings().weight.shape[0]
-        return size
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def parameters(self) -> Iterable[Tensor]:
         """All weights, frozen ones included."""
@@ -194,12 +190,12 @@ class LocalLearner:
 
     def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities of the sampled tokens, at the temperature they were sampled with."""
-        return self._runner.score(segments, self._logprobs(self._policy, temperature))
+        return self._runner.score(segments, partial(self._policy.logprobs, temperature=temperature))
 
     def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities under the initial model: a copy, or the model without its adapters."""
         if self._reference is not None:
-            return self._runner.score(segments, self._logprobs(self._reference, temperature))
+            return self._runner.score(segments, partial(self._reference.logprobs, temperature=temperature))
         if not has_adapters(self.model):
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
         with self._policy.backbone.model.disable_adapter():
@@ -209,17 +205,13 @@ class LocalLearner:
         """Log-probabilities under the teacher."""
         if self._teacher is None:
             raise ConfigError("this learner has no teacher: make it with teacher=model")
-        return self._runner.score(segments, self._logprobs(self._teacher, temperature))
+        return self._runner.score(segments, partial(self._teacher.logprobs, temperature=temperature))
 
     def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
         """The critic's value of the state before each sampled token."""
         if self._critic is None:
             raise ConfigError("this learner has no critic: make it with critic=True")
         return self._runner.score(segments, self._critic)
-
-    @staticmethod
-    def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
-        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts))[0]
 
     # ── updating ──
 
@@ -256,7 +248,7 @@ class LocalLearner:
                         step["policy/grad_norm"] = self._optimizer.step(self._updates)
                         self._optimizer.zero_grad()
                     if self._critic is not None:
-                        step["critic/loss"] = self._accumulate_critic(batch)
+                        step["critic/loss"] = self._accumulate_critic(self._critic, batch)
                         step["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
                 except NonFiniteError as error:
                     number = self._updates + 1
@@ -323,10 +315,8 @@ class LocalLearner:
             self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
         return combine_metrics(measured for measured, _ in results)
 
-    def _accumulate_critic(self, batch: Sequence[Sample]) -> float:
+    def _accumulate_critic(self, critic: Critic, batch: Sequence[Sample]) -> float:
         """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""
-        critic = self._critic
-        assert critic is not None
         num_tokens = sum(sample.num_sampled_tokens for sample in batch)
 
         def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, float]:
@@ -360,7 +350,7 @@ class LocalLearner:
             self._accumulate_policy(batch, on_policy=False)
             self._zero_grad()
             if self._critic is not None:
-                self._accumulate_critic(batch)
+                self._accumulate_critic(self._critic, batch)
                 self._zero_grad()
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.empty_cache()

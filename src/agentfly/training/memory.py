@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentfly.backends.engine.kv_cache import cache_bytes, free_memory
 from agentfly.backends.engine.loading import auto_class, config_shape, load_config, max_positions, resolve_dtype
-from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
 from agentfly.errors import ConfigError

@@ -25,9 +25,8 @@ from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group, SegmentReward
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, Fault, RewardFault
 from agentfly.runs.alarms import most_common_failure
-from agentfly.runs.metrics import groups, is_uniform
+from agentfly.runs.metrics import Exclusion, find_exclusions, groups, is_uniform
 from agentfly.runs.record import Progress
-from agentfly.runs.selection import Exclusion, find_exclusions
 from agentfly.training.config import TrainConfig
 from agentfly.trajectory import FailureKind, TrainingTreatment, Trajectory
 from agentfly.types import Task

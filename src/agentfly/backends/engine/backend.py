@@ -12,8 +12,8 @@ import torch
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine.engine import Engine
+from agentfly.backends.engine.kv_cache import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
-from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
