@@ -40,8 +40,8 @@ from agentfly.training.rollout_batch import (
     RolloutBatch,
     Selection,
     TaskSampler,
+    select_chains,
     select_greedy,
-    select_sampled,
 )
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -176,7 +176,7 @@ class AsyncCollector(Collector):
                     if greedy is not None:
                         greedy |= select_greedy([chains.pop()], self.config)
                     trajectories += chains
-                    selection += select_sampled(chains, self.config)
+                    selection += select_chains(chains, self.config)
                     self._held = len(selection.groups) if resample else len(positions)
                     if self._held == config.tasks_per_step or len(positions) == ROUNDS * config.tasks_per_step:
                         break

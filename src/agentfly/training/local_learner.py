@@ -29,16 +29,19 @@ from agentfly.backends.engine.vision import FeatureCache, tower_parameters
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats
 from agentfly.training.batch import (
+    TOWER_TOKENS,
+    MicroBatchRunner,
     ModelInputs,
     Sample,
     build_synthetic_samples,
     build_token_batch,
     gather_field,
+    name_samples,
+    require_finite,
     split_mini_batches,
 )
 from agentfly.training.config import TrainConfig
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
-from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
 from agentfly.training.model import Critic, Policy, Precision, computes_in_low_precision, copy_trainable, strip_prefix
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 

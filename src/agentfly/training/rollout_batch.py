@@ -91,7 +91,7 @@ def select_groups(
     return Selection(tuple(selected), counts, zero_variance)
 
 
-def select_sampled(chains: Iterable[Trajectory], config: TrainConfig) -> Selection:
+def select_chains(chains: Iterable[Trajectory], config: TrainConfig) -> Selection:
     """Select the chains to train by the rules of a configuration."""
     return select_groups(
         chains,
@@ -274,7 +274,7 @@ class Collector:
                 rewards = [each.reward for each in own if each.reward is not None]
                 if rewards:
                     self._sampler.observe(tasks[own[0].group - offset], rewards)
-            selection += select_sampled(chains, self.config)
+            selection += select_chains(chains, self.config)
             if len(selection.groups) == config.tasks_per_step:
                 break
         return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)

@@ -37,11 +37,10 @@ from agentfly.backends.fleet import FleetBackend
 from agentfly.errors import AgentFlyError, BackendFault, ConfigError, describe
 from agentfly.templates.template import Template
 from agentfly.threads import compute, wait_for
-from agentfly.training.batch import ModelInputs
+from agentfly.training.batch import MicroBatchRunner, ModelInputs
 from agentfly.training.config_records import SHARDED_TOWER
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
-from agentfly.training.micro_batches import MicroBatchRunner
 from agentfly.training.sharding import AGREED, Ranks, ShardedRunner, gather
 from agentfly.types import Completion
 

@@ -25,8 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.vision import tower_parameters
 from agentfly.errors import AgentFlyError, ConfigError, NonFiniteError, RankError, RecordError, describe
-from agentfly.training.batch import split_micro_batches
-from agentfly.training.micro_batches import MicroBatchRunner
+from agentfly.training.batch import MicroBatchRunner, split_micro_batches
 
 T = TypeVar("T")
 R = TypeVar("R")

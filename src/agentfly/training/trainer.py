@@ -33,11 +33,11 @@ from agentfly.runs import (
     open_loggers,
 )
 from agentfly.runs.report import write_report_files
+from agentfly.segment import Floats
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, trim_heap, wait_for
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
-from agentfly.training.batch import Sample
 from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.plan import TrainPlan
@@ -172,7 +172,10 @@ class Trainer:
             learn = compute if self._stream is None else partial(compute, _run_on_stream, self._stream)
             score = partial(compute_samples, teacher=self._teacher)
             samples = await learn(score, batch.groups, self.learner, self.config, self._kl.coef)
-            writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
+            advantages: dict[str, list[Floats]] = {}  # by chain, one array per segment
+            for sample in samples:
+                advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
+            writing = asyncio.create_task(asyncio.to_thread(self._write_trajectories, batch.trajectories, advantages))
             try:
                 metrics = await learn(self.learner.update, samples) if samples else {}
                 metrics |= measure_teacher(samples)
@@ -249,13 +252,6 @@ class Trainer:
             yield
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def _write_batch(self, batch: RolloutBatch, samples: Sequence[Sample]) -> None:
-        """Write the chains of a step with their advantages."""
-        advantages: dict[str, list[Any]] = {}
-        for sample in samples:
-            advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
-        self._write_trajectories(batch.trajectories, advantages)
 
     def _write_trajectories(
         self, chains: Sequence[Trajectory], advantages: Mapping[str, Any] | None = None, *, held_out: bool = False

@@ -157,7 +157,13 @@ class TransformersBackend(Backend):
         try:
             given = list(weights) if isinstance(weights, Iterator) else weights
             for name, value in given:
-                _validate_weight(name, value, named)
+                if name not in named:
+                    raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
+                if not isinstance(value, torch.Tensor):
+                    raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
+                if named[name].shape != value.shape:
+                    wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
+                    raise ConfigError(f"the weight {name!r} has the shape {wrong}")
         except ConfigError:
             raise
         except Exception as error:
@@ -183,17 +189,6 @@ def _build_runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
     from agentfly.backends.engine.cuda_graphs import GraphRunner  # Triton comes with torch for GPUs only
 
     return GraphRunner(model, memory)
-
-
-def _validate_weight(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
-    """Reject what is not a weight of the model."""
-    if name not in named:
-        raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
-    if not isinstance(value, torch.Tensor):
-        raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
-    if named[name].shape != value.shape:
-        wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
-        raise ConfigError(f"the weight {name!r} has the shape {wrong}")
 
 
 def _validate_count(name: str, asked: int | None) -> int | None:

@@ -14,10 +14,9 @@ import torch
 from agentfly.backends.base import Request, Tokens
 from agentfly.backends.engine import attention, packed_linear
 from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
-from agentfly.backends.engine.batch import Batch, Output
 from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache, zeros
 from agentfly.backends.engine.loading import config_shape
-from agentfly.backends.engine.request import EngineRequest
+from agentfly.backends.engine.request import Batch, EngineRequest, Output
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay, takes_images
