@@ -137,11 +137,21 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
     observer = options.get("observer")
     if observer is not None and not callable(observer):
         raise ConfigError(f"observer must be a function of an event, not {observer!r}")
+    strategy = options.get("strategy", "chain")
+    folding = options.get("folding")
+    if strategy not in ("chain", "step"):
+        raise ConfigError(f"unknown rollout strategy {strategy!r}; strategies are 'chain' and 'step'")
+    if isinstance(folding, type) or (
+        folding is not None and not (hasattr(folding, "summary_request") and hasattr(folding, "fold"))
+    ):
+        raise ConfigError(f"{folding!r} is not a folding rule; agentfly.rollout has some, such as Summarize")
+    if strategy == "step" and folding is not None and not isinstance(folding, StepHistory):
+        raise ConfigError(f"strategy='step' has its own folding rule, so folding={folding!r} has no effect; remove one")
     return ChainSettings(
         sampling=sampling,
         limits=ChainLimits(max_turns, **{name: options[name] for name in _LIMITS if name in options}),  # type: ignore[literal-required]
         failures=FailurePolicy.of(options.get("failures")),
-        folding=_parse_folding(options.get("strategy", "chain"), options.get("folding")),
+        folding=folding or StepHistory() if strategy == "step" else folding,
         branching=Branching.of(options.get("branching"), max_turns),
         seed=seed,
         observer=observer,
@@ -164,17 +174,3 @@ def parse_sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"sampling has no field {name!r}; it has {', '.join(_SAMPLING)}.{hint}")
     return Sampling(**given)
-
-
-def _parse_folding(strategy: str, folding: Folding | None) -> Folding | None:
-    if strategy not in ("chain", "step"):
-        raise ConfigError(f"unknown rollout strategy {strategy!r}; strategies are 'chain' and 'step'")
-    if isinstance(folding, type) or (
-        folding is not None and not (hasattr(folding, "summary_request") and hasattr(folding, "fold"))
-    ):
-        raise ConfigError(f"{folding!r} is not a folding rule; agentfly.rollout has some, such as Summarize")
-    if strategy == "chain":
-        return folding
-    if folding is not None and not isinstance(folding, StepHistory):
-        raise ConfigError(f"strategy='step' has its own folding rule, so folding={folding!r} has no effect; remove one")
-    return folding or StepHistory()

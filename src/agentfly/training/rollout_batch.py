@@ -268,7 +268,9 @@ class Collector:
             offset = number * config.tasks_per_step  # groups of later rounds are numbered on
             chains = await self._run_chains(tasks, seed, offset)
             if greedy is not None:
-                greedy |= await self._run_greedy(tasks, seed, offset)
+                sampling = replace(config.sampling, temperature=0.0)
+                result = await self.agent.run(tasks, **config.agent_options(sampling=sampling, seed=seed))
+                greedy |= {group + offset: each for group, each in select_greedy(result, config).items()}
             trajectories += chains
             for own in groups(chains):
                 rewards = [each.reward for each in own if each.reward is not None]
@@ -337,11 +339,6 @@ class Collector:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
         return sorted(chains, key=lambda each: (each.group, each.chain))
-
-    async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
-        sampling = replace(self.config.sampling, temperature=0.0)
-        result = await self.agent.run(tasks, **self.config.agent_options(sampling=sampling, seed=seed))
-        return {group + offset: each for group, each in select_greedy(result, self.config).items()}
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""

@@ -123,7 +123,15 @@ class Trainer:
             self._step_ended = 0.0
             self._open = AsyncExitStack()
             if state is not None:
-                self._load_state(state)
+                values = state.values
+                self.step = state.step
+                self._task_sampler.load_state_dict(
+                    values["tasks"] if "tasks" in values else {"position": values["feed"]}
+                )
+                self._kl.load_state_dict(values["kl"])
+                learner.set_kl_coef(self._kl.coef)
+                self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
+                learner.load_state_dict(state.tensors, values["learner"])
             if resume:
                 self._collector.restore(self.step, {} if state is None else state.values.get("rollout", {}))
             else:
@@ -338,15 +346,6 @@ class Trainer:
 
         self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
         self._collector.mark_checkpoint(self.step)
-
-    def _load_state(self, state: TrainerState) -> None:
-        values = dict(state.values)
-        self.step = state.step
-        self._task_sampler.load_state_dict(values["tasks"] if "tasks" in values else {"position": values["feed"]})
-        self._kl.load_state_dict(values["kl"])
-        self.learner.set_kl_coef(self._kl.coef)
-        self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
-        self.learner.load_state_dict(state.tensors, values["learner"])
 
 
 def _run_on_stream(stream: torch.cuda.Stream, function: Callable[..., Any], *args: Any) -> Any:
