@@ -126,8 +126,7 @@ class LocalLearner:
     # ── what the sharded learner does differently ──
 
     def _compute_device(self, model: Any) -> torch.device:
-        device: torch.device = next(model.parameters()).device
-        return device
+        return torch.device(next(model.parameters()).device)
 
     def _build_runner(self, tokens: int, *, padded: bool, low_precision: bool) -> MicroBatchRunner:
         return MicroBatchRunner(self.device, tokens, padded=padded, low_precision=low_precision)
@@ -186,8 +185,7 @@ class LocalLearner:
 
     def parameters(self) -> Iterable[Tensor]:
         """All weights, frozen ones included."""
-        parameters: Iterable[Tensor] = self.model.parameters()
-        return parameters
+        return iter(self.model.parameters())
 
     # ── scoring: one [tokens] array per segment, 0 where nothing was sampled ──
 
