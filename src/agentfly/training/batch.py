@@ -31,7 +31,11 @@ from agentfly.algorithms.loss import TokenBatch
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats, Ids
 
+_LOG = logging.getLogger(__name__)
+TOWER_TOKENS = 4
+"""Patches per image token, whose activations a trained vision tower holds. Most towers merge 2 x 2 patches."""
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -178,13 +182,6 @@ def split_mini_batches(items: Sequence[T], count: int) -> list[Sequence[T]]:
     """At most `count` batches in order, whose sizes differ by at most one."""
     bounds = np.linspace(0, len(items), min(count, len(items)) + 1).astype(int)
     return [items[start:end] for start, end in pairwise(bounds)]
-
-
-_LOG = logging.getLogger(__name__)
-TOWER_TOKENS = 4
-"""Patches per image token, whose activations a trained vision tower holds. Most towers merge 2 x 2 patches."""
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class MicroBatchRunner:
