@@ -185,7 +185,7 @@ class LocalLearner:
 
     def parameters(self) -> Iterable[Tensor]:
         """All weights, frozen ones included."""
-        return iter(self.model.parameters())
+        return list(self.model.parameters())
 
     # ── scoring: one [tokens] array per segment, 0 where nothing was sampled ──
 
