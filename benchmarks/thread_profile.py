@@ -28,7 +28,7 @@ CAUSES = (
     ("template, parser", "agentfly/templates/|tokenizers/"),
     ("tool call", "agentfly/tooling|agentfly/schema|rollout/tool_calls"),
     ("lease", "agentfly/resources/"),
-    ("transcript", "rollout/transcript|agentfly/segment|agentfly/trajectory"),
+    ("transcript", "rollout/history|agentfly/segment|agentfly/trajectory"),
     ("rollout", "agentfly/rollout/|agentfly/agent|agentfly/scoring|agentfly/types"),
     ("prefix cache, KV cache", "engine/prefix_cache|engine/kv_cache"),
     ("scheduler", "engine/scheduler"),

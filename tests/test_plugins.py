@@ -13,7 +13,7 @@ import pytest
 import agentfly.rewards
 import agentfly.tools
 from agentfly import environments, plugins
-from agentfly.cli.env_new import write_files
+from agentfly.cli.env import write_files
 from agentfly.environment import Environment
 from agentfly.errors import ConfigError
 from agentfly.scoring import REWARDS

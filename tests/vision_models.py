@@ -17,7 +17,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 
 from agentfly.backends.base import Backend, Request
 from agentfly.models.tiny import build_tokenizer
-from agentfly.rollout.transcript import Transcript
+from agentfly.rollout.history import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates import load_template
 from agentfly.templates.template import Template

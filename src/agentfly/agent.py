@@ -70,10 +70,47 @@ class BaseAgent:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _refuse_original_methods(cls)
+        # Methods with the signatures of the original AgentFly would fail in a run.
+        own = {name: each for name, each in vars(cls).items() if inspect.isfunction(each)}
+        for name, write in _SIGNATURES.items():
+            if name not in own:
+                continue
+            parameters = list(inspect.signature(own[name]).parameters)
+            try:
+                inspect.signature(own[name]).bind(None, None)
+                original = parameters[1:2] in (["messages"], ["messages_list"], ["responses"])
+            except TypeError:
+                original = True
+            if original:
+                given = f"{cls.__name__}.{name}({', '.join(parameters)})"
+                raise ConfigError(f"{given} is called with one turn, not like this; write `{write}`")
+        for name, each in own.items():
+            if "llm_engine" in each.__code__.co_names:
+                raise ConfigError(
+                    f"{cls.__name__}.{name} uses `llm_engine`, which an agent does not have; write "
+                    "`await self.backend.generate(request)` in `generate_async`"
+                )
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        _refuse_unknown_arguments(cls, settings)
+        # An argument that no constructor of the agent takes gets an error with the name that was meant.
+        known: dict[str, inspect.Parameter] = {}
+        for base in cls.__mro__:
+            if "__init__" in vars(base):
+                parameters = inspect.signature(vars(base)["__init__"]).parameters
+                known |= parameters
+                if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+                    break
+        for name in settings:
+            if name in known:
+                continue
+            if name in ("max_turns", "num_chains", *RunOptions.__annotations__):
+                hint = f"it is an option of a run: agent.run(…, {name}=…)"
+            elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), ""):
+                hint = f"write {close}=…"
+            else:
+                taken = [each for each in known if each not in ("self", "args", "kwargs")]
+                hint = f"it takes {', '.join(taken)}"
+            raise ConfigError(f"{cls.__name__} takes no {name!r}; {hint}")
         return super().__new__(cls)
 
     def __init__(
@@ -354,48 +391,3 @@ class BaseAgent:
             for nudge in {None, *nudges}:
                 template.extend(append_user_text([result], [] if nudge is None else [nudge]))
         return template
-
-
-def _refuse_original_methods(cls: type[BaseAgent]) -> None:
-    """Raise ConfigError for methods with the signatures of the original AgentFly, which would fail in a run."""
-    own = {name: each for name, each in vars(cls).items() if inspect.isfunction(each)}
-    for name, write in _SIGNATURES.items():
-        if name not in own:
-            continue
-        parameters = list(inspect.signature(own[name]).parameters)
-        try:
-            inspect.signature(own[name]).bind(None, None)
-            original = parameters[1:2] in (["messages"], ["messages_list"], ["responses"])
-        except TypeError:
-            original = True
-        if original:
-            given = f"{cls.__name__}.{name}({', '.join(parameters)})"
-            raise ConfigError(f"{given} is called with one turn, not like this; write `{write}`")
-    for name, each in own.items():
-        if "llm_engine" in each.__code__.co_names:
-            raise ConfigError(
-                f"{cls.__name__}.{name} uses `llm_engine`, which an agent does not have; write "
-                "`await self.backend.generate(request)` in `generate_async`"
-            )
-
-
-def _refuse_unknown_arguments(cls: type[BaseAgent], settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an argument that no constructor of the agent takes, with the name that was meant."""
-    known: dict[str, inspect.Parameter] = {}
-    for base in cls.__mro__:
-        if "__init__" in vars(base):
-            parameters = inspect.signature(vars(base)["__init__"]).parameters
-            known |= parameters
-            if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
-                break
-    for name in settings:
-        if name in known:
-            continue
-        if name in ("max_turns", "num_chains", *RunOptions.__annotations__):
-            hint = f"it is an option of a run: agent.run(…, {name}=…)"
-        elif close := _NEAR_MISSES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), ""):
-            hint = f"write {close}=…"
-        else:
-            taken = [each for each in known if each not in ("self", "args", "kwargs")]
-            hint = f"it takes {', '.join(taken)}"
-        raise ConfigError(f"{cls.__name__} takes no {name!r}; {hint}")

@@ -24,7 +24,7 @@ from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.resources import Leases
 from agentfly.rollout.chain import Chain
 from agentfly.rollout.config import parse_settings, parse_tasks
-from agentfly.rollout.transcript import Transcript
+from agentfly.rollout.history import Transcript
 from agentfly.segment import Author
 from agentfly.templates.template import Template
 from agentfly.trajectory import StopReason, Trajectory, TurnRecord, chain_id

@@ -74,8 +74,17 @@ class ToolArguments:
                 config["extra"] = "allow"
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
                 raise ConfigError(f"tool {tool!r}: a model passes arguments by name, but {parameter} has none")
+            elif isinstance(hint, Exception):
+                raise ConfigError(
+                    f"tool {tool!r}: the type hint {parameter.annotation!r} of {name!r} cannot be read "
+                    f"({describe(hint)}); import what it names where the tool is defined"
+                ) from hint
+            elif isinstance(parameter.default, FieldInfo):
+                raise ConfigError(f"tool {tool!r}: write {name}: Annotated[…, Field(…)], and the default after `=`")
             else:
-                fields[name] = _field(tool, parameter, hint)
+                if parameter.default is None:
+                    hint = Optional[hint]  # noqa: UP045 – a hint may be a string, which has no `|`
+                fields[name] = hint if parameter.default is parameter.empty else NotRequired[hint]
         try:
             typed_dict = _typed_dict("Arguments", fields)
             typed_dict.__pydantic_config__ = config
@@ -146,20 +155,6 @@ def to_text(value: Any) -> str:
         return pydantic_core.to_json(value, inf_nan_mode="constants").decode()
     except ValueError:
         return str(value)
-
-
-def _field(tool: str, parameter: inspect.Parameter, hint: Any) -> Any:
-    if isinstance(hint, Exception):
-        raise ConfigError(
-            f"tool {tool!r}: the type hint {parameter.annotation!r} of {parameter.name!r} cannot be read "
-            f"({describe(hint)}); import what it names where the tool is defined"
-        ) from hint
-    default = parameter.default
-    if isinstance(default, FieldInfo):
-        raise ConfigError(f"tool {tool!r}: write {parameter.name}: Annotated[…, Field(…)], and the default after `=`")
-    if default is None:
-        hint = Optional[hint]  # noqa: UP045 – a hint may be a string, which has no `|`
-    return hint if default is parameter.empty else NotRequired[hint]
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:

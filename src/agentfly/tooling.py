@@ -92,7 +92,17 @@ class Tool:
         names: Mapping[str, Any] | None = None,
     ) -> None:
         """`names`: local names that string type hints may use. The other settings are those of `tool`."""
-        _require_function(function)
+        wrong = ""
+        if isinstance(function, staticmethod | classmethod):
+            wrong = "write @staticmethod above @tool; a class method cannot be a tool"
+        elif isinstance(function, Tool):
+            wrong = "it is a tool already; for another tool of the same function, write tool(name=…)(it.function)"
+        elif not callable(function) or inspect.isclass(function) or not hasattr(function, "__qualname__"):
+            wrong = "decorate a function, an async function or a method"
+        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            wrong = "it yields; a tool must return its observation"
+        if wrong:
+            raise ConfigError(f"{function!r} cannot be made a tool: {wrong}")
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = name or function.__name__
@@ -276,20 +286,6 @@ def _to_observation(value: Any) -> str:
     if isinstance(value, Iterator | AsyncIterator):
         raise TypeError(f"it returned a {type(value).__name__}, which may never end; return text or a list")
     return "" if value is None else to_text(value)
-
-
-def _require_function(given: Any) -> None:
-    if isinstance(given, staticmethod | classmethod):
-        wrong = "write @staticmethod above @tool; a class method cannot be a tool"
-    elif isinstance(given, Tool):
-        wrong = "it is a tool already; for another tool of the same function, write tool(name=…)(it.function)"
-    elif not callable(given) or inspect.isclass(given) or not hasattr(given, "__qualname__"):
-        wrong = "decorate a function, an async function or a method"
-    elif inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
-        wrong = "it yields; a tool must return its observation"
-    else:
-        return
-    raise ConfigError(f"{given!r} cannot be made a tool: {wrong}")
 
 
 @overload

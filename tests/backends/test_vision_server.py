@@ -17,7 +17,7 @@ from agentfly import tool  # noqa: E402
 from agentfly.agents import HFAgent  # noqa: E402
 from agentfly.backends.base import Request  # noqa: E402
 from agentfly.backends.engine import TransformersBackend  # noqa: E402
-from agentfly.rollout.transcript import Transcript  # noqa: E402
+from agentfly.rollout.history import Transcript  # noqa: E402
 from agentfly.segment import Author  # noqa: E402
 from agentfly.templates import load_template  # noqa: E402
 from agentfly.templates.template import Template  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agentfly.cli.app import app
-from agentfly.cli.env_new import module_name
+from agentfly.cli.env import module_name
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.runs import RunDirectory
 

@@ -1,6 +1,6 @@
 """The transcript, in cases that a whole chain does not reach."""
 
-from agentfly.rollout.transcript import Transcript
+from agentfly.rollout.history import Transcript
 from agentfly.segment import Author
 from agentfly.templates import load_template
 from agentfly.templates.template import History

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import ChatFormat, load_template
-from agentfly.templates.families import FORMATS
+from agentfly.templates.chat_format import FORMATS
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Image, Message

@@ -8,7 +8,7 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.templates import PARSERS, load_template, names, register_template
-from agentfly.templates.families import FORMATS
+from agentfly.templates.chat_format import FORMATS
 from agentfly.templates.template import History
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.types import Message

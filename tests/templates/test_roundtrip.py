@@ -9,8 +9,8 @@ import pytest
 from agentfly.agents import HFAgent
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates import PARSERS, load_template, register_template
+from agentfly.templates.chat_format import FORMATS
 from agentfly.templates.check import CheckMark, check
-from agentfly.templates.families import FORMATS
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.tools import calculate
 from agentfly.types import Message

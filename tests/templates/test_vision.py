@@ -8,7 +8,7 @@ import pytest
 
 from agentfly.errors import ConfigError, DataError, TemplateError
 from agentfly.images import open_image
-from agentfly.rollout.transcript import Transcript
+from agentfly.rollout.history import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates import load_template
 from agentfly.templates.template import Template

@@ -51,12 +51,12 @@ def test_batched_logprobs_equal_a_plain_forward_pass(family: str, recompute: boo
     policy = Policy(model, gradient_checkpointing=recompute)
     assert policy.backbone.packed == (family in PACKED)
     expected, spread = plain(model, PIECES, 0.7)
-    got = policy(ModelInputs.from_segments(PIECES), [0.7] * len(PIECES))
-    torch.testing.assert_close(got.logprobs, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(got.entropies, spread, atol=1e-5, rtol=1e-5)
+    got, entropies = policy(ModelInputs.from_segments(PIECES), [0.7] * len(PIECES))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropies, spread, atol=1e-5, rtol=1e-5)
     pull = torch.randn(2, len(expected), generator=torch.Generator().manual_seed(0))
     wanted = gradients(model, (pull[0] * expected + pull[1] * spread).sum())
-    mine = gradients(model, (pull[0] * got.logprobs + pull[1] * got.entropies).sum())
+    mine = gradients(model, (pull[0] * got + pull[1] * entropies).sum())
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 
 
@@ -83,7 +83,7 @@ def test_gradient_equals_finite_differences(scale: float, softcap: float | None,
 
 def test_a_temperature_is_respected_sequence_by_sequence() -> None:
     model = model_of()
-    got = Policy(model)(ModelInputs.from_segments(PIECES), [0.5, 1.0, 2.0, 0.0]).logprobs.split(
+    got = Policy(model)(ModelInputs.from_segments(PIECES), [0.5, 1.0, 2.0, 0.0])[0].split(
         [int(each.mask.sum()) for each in PIECES]
     )
     for each, mine, heat in zip(PIECES, got, (0.5, 1.0, 2.0, 1.0), strict=True):
@@ -97,7 +97,7 @@ def test_a_head_with_adapters_is_scored_with_them() -> None:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    got, expected = Policy(model)(ModelInputs.from_segments(PIECES), [1.0] * 4).logprobs, plain(model, PIECES, 1.0)[0]
+    got, expected = Policy(model)(ModelInputs.from_segments(PIECES), [1.0] * 4)[0], plain(model, PIECES, 1.0)[0]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     wanted, mine = gradients(model, expected.sum()), gradients(model, got.sum())
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
@@ -108,8 +108,8 @@ def test_custom_logits_are_scored() -> None:
     model.lm_head.register_forward_hook(lambda _, __, out: out * 0.3 + 0.1 * out.sin())
     policy = Policy(model)
     got, expected = policy(ModelInputs.from_segments(PIECES), [1.0] * 4), plain(model, PIECES, 1.0)
-    torch.testing.assert_close(got.logprobs, expected[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(got.entropies, expected[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got[1], expected[1], atol=1e-5, rtol=1e-5)
 
 
 class Largest(TorchDispatchMode):
@@ -132,8 +132,8 @@ def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def largest() -> int:
         with Largest() as seen:
-            out = score(hidden, Head(weight), asked, heat)
-            (out.logprobs.sum() + out.entropies.sum()).backward()
+            scores, entropies = score(hidden, Head(weight), asked, heat)
+            (scores.sum() + entropies.sum()).backward()
         return seen.numbers
 
     assert largest() == tokens * words

@@ -121,8 +121,8 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
         config = plan_recipe(find_recipe(recipe_or_model), overrides).config
     else:
         config = TrainConfig(model=recipe_or_model).override(overrides)
+    from agentfly.backends.engine.kv_cache import cache_bytes
     from agentfly.backends.engine.loading import load_config, resolve_device
-    from agentfly.backends.engine.memory import cache_bytes
     from agentfly.models import resolve
     from agentfly.training.memory import (
         GIB,

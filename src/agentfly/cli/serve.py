@@ -65,8 +65,8 @@ class ServeConfig:
         """Command-line arguments of the server."""
         from vllm.platforms import current_platform
 
+        from agentfly.backends.engine.kv_cache import cache_bytes
         from agentfly.backends.engine.loading import resolve_device, resolve_dtype
-        from agentfly.backends.engine.memory import cache_bytes
         from agentfly.models import resolve
 
         on_cpu = bool(current_platform.is_cpu())

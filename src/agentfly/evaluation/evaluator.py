@@ -18,9 +18,8 @@ from typing import Any, Literal, Self, Unpack
 from agentfly.agent import BaseAgent
 from agentfly.errors import ConfigError, DataError, RecordError
 from agentfly.evaluation.summary import ChainResult, Evaluation, summarize
-from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings, parse_tasks
+from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings, parse_tasks
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.rollout.settings import ChainSettings
 from agentfly.runs.files import append_lines, explain_write_error
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -203,7 +202,16 @@ class EvalLog:
                 raise DataError(f"line {number} of {self.path} is not JSON ({error}); remove it") from error
             value = value if isinstance(value, dict) else {}
             if number == 1:
-                self._require_same_settings(value.get("settings"), settings)
+                before = value.get("settings")
+                if not isinstance(before, dict):
+                    raise ConfigError(f"{self.path} is not an evaluation; give another file or folder")
+                for name in {**before, **settings}:
+                    if before.get(name) != settings.get(name):
+                        raise ConfigError(
+                            f"{self.path} was started with {name}={before.get(name)!r:.80}, not "
+                            f"{settings.get(name)!r:.80}; give the same settings to resume it, or another file to "
+                            "start a new one"
+                        )
                 continue
             try:
                 result = ChainResult(**value["result"])
@@ -213,13 +221,3 @@ class EvalLog:
         if not complete:
             append_lines(self.path, [{"settings": settings}])
         return results
-
-    def _require_same_settings(self, before: Any, settings: Mapping[str, Any]) -> None:
-        if not isinstance(before, dict):
-            raise ConfigError(f"{self.path} is not an evaluation; give another file or folder")
-        for name in {**before, **settings}:
-            if before.get(name) != settings.get(name):
-                raise ConfigError(
-                    f"{self.path} was started with {name}={before.get(name)!r:.80}, not {settings.get(name)!r:.80}; "
-                    "give the same settings to resume it, or another file to start a new one"
-                )

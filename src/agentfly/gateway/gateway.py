@@ -24,8 +24,8 @@ from agentfly.gateway.chat import ApiError
 from agentfly.gateway.session import Session
 from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
 from agentfly.http_server import is_address
+from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.limits import ChainLimits
-from agentfly.rollout.settings import ChainSettings
 from agentfly.threads import call
 
 T = TypeVar("T")

@@ -25,9 +25,9 @@ from agentfly.gateway.recorder import Prompt, Recorder
 from agentfly.gateway.request_parser import RequestParser, require_call
 from agentfly.gateway.streaming import ReplyStream
 from agentfly.gateway.template_cache import TemplateCache
+from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.events import Event, ReplyReceived, TokensSampled
-from agentfly.rollout.limits import limit_sampling, turn_seed
-from agentfly.rollout.settings import ChainSettings
+from agentfly.rollout.limits import limit_sampling, seed_for_turn
 from agentfly.templates.template import Template
 from agentfly.trajectory import Failure, FailureKind, StopReason, Trajectory, TurnRecord
 from agentfly.types import Completion, FinishReason, Message, Sampling, Task
@@ -142,7 +142,7 @@ class Session:
             message = f"the prompt has {prompt} tokens, which leaves no room in the context: context_length_exceeded"
             raise ApiError(message, 400, "context_length_exceeded")
         if self.settings.seed is not None and not self._client_sampling:
-            limited = replace(limited, seed=turn_seed(self.settings.seed, self._group, self._chain, turns))
+            limited = replace(limited, seed=seed_for_turn(self.settings.seed, self._group, self._chain, turns))
         return limited, truncation
 
     async def run(self, turn: Turn, sink: DeltaSink | None) -> ChatReply:

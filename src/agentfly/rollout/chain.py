@@ -25,13 +25,11 @@ from agentfly.errors import (
     describe,
 )
 from agentfly.resources import Leases
-from agentfly.rollout.branching import ForkPoint
+from agentfly.rollout.config import ChainAgent, ChainSettings
 from agentfly.rollout.events import ChainScored, ChainStarted, Event, ReplyReceived, TokensSampled
-from agentfly.rollout.history import append_user_text, join_content
-from agentfly.rollout.limits import StopPolicy, limit_sampling, turn_seed
-from agentfly.rollout.settings import ChainAgent, ChainSettings
+from agentfly.rollout.history import ForkPoint, Transcript, append_user_text, join_content
+from agentfly.rollout.limits import StopPolicy, limit_sampling, seed_for_turn
 from agentfly.rollout.tool_calls import ToolRunner
-from agentfly.rollout.transcript import Transcript
 from agentfly.segment import Author
 from agentfly.tooling import Context, ToolResult
 from agentfly.trajectory import (
@@ -249,7 +247,7 @@ class Chain:
         if limited is None:
             return self._truncation
         if self.settings.seed is not None:
-            return replace(limited, seed=turn_seed(self.settings.seed, self.group, self.chain, len(self.turns)))
+            return replace(limited, seed=seed_for_turn(self.settings.seed, self.group, self.chain, len(self.turns)))
         return limited
 
     def _build_request(self, sampling: Sampling) -> Request:

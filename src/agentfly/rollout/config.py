@@ -1,22 +1,72 @@
-"""Run options as users write them, converted to tasks and ChainSettings."""
+"""What a chain is run with: an agent, and the options of a run as users write them, converted to ChainSettings."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, TypedDict
 
 from pydantic import StrictInt
 
+from agentfly.backends.base import Backend, Request
 from agentfly.errors import ConfigError
-from agentfly.rollout.branching import Branching
 from agentfly.rollout.events import Observer
-from agentfly.rollout.history import Folding, StepHistory
-from agentfly.rollout.limits import ChainLimits, FailurePolicy
-from agentfly.rollout.settings import ChainSettings
-from agentfly.types import Message, Sampling, Task
+from agentfly.rollout.history import Branching, Folding, StepHistory
+from agentfly.rollout.limits import ChainLimits, FailurePolicy, LoopControl
+from agentfly.scoring import Scorer
+from agentfly.templates.template import Template
+from agentfly.tooling import Toolbox, ToolResult
+from agentfly.types import Completion, Message, Reply, Sampling, Task, ToolCall
 from agentfly.validation import validate
+
+
+class ChainAgent(Protocol):
+    """What a chain needs of an agent."""
+
+    backend: Backend
+    template: Template | None
+    """None if the server renders the prompt."""
+    toolbox: Toolbox
+    scorer: Scorer | None
+    control: LoopControl
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools in OpenAI function format."""
+
+    def initial_messages(self, task: Task) -> Sequence[Message]:
+        """The conversation a chain starts with."""
+
+    async def generate_async(self, request: Request) -> Completion:
+        """Sample one turn."""
+
+    def read(self, request: Request, completion: Completion) -> Reply:
+        """Parse a sampled turn."""
+
+    def history_message(self, message: Message) -> Message:
+        """The message of a turn as it is rendered when the history is rewritten."""
+
+    def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> Sequence[Message]:
+        """The messages that show tool results to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """Settings shared by the chains of a run."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: ChainLimits = field(default_factory=ChainLimits)
+    failures: FailurePolicy = field(default_factory=FailurePolicy)
+    folding: Folding | None = None
+    """None: the history only grows."""
+    branching: Branching | None = None
+    """None: every chain begins with its task."""
+    seed: int | None = None
+    """Seeds the sampling of each chain and turn independently of scheduling order; None uses a random seed."""
+    observer: Observer | None = None
+    priority: int = 0
+    """Backends with a queue may prefer chains with low values."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -87,11 +137,21 @@ def parse_settings(max_turns: int, options: RunOptions) -> ChainSettings:
     observer = options.get("observer")
     if observer is not None and not callable(observer):
         raise ConfigError(f"observer must be a function of an event, not {observer!r}")
+    strategy = options.get("strategy", "chain")
+    folding = options.get("folding")
+    if strategy not in ("chain", "step"):
+        raise ConfigError(f"unknown rollout strategy {strategy!r}; strategies are 'chain' and 'step'")
+    if isinstance(folding, type) or (
+        folding is not None and not (hasattr(folding, "summary_request") and hasattr(folding, "fold"))
+    ):
+        raise ConfigError(f"{folding!r} is not a folding rule; agentfly.rollout has some, such as Summarize")
+    if strategy == "step" and folding is not None and not isinstance(folding, StepHistory):
+        raise ConfigError(f"strategy='step' has its own folding rule, so folding={folding!r} has no effect; remove one")
     return ChainSettings(
         sampling=sampling,
         limits=ChainLimits(max_turns, **{name: options[name] for name in _LIMITS if name in options}),  # type: ignore[literal-required]
         failures=FailurePolicy.of(options.get("failures")),
-        folding=_parse_folding(options.get("strategy", "chain"), options.get("folding")),
+        folding=folding or StepHistory() if strategy == "step" else folding,
         branching=Branching.of(options.get("branching"), max_turns),
         seed=seed,
         observer=observer,
@@ -114,17 +174,3 @@ def parse_sampling(given: Sampling | Mapping[str, Any] | None) -> Sampling:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"sampling has no field {name!r}; it has {', '.join(_SAMPLING)}.{hint}")
     return Sampling(**given)
-
-
-def _parse_folding(strategy: str, folding: Folding | None) -> Folding | None:
-    if strategy not in ("chain", "step"):
-        raise ConfigError(f"unknown rollout strategy {strategy!r}; strategies are 'chain' and 'step'")
-    if isinstance(folding, type) or (
-        folding is not None and not (hasattr(folding, "summary_request") and hasattr(folding, "fold"))
-    ):
-        raise ConfigError(f"{folding!r} is not a folding rule; agentfly.rollout has some, such as Summarize")
-    if strategy == "chain":
-        return folding
-    if folding is not None and not isinstance(folding, StepHistory):
-        raise ConfigError(f"strategy='step' has its own folding rule, so folding={folding!r} has no effect; remove one")
-    return folding or StepHistory()

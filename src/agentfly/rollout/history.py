@@ -1,19 +1,131 @@
-"""Folding rules: how the history of a chain is shortened. Each rewrite seals a segment and begins the next; both train.
+"""The history of a chain: its transcript, the folding rules that shorten it, and the fork points of tree sampling.
 
-A rule receives the initial messages of the chain and the later ones, and returns the conversation to continue with, or
-None for no change. A rule that needs a summary asks for it with `summary_request`: the model's next turn is the
-summary, and trains like any other turn.
+With a template, the prompt is the segment's own buffer: the initial messages, the sampled tokens, the delta that
+`extend` renders, and so on. With a server that renders the prompt, the segment follows the prompt ids that the server
+returns. In both cases a history that no longer starts with the buffer seals the segment and begins a new one; both
+train.
+
+A folding rule receives the initial messages of the chain and the later ones, and returns the conversation to continue
+with, or None for no change. A rule that needs a summary asks for it with `summary_request`: the model's next turn is
+the summary, and trains like any other turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import Field
+
+from agentfly.environment import Environment
 from agentfly.errors import ConfigError
-from agentfly.types import Content, Image, Message
-from agentfly.validation import NonNegativeInt, validate_fields
+from agentfly.rollout.limits import StopPolicy
+from agentfly.segment import Author, Segment
+from agentfly.templates.template import History, Template
+from agentfly.trajectory import Failure, TurnRecord
+from agentfly.types import Completion, Content, Image, Message
+from agentfly.validation import NonNegativeInt, PositiveInt, validate_fields
+
+
+class Transcript:
+    """One chain's conversation, as messages and as tokens."""
+
+    __slots__ = ("_pending", "_template", "messages", "segment", "segments")
+
+    def __init__(self, template: Template | None) -> None:
+        """`template` is None if the server renders the prompt."""
+        self._template = template
+        self.messages: list[Message] = []
+        """The conversation as a new segment would render it."""
+        self.segments: list[Segment] = []
+        self.segment: Segment
+        """The last segment. There is none before `begin`."""
+        self._pending: tuple[Author, list[Message], int] = (Author.TASK, [], 0)
+        """Author, messages and turn of what was added since the last reply; its ids come with the next completion."""
+
+    def begin(self, messages: Sequence[Message], author: Author, turn: int, ids: Sequence[int] | None = None) -> None:
+        """Begin a segment with a whole conversation. `ids`: its rendering, if already known."""
+        if self._template is not None and ids is None:
+            ids = self._template.start(messages)
+        self._new_segment()
+        self.messages = list(messages)
+        if ids is None:
+            self._pending = (author, self.messages.copy(), turn)
+        else:
+            self.segment.append(author, ids, messages, turn=turn)
+
+    def add(self, delta: Sequence[Message], author: Author, turn: int) -> None:
+        """Append messages after the model's last turn, up to the generation prompt of its next turn."""
+        self.messages.extend(delta)
+        if self._template is None:
+            self._pending = (author, list(delta), turn)
+        elif self._template.history is History.TEMPLATE:
+            # The template rewrites earlier turns: render the whole conversation and compare it with the buffer.
+            rendered = self._template.start(self.messages)
+            current = self.segment.prompt.tolist()
+            if rendered[: len(current)] != current:
+                self.begin(self.messages, Author.HISTORY, turn, rendered)
+                return
+            rest = rendered[len(current) :]
+            if current[-1] not in self._template.stop_ids and rest and rest[0] in self._template.stop_ids:
+                self.segment.append(Author.TEMPLATE, rest[:1], turn=turn)
+                rest = rest[1:]
+            self.segment.append(author, rest, delta, turn=turn)
+        else:
+            extended = self._template.extend(delta)
+            if self.segment.last_id not in extended.closers:
+                self.segment.append(Author.TEMPLATE, [extended.close], turn=turn)
+            self.segment.append(author, extended.ids, delta, turn=turn)
+
+    def add_completion(self, completion: Completion, message: Message, history_message: Message, turn: int) -> None:
+        """Record a turn of the model. `history_message` is how a rewritten history renders it."""
+        if self._template is None:
+            self._append_pending(completion.prompt_ids)
+            if completion.prompt_ids is None and completion.token_ids:
+                # Tokens with an unknown prompt cannot be trained: without ids the segment is marked as not exact.
+                completion = Completion((), (), (), completion.finish, message=message)
+        self.segment.append_completion(completion, message, turn=turn)
+        self.messages.append(history_message)
+
+    def _append_pending(self, prompt_ids: Sequence[int] | None) -> None:
+        """Append the pending messages with the prompt ids the server returned; None if it returned none."""
+        author, messages, turn = self._pending
+        self._pending = (Author.USER, [], turn)
+        current = self.segment.prompt.tolist()
+        if prompt_ids is not None and list(prompt_ids[: len(current)]) != current:
+            self._new_segment()
+            author, messages, current = Author.HISTORY, self.messages, []
+        if prompt_ids is not None or messages:
+            self.segment.append(author, [] if prompt_ids is None else prompt_ids[len(current) :], messages, turn=turn)
+
+    def note(self, delta: Sequence[Message], author: Author, turn: int) -> None:
+        """Record messages after the end of the chain: part of the conversation, never shown to the model."""
+        if delta:
+            self.messages.extend(delta)
+            self.segment.append(author, [], delta, turn=turn)
+
+    def copy(self) -> Transcript:
+        """A copy that goes on separately; sealed segments are shared."""
+        other = Transcript(self._template)
+        other.messages = list(self.messages)
+        other.segment = self.segment.copy()
+        other.segments = [*self.segments[:-1], other.segment]
+        other._pending = self._pending
+        return other
+
+    def close(self) -> tuple[Segment, ...]:
+        """Seal all segments and return them."""
+        if self.segments and self._pending[1]:  # the server never replied
+            self._append_pending(None)
+        return tuple([segment.seal() for segment in self.segments])
+
+    def _new_segment(self) -> None:
+        if self.segments:
+            self.segment.seal()
+        processor = None if self._template is None else self._template.image_processor
+        self.segment = Segment(None if processor is None else processor.token_id)
+        self.segments.append(self.segment)
 
 
 class Folding(Protocol):
@@ -147,3 +259,46 @@ def join_content(contents: Sequence[Content]) -> Content:
         parts.extend([content] if isinstance(content, str) else content)
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if len(texts) == len(parts) else tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """Tree sampling: a chain that goes on after `turn` turns is continued `branches` times from there."""
+
+    turn: PositiveInt
+    """Turns before the branching point, which the branches share."""
+    branches: Annotated[int, Field(strict=True, ge=2)]
+    """Continuations from there, that of the chain itself included."""
+
+    def __post_init__(self) -> None:
+        validate_fields(self, "branching: ")
+
+    @classmethod
+    def of(cls, value: Branching | Mapping[str, Any] | None, max_turns: int) -> Branching | None:
+        """Convert a mapping of both fields; None stays None. Raises ConfigError if no chain can reach the turn."""
+        if isinstance(value, Mapping) and set(value) != {"turn", "branches"}:
+            raise ConfigError(f"branching={dict(value)!r}: it has turn and branches, such as turn=1, branches=4")
+        if value is not None and not isinstance(value, Branching | Mapping):
+            raise ConfigError(f"branching must be a Branching or a mapping of its fields, not {value!r:.80}")
+        branching = cls(**value) if isinstance(value, Mapping) else value
+        if branching is not None and branching.turn >= max_turns:
+            raise ConfigError(
+                f"branching after {branching.turn} turns would have no effect: chains have at most {max_turns}"
+            )
+        return branching
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """A chain between two turns, from which other chains continue: the tokens so far and the environments' states."""
+
+    transcript: Transcript
+    turns: tuple[TurnRecord, ...]
+    failures: tuple[Failure, ...]
+    stop_policy: StopPolicy
+    initial: Sequence[Message]
+    prediction: str
+    summarizing: bool
+    num_calls: int
+    num_sampled: int
+    environments: Mapping[type[Environment], Any]

@@ -164,7 +164,7 @@ def limit_sampling(
     return sampling if max_tokens == sampling.max_tokens else replace(sampling, max_tokens=max_tokens), truncation
 
 
-def turn_seed(seed: int, group: int, chain: int, turn: int) -> int:
+def seed_for_turn(seed: int, group: int, chain: int, turn: int) -> int:
     """The seed of one turn, which depends on nothing but the run's seed and the place of the turn."""
     key = repr((seed, group, chain, turn))
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")

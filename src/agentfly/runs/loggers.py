@@ -275,7 +275,11 @@ class MlflowLogger(RunLogger):
                 experiment = client.get_experiment_by_name("agentfly")
                 number = client.create_experiment("agentfly") if experiment is None else experiment.experiment_id
                 self._run_id = client.create_run(number, run_name=path.resolve().name).info.run_id
-                params = [Param(name, _short_json(value)) for name, value in config.items()]
+                texts = {
+                    name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+                    for name, value in config.items()
+                }
+                params = [Param(name, text[:500]) for name, text in texts.items()]  # what every tracking server takes
                 client.log_batch(self._run_id, params=params)
                 write_atomic(id_file, self._run_id.encode())
         except Exception as error:
@@ -304,11 +308,6 @@ class MlflowLogger(RunLogger):
         if self._client is not None:
             client, self._client = self._client, None
             client.set_terminated(self._run_id)
-
-
-def _short_json(value: Any) -> str:
-    """A setting as text of at most 500 characters, which is what every tracking server takes."""
-    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))[:500]
 
 
 def open_loggers(names: Iterable[str], directory: RunDirectory) -> RunLoggers:

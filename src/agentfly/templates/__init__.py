@@ -13,8 +13,7 @@ from typing import Any
 
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates.audit import Audit, audit
-from agentfly.templates.chat_format import ChatFormat
-from agentfly.templates.families import FAMILIES, UNKNOWN, Family
+from agentfly.templates.chat_format import FAMILIES, UNKNOWN, ChatFormat, Family
 from agentfly.templates.parsers import PARSERS
 from agentfly.templates.roundtrip import choose_parser, find_closing_tokens
 from agentfly.templates.template import History, Template

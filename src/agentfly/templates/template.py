@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from agentfly.errors import ConfigError, TemplateError
 from agentfly.templates.codec import Codec, match_any, unused_character
-from agentfly.templates.forms import Form, learn_form
-from agentfly.templates.rendering import Renderer, special_tokens
+from agentfly.templates.rendering import Form, Renderer, learn_form, special_tokens
 from agentfly.templates.tokenizer import ChatTokenizer
 from agentfly.types import Image, Message, Reply, ToolCall
 from agentfly.vision import ImageProcessor

@@ -40,8 +40,8 @@ from agentfly.training.rollout_batch import (
     RolloutBatch,
     Selection,
     TaskSampler,
+    select_chains,
     select_greedy,
-    select_sampled,
 )
 from agentfly.trajectory import Trajectory
 from agentfly.types import Task
@@ -176,7 +176,7 @@ class AsyncCollector(Collector):
                     if greedy is not None:
                         greedy |= select_greedy([chains.pop()], self.config)
                     trajectories += chains
-                    selection += select_sampled(chains, self.config)
+                    selection += select_chains(chains, self.config)
                     self._held = len(selection.groups) if resample else len(positions)
                     if self._held == config.tasks_per_step or len(positions) == ROUNDS * config.tasks_per_step:
                         break
@@ -187,7 +187,12 @@ class AsyncCollector(Collector):
         self._held = 0
         if not recorded:
             self._journal.append({"step": step, "groups": positions})
-        self._count_ages(selection, step - 1)
+        # Count the tokens to train by the updates since the weights that sampled them.
+        segments = [segment for group in selection.groups for episode in group for segment in episode.segments]
+        ages = [step - 1 - segment.weight_versions[segment.mask] for segment in segments]
+        if ages:
+            for age, count in enumerate(np.bincount(np.concatenate(ages))):
+                self._counts[f"age_{age}"] += int(count)
         self._collect_seconds += (seconds := time.perf_counter() - start)
         return self._build_batch(step, trajectories, selection, greedy, seconds=seconds)
 
@@ -363,14 +368,6 @@ class AsyncCollector(Collector):
         return group
 
     # ── metrics ──
-
-    def _count_ages(self, selection: Selection, version: int) -> None:
-        """Count the tokens to train by the updates since the weights that sampled them."""
-        segments = [segment for group in selection.groups for episode in group for segment in episode.segments]
-        ages = [version - segment.weight_versions[segment.mask] for segment in segments]
-        if ages:
-            for age, count in enumerate(np.bincount(np.concatenate(ages))):
-                self._counts[f"age_{age}"] += int(count)
 
     def _track_idle(self) -> None:
         """Count the time without a running chain."""

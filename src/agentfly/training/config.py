@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import json
 import math
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,13 +21,13 @@ from pydantic import TypeAdapter, ValidationError
 from agentfly.algorithms import build_algorithm
 from agentfly.algorithms.base import Algorithm, SegmentReward
 from agentfly.errors import ConfigError
-from agentfly.rollout.config import RunOptions, parse_sampling, parse_settings
-from agentfly.rollout.settings import ChainSettings
+from agentfly.rollout.config import ChainSettings, RunOptions, parse_sampling, parse_settings
 from agentfly.runs.loggers import validate_loggers
 from agentfly.training.config_records import (
     CORRECTIONS,
     FLOATS,
     NESTED,
+    NESTED_NAMES,
     AsyncTrainingConfig,
     CheckpointConfig,
     EvaluationConfig,
@@ -37,6 +36,7 @@ from agentfly.training.config_records import (
     OptimizerConfig,
     TeacherConfig,
     VisionConfig,
+    to_json,
 )
 from agentfly.types import Sampling
 
@@ -118,7 +118,18 @@ class TrainConfig:
             if name not in allowed:
                 raise ConfigError(f"run_options has {name!r}; it may have {', '.join(allowed)}")
         self.chain_settings()  # raises where they are wrong
-        self._validate_numbers()
+        for name, value in self.flat().items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if isinstance(value, int) and name not in FLOATS:
+                least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
+                if value < least:
+                    raise ConfigError(f"{name} must be at least {least}, not {value}")
+            elif name in ("kl.coef", "teacher.reward_coef", "optimizer.weight_decay", "loss.entropy_coef"):
+                if not 0 <= value < math.inf:
+                    raise ConfigError(f"{name} must be a number from 0, not {value}")
+            elif not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, not {value}")
         self._validate_combinations()
         self._refuse_fields_without_effect()
 
@@ -184,7 +195,7 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The effective configuration as JSON."""
-        return {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: to_json(getattr(self, each.name)) for each in fields(self)}
 
     def flat(self) -> dict[str, Any]:
         """The effective configuration as JSON, with the fields of nested records under their dotted names."""
@@ -192,20 +203,6 @@ class TrainConfig:
         for name, value in self.to_json().items():
             out |= {f"{name}.{inner}": each for inner, each in value.items()} if name in NESTED else {name: value}
         return out
-
-    def _validate_numbers(self) -> None:
-        for name, value in self.flat().items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if isinstance(value, int) and name not in FLOATS:
-                least = 0 if name.endswith(("warmup_steps", "seed", "max_staleness")) else 1
-                if value < least:
-                    raise ConfigError(f"{name} must be at least {least}, not {value}")
-            elif name in ("kl.coef", "teacher.reward_coef", "optimizer.weight_decay", "loss.entropy_coef"):
-                if not 0 <= value < math.inf:
-                    raise ConfigError(f"{name} must be a number from 0, not {value}")
-            elif not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0, not {value}")
 
     def _validate_combinations(self) -> None:
         if self.chains_per_step % self.mini_batches:
@@ -298,16 +295,6 @@ class TrainConfig:
             )
 
 
-_NESTED_NAMES = {
-    "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
-    "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
-    "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
-    "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
-    "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
-    "on_stale": "async_training.on_stale",
-    **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
-}  # fmt: skip
-"""Flat names that users try → the fields they mean, for error messages."""
 _TEACHER_FIELDS = [each.name for each in fields(TeacherConfig) if each.name != "model"]
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "algorithm": build_algorithm,
@@ -334,10 +321,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def find_field(name: str) -> str | None:
-    """The dotted name of the field that a user calls `name`, such as optimizer.learning_rate for learning_rate; None if
-    there is none."""
+    """The dotted name of the field that a user calls `name`, such as kl.target for kl_target; None if there is none."""
     known = {each.name for each in fields(TrainConfig)} | TrainConfig().flat().keys()
-    return name if name in known else _NESTED_NAMES.get(name)
+    return name if name in known else NESTED_NAMES.get(name)
 
 
 def validate_overrides(overrides: Mapping[str, Any]) -> None:
@@ -406,21 +392,9 @@ def _override_inner(head: str, value: Any, inner: str, new: Any) -> Any:
 
 
 def _unknown_field(name: str) -> str:
-    if name in _NESTED_NAMES:
-        return f"there is no field {name!r}; write {_NESTED_NAMES[name]}"
+    if name in NESTED_NAMES:
+        return f"there is no field {name!r}; write {NESTED_NAMES[name]}"
     known = [each.name for each in fields(TrainConfig)]
-    close = difflib.get_close_matches(name, [*known, *_NESTED_NAMES], 3)
-    close = list(dict.fromkeys(_NESTED_NAMES.get(each, each) for each in close))
+    close = difflib.get_close_matches(name, [*known, *NESTED_NAMES], 3)
+    close = list(dict.fromkeys(NESTED_NAMES.get(each, each) for each in close))
     return f"there is no field {name!r}; {'close ones' if close else 'there are'}: {', '.join(close or known)}"
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Algorithm):
-        return {"name": type(value).__name__, **{each.name: getattr(value, each.name) for each in fields(value)}}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _to_json(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _to_json(each) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [_to_json(each) for each in value]
-    return value if isinstance(value, str | int | float | bool | types.NoneType) else repr(value)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType
 from typing import Any, Literal
+
+from agentfly.algorithms.base import Algorithm
 
 CORRECTIONS = [f"{level}-{mode}" for level in ("token", "sequence", "geometric") for mode in ("truncate", "mask")]
 """Values of `loss.correction`."""
@@ -131,3 +135,26 @@ NESTED: dict[str, Any] = {
 """Nested records by the name of their field in TrainConfig."""
 FLOATS = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in fields(cls) if "float" in str(each.type)}
 """Dotted names of the nested fields that hold a float."""
+NESTED_NAMES = {
+    "recompute": "gradient_checkpointing", "clip": "loss.clip", "aggregation": "loss.aggregation",
+    "entropy": "loss.entropy_coef", "correction": "loss.correction", "correction_cap": "loss.correction_cap",
+    "kl_estimator": "kl.estimator", "kl_in": "kl.placement", "kl_target": "kl.target", "save_every": "checkpoint.every",
+    "keep": "checkpoint.keep", "eval_every": "evaluation.every", "eval_chains": "evaluation.chains",
+    "distillation": "teacher.model", "max_staleness": "async_training.max_staleness",
+    "on_stale": "async_training.on_stale",
+    **{each.name: f"optimizer.{each.name}" for each in fields(OptimizerConfig)},
+}  # fmt: skip
+"""Flat names that users try → the fields they mean, for error messages."""
+
+
+def to_json(value: Any) -> Any:
+    """A value of a field as JSON; what has no JSON is its `repr`."""
+    if isinstance(value, Algorithm):
+        return {"name": type(value).__name__, **{each.name: getattr(value, each.name) for each in fields(value)}}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): to_json(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | NoneType) else repr(value)

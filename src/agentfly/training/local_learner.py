@@ -10,9 +10,10 @@ the model before the first step; with a single step that is the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -28,18 +29,20 @@ from agentfly.backends.engine.vision import FeatureCache, tower_parameters
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats
 from agentfly.training.batch import (
+    TOWER_TOKENS,
+    MicroBatchRunner,
     ModelInputs,
     Sample,
     build_synthetic_samples,
     build_token_batch,
     gather_field,
+    name_samples,
+    require_finite,
     split_mini_batches,
 )
 from agentfly.training.config import TrainConfig
-from agentfly.training.critic import Critic, strip_prefix
 from agentfly.training.lora import MergedWeights, has_adapters, read_weights, save_model
-from agentfly.training.micro_batches import TOWER_TOKENS, MicroBatchRunner, name_samples, require_finite
-from agentfly.training.model import Policy, Precision, computes_in_low_precision, copy_trainable
+from agentfly.training.model import Critic, Policy, Precision, computes_in_low_precision, copy_trainable, strip_prefix
 from agentfly.training.optimizer import LRSchedule, Optimizer, Schedule, trainable_parameters
 
 
@@ -102,9 +105,7 @@ class LocalLearner:
         if reference and not has_adapters(model):
             self._reference = Policy(copy_trainable(model).requires_grad_(False), device, features=features)
         self._teacher = None if teacher is None else Policy(teacher.requires_grad_(False), device)
-        self._critic: Critic | None = None
-        if critic:
-            self._critic = Critic(model, device, **settings)
+        self._critic = Critic(model, device, **settings) if critic else None
         self._runner = self._build_runner(
             micro_batch_tokens,
             padded=not self._policy.backbone.packed,
@@ -125,8 +126,7 @@ class LocalLearner:
     # ── what the sharded learner does differently ──
 
     def _compute_device(self, model: Any) -> torch.device:
-        device: torch.device = next(model.parameters()).device
-        return device
+        return torch.device(next(model.parameters()).device)
 
     def _build_runner(self, tokens: int, *, padded: bool, low_precision: bool) -> MicroBatchRunner:
         return MicroBatchRunner(self.device, tokens, padded=padded, low_precision=low_precision)
@@ -181,24 +181,22 @@ class LocalLearner:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding matrix."""
-        size: int = self.model.get_input_embeddings().weight.shape[0]
-        return size
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def parameters(self) -> Iterable[Tensor]:
         """All weights, frozen ones included."""
-        parameters: Iterable[Tensor] = self.model.parameters()
-        return parameters
+        return list(self.model.parameters())
 
     # ── scoring: one [tokens] array per segment, 0 where nothing was sampled ──
 
     def score(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities of the sampled tokens, at the temperature they were sampled with."""
-        return self._runner.score(segments, self._logprobs(self._policy, temperature))
+        return self._runner.score(segments, partial(self._policy.logprobs, temperature=temperature))
 
     def score_reference(self, segments: Sequence[SegmentArrays], temperature: float) -> list[Floats]:
         """Log-probabilities under the initial model: a copy, or the model without its adapters."""
         if self._reference is not None:
-            return self._runner.score(segments, self._logprobs(self._reference, temperature))
+            return self._runner.score(segments, partial(self._reference.logprobs, temperature=temperature))
         if not has_adapters(self.model):
             raise ConfigError("this learner keeps no reference model: make it with reference=True")
         with self._policy.backbone.model.disable_adapter():
@@ -208,7 +206,7 @@ class LocalLearner:
         """Log-probabilities under the teacher."""
         if self._teacher is None:
             raise ConfigError("this learner has no teacher: make it with teacher=model")
-        return self._runner.score(segments, self._logprobs(self._teacher, temperature))
+        return self._runner.score(segments, partial(self._teacher.logprobs, temperature=temperature))
 
     def values(self, segments: Sequence[SegmentArrays]) -> list[Floats]:
         """The critic's value of the state before each sampled token."""
@@ -216,12 +214,9 @@ class LocalLearner:
             raise ConfigError("this learner has no critic: make it with critic=True")
         return self._runner.score(segments, self._critic)
 
-    @staticmethod
-    def _logprobs(policy: Policy, temperature: float) -> Callable[[ModelInputs], Tensor]:
-        return lambda inputs: policy(inputs, [temperature] * len(inputs.counts)).logprobs
-
     # ── updating ──
 
+    @torch.enable_grad()
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Run one update over the samples and return its metrics.
 
@@ -240,11 +235,28 @@ class LocalLearner:
             torch.cuda.reset_peak_memory_stats(self.device)
         retries = self._runner.retries
         order = Random(f"{self._seed}/{self._updates}")
-        steps = []
+        steps: list[dict[str, float]] = []
         for _ in range(self._epochs):
             if self._mini_batches > 1:
                 order.shuffle(samples)
-            steps += [self._step(batch, on_policy) for batch in split_mini_batches(samples, self._mini_batches)]
+            for batch in split_mini_batches(samples, self._mini_batches):
+                # One optimizer step of the policy, after the critic's warm-up, and of the critic where there is one.
+                step: dict[str, float] = {}
+                try:
+                    if self._updates >= self._critic_warmup_steps:
+                        measured = self._accumulate_policy(batch, on_policy)
+                        step = {f"policy/{name}": value for name, value in measured.items()}
+                        step["policy/grad_norm"] = self._optimizer.step(self._updates)
+                        self._optimizer.zero_grad()
+                    if self._critic is not None:
+                        step["critic/loss"] = self._accumulate_critic(self._critic, batch)
+                        step["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
+                except NonFiniteError as error:
+                    number = self._updates + 1
+                    raise NonFiniteError(f"update {number}: {error}; its step had {name_samples(batch)}") from error
+                finally:
+                    self._zero_grad()
+                steps.append(step)
         metrics = average_steps(steps) | {"policy/learning_rate": self._optimizer.schedule.at(self._updates)}
         metrics |= {f"update/seconds_{phase}": seconds for phase, seconds in self._runner.seconds.items()}
         if self.device.type == "cuda":
@@ -275,37 +287,19 @@ class LocalLearner:
                 out[index] = replace(samples[index], old_logprobs=old)
         return out
 
-    @torch.enable_grad()
-    def _step(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
-        """One optimizer step of the policy and, where there is one, of the critic."""
-        try:
-            metrics: dict[str, float] = {}
-            if self._updates >= self._critic_warmup_steps:
-                measured = self._accumulate_policy(batch, on_policy)
-                metrics = {f"policy/{name}": value for name, value in measured.items()}
-                metrics["policy/grad_norm"] = self._optimizer.step(self._updates)
-                self._optimizer.zero_grad()
-            if self._critic is not None:
-                metrics["critic/loss"] = self._accumulate_critic(batch)
-                metrics["critic/grad_norm"] = self._critic.optimizer.step(self._updates)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"update {self._updates + 1}: {error}; its step had {name_samples(batch)}") from error
-        finally:
-            self._zero_grad()
-        return metrics
-
     def _accumulate_policy(self, batch: Sequence[Sample], on_policy: bool) -> dict[str, float]:
         """Add up the gradient of the policy's loss; return what the loss measured."""
         token_weights = self._token_weights([sample.num_sampled_tokens for sample in batch])
         weight_of = dict(zip(map(id, batch), token_weights, strict=True))
 
         def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, Any]:
-            scores = self._policy(inputs, [sample.temperature for sample in samples])
+            token_logprobs, entropies = self._policy(inputs, [sample.temperature for sample in samples])
             has_reference = all(sample.reference_logprobs is not None for sample in samples)
             tokens = build_token_batch(
                 samples,
                 [weight_of[id(sample)] for sample in samples],
-                scores,
+                token_logprobs,
+                entropies,
                 on_policy=on_policy,
                 with_reference=self.loss.kl_coef > 0 or has_reference,
                 entropy_gradient=self.loss.entropy_coef != 0,
@@ -313,19 +307,17 @@ class LocalLearner:
             loss, measured = self.loss(tokens)
             require_finite(loss, "the loss", tokens.logprobs * tokens.advantages, samples)
             # On the host: ranks send these to each other.
-            split = np.split(scores.logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
+            split = np.split(token_logprobs.detach().float().cpu().numpy(), np.cumsum(inputs.counts)[:-1])
             logprobs = dict(zip((sample.name for sample in samples), split, strict=True))
             return loss, ({name: float(value) for name, value in measured.items()}, logprobs)
 
-        results = self._runner.accumulate(batch, compute_loss, self._zero_grad)
+        results = self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad)
         for _, logprobs in results:
             self.update_logprobs = logprobs | self.update_logprobs  # those before the first step stay
         return combine_metrics(measured for measured, _ in results)
 
-    def _accumulate_critic(self, batch: Sequence[Sample]) -> float:
+    def _accumulate_critic(self, critic: Critic, batch: Sequence[Sample]) -> float:
         """Add up the gradient of the critic's loss, Σ (V − return)² / (2 · tokens), and return it."""
-        critic = self._critic
-        assert critic is not None
         num_tokens = sum(sample.num_sampled_tokens for sample in batch)
 
         def compute_loss(samples: list[Sample], inputs: ModelInputs) -> tuple[Tensor, float]:
@@ -334,7 +326,7 @@ class LocalLearner:
             require_finite(loss, "the critic's loss", errors, samples)
             return loss, loss.item()
 
-        return sum(self._runner.accumulate(batch, compute_loss, self._zero_grad))
+        return sum(self._runner.run(batch, attrgetter("segment"), compute_loss, self._zero_grad))
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()
@@ -359,7 +351,7 @@ class LocalLearner:
             self._accumulate_policy(batch, on_policy=False)
             self._zero_grad()
             if self._critic is not None:
-                self._accumulate_critic(batch)
+                self._accumulate_critic(self._critic, batch)
                 self._zero_grad()
             peak = torch.cuda.max_memory_allocated(self.device)
             torch.cuda.empty_cache()

@@ -14,21 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits in memory at once, by device type."""
-
-
-class TokenScores(NamedTuple):
-    """Log-probabilities and entropies of tokens, [tokens] each."""
-
-    logprobs: Tensor
-    entropies: Tensor
-    """Entropy of the distribution each token is from, in nats."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +59,27 @@ class Head:
         return Head(self.weight.to(dtype), bias, self.scale, self.softcap)
 
 
-def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> TokenScores:
-    """Score tokens from the hidden states before them. hidden: [tokens, width]; tokens, temperatures: [tokens]."""
+def score(hidden: Tensor, head: Head, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens and entropies, in nats, of the distributions they are from: [tokens] each.
+
+    hidden: [tokens, width], the hidden states before them; tokens, temperatures: [tokens].
+    """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
     chunk = max(LOGITS.get(device, LOGITS["cpu"]) // len(head.weight), 1)
     temperatures = torch.where(temperatures > 0, temperatures, 1.0)
     with torch.autocast(device, enabled=False):
-        return TokenScores(
-            *_chunked_score(
-                hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype
-            )
+        logprobs, entropies = _chunked_score(
+            hidden, head.weight, head.bias, head.scale, head.softcap, tokens, temperatures, chunk, dtype
         )
+    return logprobs, entropies
 
 
-def score_logits(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> TokenScores:
-    """Score tokens from given logits, [tokens, vocab]."""
+def score_logits(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies, as `score`, from given logits, [tokens, vocab]."""
     temperatures = torch.where(temperatures > 0, temperatures, 1.0)
     logs = (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]).log_softmax(-1)
-    return TokenScores(logs.gather(1, tokens[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
+    return logs.gather(1, tokens[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
 class _ChunkedScore(torch.autograd.Function):

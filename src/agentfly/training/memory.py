@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentfly.backends.engine.kv_cache import cache_bytes, free_memory
 from agentfly.backends.engine.loading import auto_class, config_shape, load_config, max_positions, resolve_dtype
-from agentfly.backends.engine.memory import cache_bytes, free_memory
 from agentfly.backends.engine.scheduler import GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import FEATURE_BYTES, takes_images, tower_parameters
 from agentfly.errors import ConfigError
@@ -232,6 +232,10 @@ def _plan(
     separate = item < 4 or config.async_training.max_staleness > 0 or ranks > 1
     rows = settings.get("max_rows") or GPU_ROWS
     step_tokens = settings.get("max_batch_tokens") or GPU_TOKENS
+    # What the engine's CUDA graphs hold: activations of its largest step, logits of all rows, and the slot table.
+    graphs = (
+        2 * step_tokens * (3 * size.inner + 8 * size.width) + rows * size.vocab * 14 + 4 * (rows + 1) * size.positions
+    )
     parts = {
         "weights": (4 * trained + frozen_item * frozen) // ranks + frozen_item * frozen_tower,
         "gradients": 4 * trained // ranks,
@@ -246,7 +250,7 @@ def _plan(
         "engine_weights": item * (size.parameters + size.tower) if separate else 0,
         # One cache in the engine, and one for all models of the learner with a frozen tower.
         "image_features": FEATURE_BYTES * (embedded + (has_reference or not tower)) if size.tower else 0,
-        "engine_graphs": _graph_bytes(size, rows, step_tokens) if on_gpu and embedded else 0,
+        "engine_graphs": graphs if on_gpu and embedded else 0,
         "activations": activation_bytes(
             size,
             tokens,
@@ -307,12 +311,6 @@ def activation_bytes(
     head = logits * (12 + h) + size.vocab * w * (2 * h + 4)
     layer_gradients = tokens * (8 * w + 3 * i * h)
     return stored + max(head, layer_gradients)
-
-
-def _graph_bytes(size: ModelSize, rows: int, tokens: int) -> int:
-    """What the engine's CUDA graphs hold: activations of its largest step, logits of all rows, and the slot table."""
-    step = 2 * tokens * (3 * size.inner + 8 * size.width)
-    return step + rows * size.vocab * 14 + 4 * (rows + 1) * size.positions
 
 
 def device_memory(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""The trained model run over batches of sequences: `Backbone` (hidden states) and `Policy` (log-probabilities).
+"""Models run over batches of sequences: `Backbone` (hidden states), `Policy` (log-probabilities), `Critic` (values).
 
 Sequences are packed into one row without padding, and attention is computed per sequence. A model whose attention
 cannot be replaced gets rows padded on the right, where causal attention makes padding without effect.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,9 +27,10 @@ from agentfly.backends.engine.vision import (
     rotary_positions,
     tower_parameters,
 )
-from agentfly.errors import ConfigError, RecordError, describe
+from agentfly.errors import ConfigError, DataError, RecordError, describe
 from agentfly.training.batch import ModelInputs
-from agentfly.training.logprobs import Head, TokenScores, score, score_logits
+from agentfly.training.logprobs import Head, score, score_logits
+from agentfly.training.optimizer import Optimizer
 from agentfly.vision import EncodedImage, ImageProcessor, load_image_processor
 
 _LOG = logging.getLogger(__name__)
@@ -189,14 +190,18 @@ class Policy:
         self.backbone = Backbone(model, device, **settings)
         self._has_plain_head = _has_plain_head(self.backbone)
 
-    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> TokenScores:
-        """Scores of the sampled tokens, concatenated; one temperature per sequence."""
+    def __call__(self, inputs: ModelInputs, temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the sampled tokens, [sampled] each; one temperature per sequence."""
         device = self.backbone.device
         per_token = torch.from_numpy(np.repeat(temperatures, inputs.counts).astype(np.float32)).to(device)
         targets = torch.from_numpy(inputs.targets).long().to(device)
         if not self._has_plain_head:
             return score_logits(self.backbone.logits(inputs), targets, per_token)
         return score(self.backbone.hidden_states(inputs), Head.from_model(self.backbone.model), targets, per_token)
+
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> Tensor:
+        """Log-probabilities of the sampled tokens, [sampled], all at one temperature."""
+        return self(inputs, [temperature] * len(inputs.counts))[0]
 
 
 @torch.no_grad()
@@ -253,3 +258,48 @@ def packed_attention(
 
 
 register_attention(ATTENTION, packed_attention)
+
+
+class Critic:
+    """A value model: a backbone with a scalar head, and the optimizer of both.
+
+    It starts as a copy of the policy with a head of zeros; frozen weights (under adapters the whole model, else the
+    vision tower) are shared, not copied. The value of the state before a token is read at the position before it.
+    """
+
+    optimizer: Optimizer
+    """Set by the learner, after it has placed the weights."""
+
+    def __init__(self, model: Any, device: torch.device, **settings: Any) -> None:
+        """The arguments are those of `Backbone`."""
+        self.backbone = Backbone(copy_trainable(model), device, **settings)
+        lm_head = self.backbone.model.get_output_embeddings().weight
+        head = torch.nn.Linear(lm_head.shape[1], 1, device=lm_head.device, dtype=torch.float32)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        self.backbone.model.set_output_embeddings(head)
+
+    def __call__(self, inputs: ModelInputs) -> Tensor:
+        """[sampled]: the value of the state before each sampled token, in float32."""
+        head = self.backbone.model.get_output_embeddings()
+        states = self.backbone.hidden_states(inputs)
+        with torch.autocast(states.device.type, enabled=False):
+            values = torch.nn.functional.linear(states.float(), head.weight.float(), head.bias.float())
+        return values[:, 0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        weights = {f"weights/{name}": each.detach() for name, each in self.optimizer.weights.items()}
+        return weights | {f"optimizer/{name}": each for name, each in self.optimizer.state_dict().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, weight in self.optimizer.weights.items():
+            if f"weights/{name}" not in tensors:
+                raise DataError(f"the checkpoint has no weight {name} of the critic")
+            weight.copy_(tensors[f"weights/{name}"])
+        self.optimizer.load_state_dict(strip_prefix("optimizer/", tensors))
+
+
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, under their names without it."""
+    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}

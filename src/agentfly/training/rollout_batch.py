@@ -25,9 +25,8 @@ from agentfly.agent import BaseAgent
 from agentfly.algorithms.base import Episode, Group, SegmentReward
 from agentfly.errors import BackendFault, ConfigError, EnvironmentFault, Fault, RewardFault
 from agentfly.runs.alarms import most_common_failure
-from agentfly.runs.metrics import groups, is_uniform
+from agentfly.runs.metrics import Exclusion, find_exclusions, groups, is_uniform
 from agentfly.runs.record import Progress
-from agentfly.runs.selection import Exclusion, find_exclusions
 from agentfly.training.config import TrainConfig
 from agentfly.trajectory import FailureKind, TrainingTreatment, Trajectory
 from agentfly.types import Task
@@ -92,7 +91,7 @@ def select_groups(
     return Selection(tuple(selected), counts, zero_variance)
 
 
-def select_sampled(chains: Iterable[Trajectory], config: TrainConfig) -> Selection:
+def select_chains(chains: Iterable[Trajectory], config: TrainConfig) -> Selection:
     """Select the chains to train by the rules of a configuration."""
     return select_groups(
         chains,
@@ -269,13 +268,15 @@ class Collector:
             offset = number * config.tasks_per_step  # groups of later rounds are numbered on
             chains = await self._run_chains(tasks, seed, offset)
             if greedy is not None:
-                greedy |= await self._run_greedy(tasks, seed, offset)
+                sampling = replace(config.sampling, temperature=0.0)
+                result = await self.agent.run(tasks, **config.agent_options(sampling=sampling, seed=seed))
+                greedy |= {group + offset: each for group, each in select_greedy(result, config).items()}
             trajectories += chains
             for own in groups(chains):
                 rewards = [each.reward for each in own if each.reward is not None]
                 if rewards:
                     self._sampler.observe(tasks[own[0].group - offset], rewards)
-            selection += select_sampled(chains, self.config)
+            selection += select_chains(chains, self.config)
             if len(selection.groups) == config.tasks_per_step:
                 break
         return self._build_batch(step, trajectories, selection, greedy, seconds=time.perf_counter() - start)
@@ -338,11 +339,6 @@ class Collector:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
         return sorted(chains, key=lambda each: (each.group, each.chain))
-
-    async def _run_greedy(self, tasks: Sequence[Task], seed: int, offset: int) -> dict[int, Episode]:
-        sampling = replace(self.config.sampling, temperature=0.0)
-        result = await self.agent.run(tasks, **self.config.agent_options(sampling=sampling, seed=seed))
-        return {group + offset: each for group, each in select_greedy(result, self.config).items()}
 
     async def _poll_environments(self) -> None:
         """Track the peak use of the environment pools, and report progress."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -25,8 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentfly.backends.engine.vision import tower_parameters
 from agentfly.errors import AgentFlyError, ConfigError, NonFiniteError, RankError, RecordError, describe
-from agentfly.training.batch import split_micro_batches
-from agentfly.training.micro_batches import MicroBatchRunner
+from agentfly.training.batch import MicroBatchRunner, split_micro_batches
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -202,39 +201,27 @@ class ShardedRunner(MicroBatchRunner):
         self.ranks = ranks.size
         self._ranks = ranks
 
-    def _run(
-        self,
-        items: Sequence[T],
-        length: Callable[[T], int],
-        function: Callable[[list[T], bool], R],
-        *,
-        clear: Callable[[], None],
-    ) -> list[R]:
-        """Every rank runs equally many passes, since each is a collective: repeated items, without effect, fill up.
-
-        Memory that runs out on one rank ends the run: the others are in the middle of the same pass.
-        """
+    def _split(self, items: Sequence[T], length: Callable[[T], int]) -> list[tuple[list[T], bool]]:
+        """Equally many for every rank, since each pass is a collective: repeated items without effect fill up."""
         shares = partition_by_length(items, length, self._ranks.size)
         split = [split_micro_batches(share, self.tokens, length, padded=self._padded) for share in shares]
         own = split[self._ranks.rank]
         filler = [min(items, key=length)] if items else []
-        results = []
-        for number in range(max(map(len, split))):
-            is_filler = number >= len(own)
-            try:
-                result = function(filler if is_filler else own[number], is_filler)
-            except torch.OutOfMemoryError as error:
-                reason = str(error).partition("\n")[0]
-                raise RuntimeError(
-                    f"micro_batch_tokens={self.tokens} runs out of memory ({reason}): start again with half of it, "
-                    "gradient_checkpointing=true, adapters (lora_rank=16), or more GPUs"
-                ) from error
-            if not is_filler:
-                results.append(result)
+        missing = max(map(len, split)) - len(own)
+        return [(each, False) for each in own] + [(filler, True)] * missing
+
+    def _gather(self, results: list[R]) -> list[R]:
         return [each for rank in self._ranks.all_gather(results) for each in rank]
 
+    def _describe_out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        """Memory that runs out on one rank ends the run: the others are in the middle of the same pass."""
+        raise RuntimeError(
+            f"micro_batch_tokens={self.tokens} runs out of memory ({super()._describe_out_of_memory(error)}): start "
+            "again with half of it, gradient_checkpointing=true, adapters (lora_rank=16), or more GPUs"
+        ) from error
+
     def _raise_together(self) -> AbstractContextManager[None]:
-        return self._ranks.raise_together()
+        return self._ranks.raise_together() if torch.is_grad_enabled() else nullcontext()
 
 
 def partition_by_length(items: Sequence[T], length: Callable[[T], int], ranks: int) -> list[list[T]]:

@@ -33,11 +33,11 @@ from agentfly.runs import (
     open_loggers,
 )
 from agentfly.runs.report import write_report_files
+from agentfly.segment import Floats
 from agentfly.templates.tokenizer import load_tokenizer
 from agentfly.threads import compute, trim_heap, wait_for
 from agentfly.training.advantages import compute_samples, measure_teacher
 from agentfly.training.async_rollout import AsyncCollector
-from agentfly.training.batch import Sample
 from agentfly.training.build import build_learner_and_agent
 from agentfly.training.checkpoint import CheckpointManager, TrainerState, refuse_unsafe_changes
 from agentfly.training.plan import TrainPlan
@@ -123,7 +123,15 @@ class Trainer:
             self._step_ended = 0.0
             self._open = AsyncExitStack()
             if state is not None:
-                self._load_state(state)
+                values = state.values
+                self.step = state.step
+                self._task_sampler.load_state_dict(
+                    values["tasks"] if "tasks" in values else {"position": values["feed"]}
+                )
+                self._kl.load_state_dict(values["kl"])
+                learner.set_kl_coef(self._kl.coef)
+                self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
+                learner.load_state_dict(state.tensors, values["learner"])
             if resume:
                 self._collector.restore(self.step, {} if state is None else state.values.get("rollout", {}))
             else:
@@ -169,12 +177,15 @@ class Trainer:
             if self.agent.backend.can_sleep and not self.config.async_training.max_staleness:
                 # It sleeps until the sync wakes it up. Merged adapters are not all of the weights.
                 await self.agent.backend.sleep(keep_weights=self.config.lora_rank is not None)
-            learn = partial(_run_on_stream, self._stream)
+            learn = compute if self._stream is None else partial(compute, _run_on_stream, self._stream)
             score = partial(compute_samples, teacher=self._teacher)
-            samples = await compute(learn, score, batch.groups, self.learner, self.config, self._kl.coef)
-            writing = asyncio.create_task(asyncio.to_thread(self._write_batch, batch, samples))
+            samples = await learn(score, batch.groups, self.learner, self.config, self._kl.coef)
+            advantages: dict[str, list[Floats]] = {}  # by chain, one array per segment
+            for sample in samples:
+                advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
+            writing = asyncio.create_task(asyncio.to_thread(self._write_trajectories, batch.trajectories, advantages))
             try:
-                metrics = await compute(learn, self.learner.update, samples) if samples else {}
+                metrics = await learn(self.learner.update, samples) if samples else {}
                 metrics |= measure_teacher(samples)
                 if not samples:
                     self.learner.skip_update()
@@ -249,13 +260,6 @@ class Trainer:
             yield
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def _write_batch(self, batch: RolloutBatch, samples: Sequence[Sample]) -> None:
-        """Write the chains of a step with their advantages."""
-        advantages: dict[str, list[Any]] = {}
-        for sample in samples:
-            advantages.setdefault(sample.name.partition("#")[0], []).append(sample.advantages)
-        self._write_trajectories(batch.trajectories, advantages)
 
     def _write_trajectories(
         self, chains: Sequence[Trajectory], advantages: Mapping[str, Any] | None = None, *, held_out: bool = False
@@ -343,20 +347,9 @@ class Trainer:
         self._checkpoints.save(TrainerState(self.step, tensors, values), write_model, best=self._best_step)
         self._collector.mark_checkpoint(self.step)
 
-    def _load_state(self, state: TrainerState) -> None:
-        values = dict(state.values)
-        self.step = state.step
-        self._task_sampler.load_state_dict(values["tasks"] if "tasks" in values else {"position": values["feed"]})
-        self._kl.load_state_dict(values["kl"])
-        self.learner.set_kl_coef(self._kl.coef)
-        self._best = None if values["best"] is None else (values["best"][0], values["best"][1])
-        self.learner.load_state_dict(state.tensors, values["learner"])
 
-
-def _run_on_stream(stream: torch.cuda.Stream | None, function: Callable[..., Any], *args: Any) -> Any:
+def _run_on_stream(stream: torch.cuda.Stream, function: Callable[..., Any], *args: Any) -> Any:
     """Run learner work on a CUDA stream of its own: on the engine's, sampling would wait for the update's kernels."""
-    if stream is None:
-        return function(*args)
     stream.wait_stream(torch.cuda.default_stream())  # on which the engine reads the weights
     with torch.cuda.stream(stream):
         result = function(*args)

@@ -17,7 +17,7 @@ import numpy as np
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.models import PREPARED, find_fault
 from agentfly.runs import RunDirectory
-from agentfly.runs.selection import find_exclusions
+from agentfly.runs.metrics import find_exclusions
 from agentfly.segment import Floats, message_to_json
 from agentfly.templates.tokenizer import BYTES, load_tokenizer
 from agentfly.trajectory import TrainingTreatment, Trajectory

@@ -14,11 +14,10 @@ torch = pytest.importorskip("torch", reason="the embedded engine needs torch: pi
 
 from agentfly.backends.base import OnUpdate, Request  # noqa: E402
 from agentfly.backends.engine import scheduler  # noqa: E402
-from agentfly.backends.engine.batch import Batch  # noqa: E402
 from agentfly.backends.engine.engine import Engine  # noqa: E402
 from agentfly.backends.engine.kv_cache import KVCache  # noqa: E402
 from agentfly.backends.engine.model_runner import Launched, ModelRunner, bytes_per_token  # noqa: E402
-from agentfly.backends.engine.request import EngineRequest  # noqa: E402
+from agentfly.backends.engine.request import Batch, EngineRequest  # noqa: E402
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform  # noqa: E402
 from agentfly.backends.engine.scheduler import Scheduler  # noqa: E402
 from agentfly.types import Completion, FinishReason, Sampling  # noqa: E402

@@ -13,7 +13,7 @@ from agentfly.backends.engine import TransformersBackend
 from agentfly.backends.engine import vision as engine_vision
 from agentfly.backends.engine.loading import load_model
 from agentfly.errors import BackendFault, ConfigError
-from agentfly.rollout.transcript import Transcript
+from agentfly.rollout.history import Transcript
 from agentfly.segment import Author, Segment
 from agentfly.templates.template import Template
 from agentfly.types import Message, Sampling

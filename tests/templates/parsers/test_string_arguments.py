@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from agentfly.templates import PARSERS
-from agentfly.templates.families import FORMATS
+from agentfly.templates.chat_format import FORMATS
 from agentfly.templates.template import Template
 from agentfly.templates.tokenizer import ByteTokenizer
 from agentfly.tooling import tool

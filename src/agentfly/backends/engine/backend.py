@@ -12,8 +12,8 @@ import torch
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
 from agentfly.backends.engine.engine import Engine
+from agentfly.backends.engine.kv_cache import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
-from agentfly.backends.engine.memory import cache_bytes, retain_freed_memory
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
@@ -161,7 +161,13 @@ class TransformersBackend(Backend):
         try:
             given = list(weights) if isinstance(weights, Iterator) else weights
             for name, value in given:
-                _validate_weight(name, value, named)
+                if name not in named:
+                    raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
+                if not isinstance(value, torch.Tensor):
+                    raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
+                if named[name].shape != value.shape:
+                    wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
+                    raise ConfigError(f"the weight {name!r} has the shape {wrong}")
         except ConfigError:
             raise
         except Exception as error:
@@ -187,17 +193,6 @@ def _build_runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
     from agentfly.backends.engine.cuda_graphs import GraphRunner  # Triton comes with torch for GPUs only
 
     return GraphRunner(model, memory)
-
-
-def _validate_weight(name: str, value: Any, named: Mapping[str, torch.Tensor]) -> None:
-    """Reject what is not a weight of the model."""
-    if name not in named:
-        raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
-    if not isinstance(value, torch.Tensor):
-        raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
-    if named[name].shape != value.shape:
-        wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
-        raise ConfigError(f"the weight {name!r} has the shape {wrong}")
 
 
 def _validate_count(name: str, asked: int | None) -> int | None:

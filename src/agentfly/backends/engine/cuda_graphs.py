@@ -18,9 +18,9 @@ import torch
 
 from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
-from agentfly.backends.engine.batch import Batch, Output
 from agentfly.backends.engine.kv_cache import KVCache
 from agentfly.backends.engine.model_runner import Launched, ModelRunner, compile_layers, sampling_rows
+from agentfly.backends.engine.request import Batch, Output
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import describe

@@ -22,9 +22,8 @@ from concurrent.futures import Future, InvalidStateError
 import numpy as np
 
 from agentfly.backends.base import CLOSED, OnUpdate
-from agentfly.backends.engine.batch import Batch
 from agentfly.backends.engine.model_runner import Launched, ModelRunner
-from agentfly.backends.engine.request import EngineRequest, PendingRequest, Update, dispatch
+from agentfly.backends.engine.request import Batch, EngineRequest, PendingRequest, Update, dispatch
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.errors import AgentFlyError, BackendFault, NonFiniteError, describe
 from agentfly.threads import release_helpers

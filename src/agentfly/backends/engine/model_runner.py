@@ -11,14 +11,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from agentfly.backends.base import Request, Tokens
+from agentfly.backends.base import Request
 from agentfly.backends.engine import attention, packed_linear
 from agentfly.backends.engine.attention import AttentionLayout, DenseAttention, QuerySpan
-from agentfly.backends.engine.batch import Batch, Output
-from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache
+from agentfly.backends.engine.kv_cache import ContiguousKVCache, KVCache, zeros
 from agentfly.backends.engine.loading import config_shape
-from agentfly.backends.engine.memory import zeros
-from agentfly.backends.engine.request import EngineRequest
+from agentfly.backends.engine.request import Batch, EngineRequest, Output
 from agentfly.backends.engine.sampler import SamplingRow, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
 from agentfly.backends.engine.vision import FeatureCache, FeatureOverlay, takes_images
@@ -229,15 +227,12 @@ def sampling_rows(batch: Batch) -> list[SamplingRow]:
     uniforms = uniform(tables.seed[rows], ends - tables.prompt[rows]).tolist()
     requests = [request for request, samples in zip(batch.requests, batch.samples, strict=True) if samples]
     sampling = [request.request.sampling for request in requests]
-    return [
-        SamplingRow(each, number, _text_tokens(tables.tokens[row, :end]) if each.repetition_penalty != 1.0 else None)
-        for each, number, row, end in zip(sampling, uniforms, rows, ends, strict=True)
-    ]
-
-
-def _text_tokens(tokens: Tokens) -> Tokens:
-    """Tokens without those of images."""
-    return tokens[tokens >= 0]
+    out = []
+    for each, number, row, end in zip(sampling, uniforms, rows, ends, strict=True):
+        tokens = tables.tokens[row, :end]
+        seen = tokens[tokens >= 0] if each.repetition_penalty != 1.0 else None  # without the tokens of images
+        out.append(SamplingRow(each, number, seen))
+    return out
 
 
 def bytes_per_token(model: Any) -> int:

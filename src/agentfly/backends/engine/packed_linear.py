@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter
 
-from agentfly.backends.engine.memory import free_memory
+from agentfly.backends.engine.kv_cache import free_memory
 
 _LEAST_ROWS = 4
 """Fewer are multiplied as quickly with the weights as they are (on a CPU)."""

@@ -48,12 +48,23 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[torch.Ten
     `logits`: [row, vocabulary]. Both log-probabilities of a greedy token are the model's own.
     """
     raw = logits.float()
-    scores = _apply_penalties(raw, rows)
+    scores = raw  # [row, vocabulary], copied where it is changed
+    for at, row in enumerate(rows):
+        penalty = row.sampling.repetition_penalty
+        if penalty != 1.0 and row.seen is not None:
+            scores = scores.clone() if scores is raw else scores
+            seen = torch.from_numpy(np.unique(row.seen).astype(np.int64)).to(raw.device)
+            values = raw[at, seen]
+            scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
     temperatures = [row.sampling.temperature or 1.0 for row in rows]
     if any(each != 1.0 for each in temperatures):
         scores = scores / torch.tensor(temperatures, device=scores.device)[:, None]
     if any(_filters(row.sampling) for row in rows):
-        scores = _apply_filters(scores, rows)
+        # What top-k, top-p and min-p exclude becomes minus infinity; the likeliest token always stays.
+        scores = scores.clone()
+        for at, row in enumerate(rows):
+            if _filters(row.sampling):
+                scores[at] = _filter_row(scores[at], row.sampling)
     most = scores.amax(-1, keepdim=True)
     uniforms = torch.tensor([row.uniform for row in rows], device=raw.device, dtype=torch.double)
     tokens, total = _inverse(_shares(scores, most), uniforms)
@@ -94,18 +105,6 @@ def _inverse(shares: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor
     return block * BLOCK + place.clamp_(max=BLOCK - 1), ends[:, -1:].float()
 
 
-def _apply_penalties(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    scores = logits
-    for at, row in enumerate(rows):
-        penalty = row.sampling.repetition_penalty
-        if penalty != 1.0 and row.seen is not None:
-            scores = scores.clone() if scores is logits else scores
-            seen = torch.from_numpy(np.unique(row.seen).astype(np.int64)).to(logits.device)
-            values = logits[at, seen]
-            scores[at, seen] = torch.where(values > 0, values / penalty, values * penalty)
-    return scores
-
-
 def reject_extremes(sampling: Sampling) -> None:
     """Reject settings whose results overflow float32: they would look like a broken model to the whole batch."""
     if sampling.temperature != 0 and not 1e-5 <= sampling.temperature <= 1e5:
@@ -121,15 +120,6 @@ def is_plain(sampling: Sampling) -> bool:
 
 def _filters(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
-
-
-def _apply_filters(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Set what top-k, top-p and min-p exclude to minus infinity; the likeliest token always stays."""
-    scores = scores.clone()
-    for at, row in enumerate(rows):
-        if _filters(row.sampling):
-            scores[at] = _filter_row(scores[at], row.sampling)
-    return scores
 
 
 def _filter_row(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:

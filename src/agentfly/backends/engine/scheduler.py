@@ -14,10 +14,9 @@ import bisect
 
 import numpy as np
 
-from agentfly.backends.engine.batch import Batch, Ints, Output, RowTables
 from agentfly.backends.engine.kv_cache import NO_SLOTS, ContiguousKVCache, KVCache, Slots
 from agentfly.backends.engine.prefix_cache import PrefixCache, RadixNode
-from agentfly.backends.engine.request import EngineRequest, Sampled
+from agentfly.backends.engine.request import Batch, EngineRequest, Ints, Output, RowTables, Sampled
 from agentfly.backends.engine.sampler import is_plain
 from agentfly.types import FinishReason
 

@@ -16,8 +16,8 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
+from agentfly.backends.engine.kv_cache import cache_bytes
 from agentfly.backends.engine.loading import resolve_dtype
-from agentfly.backends.engine.memory import cache_bytes
 from agentfly.backends.engine.sampler import is_plain
 from agentfly.backends.vllm.engine import VLLMEngine
 from agentfly.backends.weight_files import WeightFolder, load_lora_config

@@ -31,7 +31,7 @@ from agentfly.integrations.verl.rows import build_placeholder, build_rows
 from agentfly.resources.manager import resolve_runtime
 from agentfly.resources.runtimes.ray import RayManager, RayRuntime
 from agentfly.rollout.scheduler import ChainJob, run_chains
-from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_sampled
+from agentfly.training.rollout_batch import ROUNDS, TaskSampler, select_chains
 from agentfly.trajectory import Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class ChainWorker:
             waiting=sum(each.waiting for each in pools),
             tools=tuple(self.agent.toolbox.names),
         )
-        selected = [episode for episodes in select_sampled(chains, config).groups for episode in episodes]
+        selected = [episode for episodes in select_chains(chains, config).groups for episode in episodes]
         rows = [row for episode in selected for row in build_rows(episode.trajectory)]
         rows = rows or [build_placeholder(version=request.step - 1)]
         await self._recorder.add_group.remote(finished)

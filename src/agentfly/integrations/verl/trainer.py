@@ -46,8 +46,8 @@ from agentfly.training.rollout_batch import (
     RolloutBatch,
     Selection,
     require_trainable,
+    select_chains,
     select_greedy,
-    select_sampled,
     split_seconds,
 )
 from agentfly.trajectory import Trajectory
@@ -217,7 +217,7 @@ class AgentFlyTrainer:
         self._chains = [
             replace(chain, group=number) for number, group in enumerate(self._groups) for chain in group.chains
         ]
-        self._selection = select_sampled(self._chains, config)
+        self._selection = select_chains(self._chains, config)
         # In a fixed order: that of the queue depends on which group ended first, and with it the rounding of sums.
         numbers = {group.request.uid: number for number, group in enumerate(self._groups)}
         parts = [key.rsplit("_", 2) for key in batch.keys]
