@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor  # noqa: E402
 
 from agentfly.algorithms.loss import Loss  # noqa: E402
 from agentfly.backends.engine.loading import resolve_dtype  # noqa: E402
+from agentfly.backends.engine.model_runner import TRACE_LOCK  # noqa: E402
 from agentfly.errors import ConfigError, DataError, NonFiniteError, RecordError  # noqa: E402
 from agentfly.training.batch import Sample  # noqa: E402
 from agentfly.training.local_learner import LocalLearner  # noqa: E402
@@ -405,3 +407,37 @@ def test_state_of_another_model_is_rejected(tmp_path: Path) -> None:
     built("gpt2", {}).save_pretrained(tmp_path)
     with pytest.raises(DataError, match=r"not the one being trained: its weight model\.embed_tokens"):
         learner.load(tmp_path)
+
+
+def is_trace_lock_free() -> bool:
+    """Whether another thread could take the lock now."""
+    with ThreadPoolExecutor(1) as thread:
+        free = thread.submit(TRACE_LOCK.acquire, blocking=False).result()
+        if free:
+            thread.submit(TRACE_LOCK.release).result()
+    return free
+
+
+def test_no_other_thread_calls_a_compiled_module_during_a_pass() -> None:
+    learner = LocalLearner(model_of())
+    free: dict[str, bool] = {}
+    layer = learner._policy.backbone.model.get_decoder().layers[0]
+    layer.register_forward_pre_hook(lambda *_: free.__setitem__("forward", is_trace_lock_free()))
+    weight = next(iter(learner.trainable_weights.values()))
+    weight.register_hook(lambda _: free.__setitem__("backward", is_trace_lock_free()))
+    learner.update(samples(9, 17))
+    assert free == {"forward": False, "backward": False}
+    assert is_trace_lock_free()
+
+
+def test_graphs_are_captured_under_the_trace_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the kernels of CUDA graphs need triton")
+    from agentfly.backends.engine import cuda_graphs
+
+    free: list[bool] = []
+    monkeypatch.setattr(cuda_graphs, "StepGraph", lambda runner, size: free.append(is_trace_lock_free()))
+    runner = object.__new__(cuda_graphs.GraphRunner)
+    runner._graphs = {}
+    runner._graph(3)
+    assert free == [False]
+    assert is_trace_lock_free()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -211,3 +212,31 @@ async def test_a_healthy_backend_passes_when_nothing_was_learned(backend_on: Bac
     for version in range(3):
         learner.update(samples(20))
         assert (await sync_weights(learner, backend, version, canary) or 0) < 1e-5
+
+
+class Rounding(Lossy):
+    """A backend whose log-probabilities are off by `error`."""
+
+    error = 0.0
+
+    async def generate(self, request: Request) -> Completion:
+        completion = await super().generate(request)
+        return replace(completion, logprobs=tuple(each - self.error for each in completion.logprobs))
+
+
+async def test_rounding_may_grow_slowly_but_not_jump(backend_on: BackendOn) -> None:
+    model = model_of()
+    learner = learner_of(model, learning_rate=0.0)
+    backend = Rounding(backend_on(model), lambda weights: weights)
+    canary = Canary(learner, backend, tolerance=0.1)
+    for version, backend.error in enumerate((0.02, 0.06, 0.12, 0.3, 0.45)):
+        await canary.check(version)
+    backend.error = 0.6
+    with pytest.raises(WeightSyncError, match=r"differ by 0.6 .* \(at most 0.5 is expected\)"):
+        await canary.check(5)
+    canary = Canary(learner, backend, tolerance=0.1)
+    backend.error = 0.02
+    await canary.check(6)
+    backend.error = 0.12
+    with pytest.raises(WeightSyncError, match="at most 0.1 is expected"):
+        await canary.check(7)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from agentfly.algorithms.base import SegmentArrays
 from agentfly.algorithms.loss import TokenBatch
+from agentfly.backends.engine.model_runner import TRACE_LOCK
 from agentfly.errors import ConfigError, NonFiniteError, RecordError
 from agentfly.segment import Floats, Ids
 
@@ -250,12 +251,13 @@ class MicroBatchRunner:
             try:
                 for batch, is_filler in self._split(items, length):
                     inputs = ModelInputs.from_segments([get_segment(item) for item in batch])
-                    with self._time_phase("forward"), self._raise_together(), self.autocast():
-                        loss, result = forward(batch, inputs)
-                    if loss is not None:
-                        with self._time_phase("backward"):
-                            (loss * 0 if is_filler else loss).backward()
-                        loss = None  # the graph is freed before the next pass
+                    with TRACE_LOCK:  # a new shape compiles the layers, while an engine may capture its own
+                        with self._time_phase("forward"), self._raise_together(), self.autocast():
+                            loss, result = forward(batch, inputs)
+                        if loss is not None:
+                            with self._time_phase("backward"):
+                                (loss * 0 if is_filler else loss).backward()
+                            loss = None  # the graph is freed before the next pass
                     if not is_filler:
                         results.append(result)
                 return self._gather(results)

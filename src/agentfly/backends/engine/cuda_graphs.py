@@ -19,7 +19,7 @@ import torch
 from agentfly.backends.engine import kernels
 from agentfly.backends.engine.attention import AttentionLayout, LayerCache
 from agentfly.backends.engine.kv_cache import KVCache
-from agentfly.backends.engine.model_runner import Launched, ModelRunner, compile_layers, sampling_rows
+from agentfly.backends.engine.model_runner import TRACE_LOCK, Launched, ModelRunner, compile_layers, sampling_rows
 from agentfly.backends.engine.request import Batch, Output
 from agentfly.backends.engine.sampler import is_plain, sample, uniform
 from agentfly.backends.engine.scheduler import Scheduler
@@ -119,12 +119,14 @@ class StepGraph(AttentionLayout):
         self._device.copy_(self._host[self._turn], non_blocking=True)
         prompts = batch.requests[batch.decodes :]
         if self._runner.supports_images and any(request.images is not None for request in prompts):
-            with self._runner.use_images(batch, self.size):  # kernel by kernel: features are not inputs of the graph
+            # Kernel by kernel: features are not inputs of the graph.
+            with TRACE_LOCK, self._runner.use_images(batch, self.size):
                 self._step()
         elif self._graph is not None:
             self._graph.replay()
         else:
-            self._step()
+            with TRACE_LOCK:
+                self._step()
         sampling = int(batch.samples.sum())
         filters = self._runner.scheduler.needs_host_sampling
         if filters and not all(is_plain(request.request.sampling) for request in batch.requests):
@@ -277,7 +279,8 @@ class GraphRunner(ModelRunner):
         at = bisect.bisect_left(SIZES, tokens)
         size = SIZES[at] if at < len(SIZES) else -(-tokens // SIZES[-1]) * SIZES[-1]
         if size not in self._graphs:
-            self._graphs[size] = StepGraph(self, size)
+            with TRACE_LOCK:
+                self._graphs[size] = StepGraph(self, size)
         return self._graphs[size]
 
     def _update_table(self) -> None:

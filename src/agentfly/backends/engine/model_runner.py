@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -253,11 +254,17 @@ def share_weights(model: Any, attention_by: str | None = None) -> Any:
     return twin.eval()
 
 
+TRACE_LOCK = threading.RLock()
+"""Held while a module is called that torch may compile. While torch traces one, it intercepts the calls of every module
+of the process: calls of another thread would fail, or become part of the traced graph."""
+
+
 def compile_layers(model: Any) -> None:
     """Let torch fuse the small operations of each decoder layer, at its first use.
 
     A layer is compiled again for another gradient mode, for frozen weights and for a batch of one row. All models of a
     class share the limit on how often: engine, learner, reference model and critic need more than torch's default.
+    Call the model under `TRACE_LOCK`.
     """
     decoder = model.get_decoder()
     layers: Any = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
