@@ -238,5 +238,5 @@ async def test_rounding_may_grow_slowly_but_not_jump(backend_on: BackendOn) -> N
     backend.error = 0.02
     await canary.check(6)
     backend.error = 0.12
-    with pytest.raises(WeightSyncError, match="at most 0.1 is expected"):
+    with pytest.raises(WeightSyncError, match=r"at most 0\.1 is expected"):
         await canary.check(7)
