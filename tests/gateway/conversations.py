@@ -9,7 +9,7 @@ from typing import Any
 from agentfly.agents import HFAgent
 from agentfly.backends.scripted import ScriptedBackend
 from agentfly.gateway import Gateway
-from agentfly.gateway.session import Session
+from agentfly.gateway.session import GatewaySession
 from agentfly.rollout import ChainLimits, ChainSettings
 from agentfly.segment import Author
 from agentfly.types import Sampling
@@ -37,7 +37,7 @@ async def serve(script: Any = SCRIPT, *, chunk: int | None = 3, **settings: Any)
         yield gateway
 
 
-def check_ten_turns(session: Session, *, final: str = "The sum is 18.") -> None:
+def check_ten_turns(session: GatewaySession, *, final: str = "The sum is 18.") -> None:
     """All turns are in one segment, each continues it, and the sampled tokens are the script's."""
     recorder = session.recorder
     assert recorder is not None

@@ -48,7 +48,7 @@ def serve_command(
     from agentfly.environment import Environment, has_tasks
     from agentfly.integrations.mcp import MCPApp
 
-    served = [resolve_served(name) for name in names]
+    served = [resolve_target(name) for name in names]
     classes = [each for each in served if inspect.isclass(each)]
     first = next((each for each in classes if has_tasks(each)), classes[0] if classes else Environment)
     server = MCPApp(
@@ -78,7 +78,7 @@ def tools_command(
     make_console().print(tool_lines(Toolbox([server])), end="")
 
 
-def resolve_served(name: str) -> Tool | type[Environment]:
+def resolve_target(name: str) -> Tool | type[Environment]:
     """The environment or tool of this name: an entry point, `module:name` or `path/to/file.py:name`."""
     from pathlib import Path
 

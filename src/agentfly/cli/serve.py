@@ -118,7 +118,7 @@ def serve(
         raise ConfigError(f"--backend is {Embedded} or {VLLM}, not {backend!r}")
     if flags or tool_parser or updatable:
         raise ConfigError(f"further flags, --tool-parser and --updatable need --backend {VLLM}")
-    serve_embedded(folder, host, port, name=model, api_key=api_key, dtype=dtype, out=None)
+    serve_with_engine(folder, host, port, name=model, api_key=api_key, dtype=dtype, out=None)
 
 
 def gateway(
@@ -130,7 +130,7 @@ def gateway(
     dtype: Dtype = None,
 ) -> None:
     """Serve a model and record what clients do as chains, until Ctrl-C; the header x-agentfly-chain names a chain."""
-    serve_embedded(find_checkpoint(model), host, port, name=model, api_key=api_key, dtype=dtype, out=out)
+    serve_with_engine(find_checkpoint(model), host, port, name=model, api_key=api_key, dtype=dtype, out=out)
 
 
 def find_checkpoint(model: str) -> str:
@@ -144,7 +144,7 @@ def find_checkpoint(model: str) -> str:
     return str(max(models, key=lambda folder: int(folder.parent.name.removeprefix("step-"))))
 
 
-def serve_embedded(
+def serve_with_engine(
     folder: str, host: str, port: int, *, name: str, api_key: str | None, dtype: str | None, out: Path | None
 ) -> None:
     """Serve with the embedded engine until SIGINT or SIGTERM. `out`: record the chains and save them here."""

@@ -103,7 +103,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
     return {**out, "stop_reason": _STOP_REASONS[reply.finish]}
 
 
-class Stream:
+class MessagesStream:
     """Writes the events of a streamed response."""
 
     def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:

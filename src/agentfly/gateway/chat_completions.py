@@ -86,7 +86,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
     return {**out, "prompt_token_ids": list(reply.prompt)} if reply.request.token_ids else out
 
 
-class Stream:
+class ChatCompletionsStream:
     """Writes the chunks of a streamed response."""
 
     def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:

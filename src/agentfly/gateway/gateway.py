@@ -21,7 +21,7 @@ from agentfly.backends.base import Backend, PromptFormat
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
-from agentfly.gateway.session import Session
+from agentfly.gateway.session import GatewaySession
 from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
 from agentfly.http_server import is_address
 from agentfly.rollout.config import ChainSettings
@@ -74,13 +74,13 @@ class Gateway:
         self.host = host
         self.port = port
         self.record = record
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, GatewaySession] = {}
         """The chains of clients with the gateway's own key, by name."""
         self._finished: Counter[str] = Counter()
         """Sums of the counts of chains that have ended."""
         self._settings = ChainSettings(limits=limits or ChainLimits(max_turns=1000))
         self._key = api_key
-        self._keys: dict[bytes, Session] = {}
+        self._keys: dict[bytes, GatewaySession] = {}
         """Sessions by the digest of their key, so that the time of a lookup says nothing about the keys that exist."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -109,11 +109,11 @@ class Gateway:
 
     async def open_session(
         self, settings: ChainSettings, *, name: str = "", place: tuple[int, int] = (0, 0), attempt: int = 0
-    ) -> tuple[str, Session]:
+    ) -> tuple[str, GatewaySession]:
         """Open a chain; returns its key and the session. Close it with `close_session`."""
 
-        async def open_in_loop() -> Session:
-            return Session(self.backend, self.templates, settings, name=name, place=place, attempt=attempt)
+        async def open_in_loop() -> GatewaySession:
+            return GatewaySession(self.backend, self.templates, settings, name=name, place=place, attempt=attempt)
 
         session = await self._run(open_in_loop())
         key = f"sk-chain-{secrets.token_urlsafe(32)}"
@@ -127,7 +127,7 @@ class Gateway:
         assert session.recorder is not None
         self._finished += session.recorder.counts
 
-    def authenticate(self, key: str, chain: str) -> Session:
+    def authenticate(self, key: str, chain: str) -> GatewaySession:
         """The session of a request. Raises ApiError 401 for an unknown key."""
         digest = _digest(key)
         if (session := self._keys.get(digest)) is not None:
@@ -141,7 +141,7 @@ class Gateway:
         if chain not in self.sessions:
             if len(self.sessions) >= MAX_CHAINS:
                 raise ApiError(f"there are {MAX_CHAINS} chains already; start another gateway", 429, "too_many_chains")
-            self.sessions[chain] = Session(
+            self.sessions[chain] = GatewaySession(
                 self.backend, self.templates, self._settings, name=chain, record=self.record, client_sampling=True
             )
         return self.sessions[chain]

@@ -107,7 +107,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
     return _response(reply, output, template)
 
 
-class Stream:
+class ResponsesStream:
     """Writes the events of a streamed response; every event has a number."""
 
     def __init__(self, reply_id: str, request: ChatRequest, created: int) -> None:

@@ -26,7 +26,7 @@ from agentfly.backends.base import Backend
 from agentfly.gateway import anthropic_messages, chat_completions, responses
 from agentfly.gateway.chat import ApiError, ChatReply, Delta
 from agentfly.gateway.request_parser import parse_body
-from agentfly.gateway.session import Session, Turn
+from agentfly.gateway.session import GatewaySession, Turn
 from agentfly.gateway.template_cache import TemplateCache
 from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
 
@@ -49,6 +49,11 @@ _APIS: dict[str, Any] = {
     "/v1/responses": responses,
     "/v1/messages": anthropic_messages,
 }
+_STREAMS: dict[str, Any] = {
+    "/v1/chat/completions": chat_completions.ChatCompletionsStream,
+    "/v1/responses": responses.ResponsesStream,
+    "/v1/messages": anthropic_messages.MessagesStream,
+}
 Respond = Callable[["Scope", "Receive", "Send"], Awaitable[None]]
 
 
@@ -62,7 +67,7 @@ class ServedGateway(Protocol):
     @property
     def takes_any_key(self) -> bool: ...
 
-    def authenticate(self, key: str, chain: str) -> Session:
+    def authenticate(self, key: str, chain: str) -> GatewaySession:
         """The session of a request. Raises ApiError."""
 
     def metrics(self) -> dict[str, float]: ...
@@ -126,18 +131,18 @@ class GatewayApp:
         turn = await session.prepare(api.parse_request(body, session.parser))
         template = turn.prompt.template
         if turn.request.stream:
-            writer = api.Stream(turn.id, turn.request, turn.created)
+            writer = _STREAMS[path](turn.id, turn.request, turn.created)
             return StreamingResponse(stream_turn(session, turn, writer), media_type="text/event-stream")
-        reply = await run_unless_disconnected(session, turn, receive)
+        reply = await run_while_connected(session, turn, receive)
         return JSONResponse(api.format_reply(reply, template))
 
-    async def _complete(self, session: Session, body: Mapping[str, Any], receive: Receive) -> Respond:
+    async def _complete(self, session: GatewaySession, body: Mapping[str, Any], receive: Receive) -> Respond:
         """The response to a request of /completions; a stream has one event, since its log-probabilities come last."""
         template = self._gateway.templates.base
         ids, stop_ids, request = chat_completions.parse_completion(body, template)
         turn = session.prepare_tokens(ids, request, template)
         turn.stop_ids = stop_ids
-        reply = await run_unless_disconnected(session, turn, receive)
+        reply = await run_while_connected(session, turn, receive)
         out = chat_completions.format_completion(reply, template, reply.message.text)
         if not request.stream:
             return JSONResponse(out)
@@ -158,7 +163,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytearray:
         raise ApiError(str(error), 408, "timeout") from None
 
 
-async def run_unless_disconnected(session: Session, turn: Turn, receive: Receive) -> ChatReply:
+async def run_while_connected(session: GatewaySession, turn: Turn, receive: Receive) -> ChatReply:
     """Sample a turn; if the client closes the connection meanwhile, abort it and raise ConnectionError."""
     work = asyncio.create_task(session.run(turn, None))
 
@@ -180,7 +185,7 @@ async def run_unless_disconnected(session: Session, turn: Turn, receive: Receive
         await asyncio.gather(work, watcher, return_exceptions=True)
 
 
-async def stream_turn(session: Session, turn: Turn, writer: Any) -> AsyncIterator[bytes]:
+async def stream_turn(session: GatewaySession, turn: Turn, writer: Any) -> AsyncIterator[bytes]:
     """Sample a turn and yield its events as they become certain. Closing the iterator aborts the turn."""
     queue: asyncio.Queue[list[Delta] | None] = asyncio.Queue()
     work = asyncio.create_task(session.run(turn, lambda deltas: queue.put_nowait(list(deltas))))

@@ -36,7 +36,7 @@ DeltaSink = Callable[[Iterator[Delta]], None]
 """Receives the deltas of a streamed turn as they become certain."""
 
 
-class Session:
+class GatewaySession:
     """The requests of one chain; without recording, those of all clients."""
 
     def __init__(
@@ -193,7 +193,7 @@ class Session:
             self.settings.observer(event(self._group, self._chain, *fields))
 
     @property
-    def observed(self) -> bool:
+    def has_observer(self) -> bool:
         return self.settings.observer is not None and self.recorder is not None
 
     def _time_out(self) -> ApiError:
@@ -237,7 +237,7 @@ class Turn:
     """One turn that is ready to be sampled."""
 
     def __init__(
-        self, session: Session, request: ChatRequest, prompt: Prompt, limited: tuple[Sampling, StopReason]
+        self, session: GatewaySession, request: ChatRequest, prompt: Prompt, limited: tuple[Sampling, StopReason]
     ) -> None:
         self.session = session
         self.request = request
@@ -254,7 +254,7 @@ class Turn:
         stream = ReplyStream(template, self.id, self.sampling.stop)
         number = 0 if session.recorder is None else len(session.recorder.turns)
         on_tokens = None
-        if sink is not None or session.observed:
+        if sink is not None or session.has_observer:
             decode = template.stream(ids)
 
             def pass_on(new: Sequence[int]) -> None:

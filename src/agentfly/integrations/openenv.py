@@ -116,7 +116,7 @@ class _RemotePlayer(Backend):
         return Completion((), (), (), FinishReason.STOP, message=await self.replies.get())
 
 
-class _Session:
+class _OpenEnvSession:
     """The episodes of one client."""
 
     def __init__(self, server: OpenEnvServer) -> None:
@@ -261,7 +261,7 @@ class OpenEnvServer:
         self.max_sessions = max_sessions
         self.max_turns = max_turns
         self._api_key = api_key
-        self.sessions: set[_Session] = set()
+        self.sessions: set[_OpenEnvSession] = set()
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -346,7 +346,7 @@ class OpenEnvServer:
             await client.send_text(_format_error(_ProtocolError(message, "CAPACITY_REACHED")))
             await client.close()
             return
-        session = _Session(self)
+        session = _OpenEnvSession(self)
         self.sessions.add(session)
         try:
             while (text := await client.receive_text()) and not _is_close(text):
@@ -359,7 +359,7 @@ class OpenEnvServer:
             with contextlib.suppress(RuntimeError):  # it is closed already
                 await client.close()
 
-    async def _answer(self, session: _Session, text: str) -> str:
+    async def _answer(self, session: _OpenEnvSession, text: str) -> str:
         try:
             return json.dumps(await session.handle(text), ensure_ascii=False)
         except _ProtocolError as error:

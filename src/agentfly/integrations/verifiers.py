@@ -226,7 +226,7 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
     except ValueError as error:
         raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {_one_line(error)}") from error
     task_class = kind.task_type()
-    hooks = [each for each in dir(task_class) for mark in ("stop", "intercept") if _is_marked(task_class, each, mark)]
+    hooks = [each for each in dir(task_class) for mark in ("stop", "intercept") if _has_mark(task_class, each, mark)]
     if hooks := [*hooks, *loaded.config.task.stops]:
         problem = f"has hooks between turns ({', '.join(hooks)})"
     elif task_class.NEEDS_CONTAINER:
@@ -339,7 +339,7 @@ def _toolsets(taskset: Any) -> list[Any]:
     return [*shared, *type(taskset).task_type().toolsets(taskset.config.task)]
 
 
-def _is_marked(task_class: type[Any], name: str, mark: str) -> bool:
+def _has_mark(task_class: type[Any], name: str, mark: str) -> bool:
     return hasattr(inspect.getattr_static(task_class, name), mark)
 
 

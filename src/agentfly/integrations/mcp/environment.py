@@ -54,7 +54,7 @@ class MCPServer(Environment):
     stateful: ClassVar[bool] = True
     """Whether chains must not share the server. False: all chains share one connection, which is never reset."""
     reset_tool: ClassVar[str] = ""
-    """Tool of the server that resets its state, hidden from the model. Empty: the server is started anew for each
+    """Tool of the server that resets its state, hidden from the model. Empty: the server is restarted for each
     chain. The task's column `reset` has the arguments."""
     include: ClassVar[Sequence[str] | None] = None
     """The server's tools that the model may use; None: all."""
