@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class RayObjectEngine(CheckpointEngine):  # type: ignore[misc]
         """bucket_size: not used. is_master: whether this is the training process that sends."""
         self._sends = is_master
         self._receivers: list[Any] = []
-        self._arrived: asyncio.Queue[Weights] = asyncio.Queue()
+        self._arrived: SimpleQueue[Weights] = SimpleQueue()  # Ray delivers in another thread than the event loop's
 
     def prepare(self) -> Any:
         """The handle of this process, for the sender."""
@@ -53,12 +54,12 @@ class RayObjectEngine(CheckpointEngine):  # type: ignore[misc]
             await asyncio.gather(*(each.__ray_call__.remote(_deliver, reference) for each in self._receivers))
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        for name, weight in (await self._arrived.get()).items():
+        for name, weight in (await asyncio.to_thread(self._arrived.get)).items():
             yield name, torch.from_numpy(weight.copy())  # objects of Ray are read-only
 
     def accept(self, weights: Weights) -> None:
         """Take what the sender delivers."""
-        self._arrived.put_nowait(weights)
+        self._arrived.put(weights)
 
 
 def _deliver(worker: Any, weights: Weights) -> None:
