@@ -14,6 +14,7 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import RayActorError
+from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.device import get_device_name, get_resource_name, get_visible_devices_keyword
@@ -122,11 +123,17 @@ class EngineReplica(RolloutReplica):  # type: ignore[misc]
         await server.pid.remote()
 
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        """The process beside a server on a machine that does not train; it receives the weights."""
-        from agentfly.integrations.verl.weights import ServerSideWorker
-
+        """The class of the process that receives the weights, on a machine that does not train."""
         settings = {"rollout_config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
         return RayClassWithInitArgs(cls=ray.remote(ServerSideWorker), **settings)
+
+
+class ServerSideWorker(CheckpointEngineWorker):  # type: ignore[misc]
+    """The process beside a server on a machine that does not train, with our engine in verl's registries."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        register()
+        super().__init__(*args, **kwargs)
 
 
 async def find_gpu(worker: Any) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry, CheckpointEngineWorker
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from agentfly.integrations.verl import engine
 from agentfly.integrations.verl.config import NAME
+from agentfly.integrations.verl.engine import gather_weights
 
 Weights = Mapping[str, np.ndarray]
 
@@ -48,7 +48,7 @@ class RayObjectEngine(CheckpointEngine):  # type: ignore[misc]
         self._receivers = []
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None) -> None:
-        gathered = await engine.gather_weights(weights, keep=self._sends)
+        gathered = await gather_weights(weights, keep=self._sends)
         if self._sends:
             reference = ray.put(gathered)
             await asyncio.gather(*(each.__ray_call__.remote(_deliver, reference) for each in self._receivers))
@@ -64,11 +64,3 @@ class RayObjectEngine(CheckpointEngine):  # type: ignore[misc]
 
 def _deliver(worker: Any, weights: Weights) -> None:
     worker.checkpoint_engine.accept(weights)
-
-
-class ServerSideWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """The process beside a server, with our engine in verl's registries."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        engine.register()
-        super().__init__(*args, **kwargs)
