@@ -3,10 +3,10 @@
 Random weights of a published shape: float32 weights and AdamW, products in bfloat16. Chains have 1,000 tokens, half of
 them sampled. Each variant is one setting changed against the first; a variant that fails is reported in its row, and
 the others still run. With --sharded, the learner of one process and the one sharded with FSDP2, on one rank over NCCL
-(gloo on a CPU), are compared: all weights and LoRA.
+(gloo on a CPU), are compared, all weights and LoRA, beside what the memory plan of a run expects.
 
     python -m benchmarks.update_gpu [--shape qwen2.5-3b] [--chains 57] [--variants "as trained;16k tokens"]
-    python -m benchmarks.update_gpu --sharded --shape qwen2.5-7b
+    python -m benchmarks.update_gpu --sharded --shape qwen2.5-3b qwen2.5-7b --chains 24 --seconds 110
 """
 
 import argparse
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from agentfly.errors import describe
 from agentfly.training import logprobs
 from agentfly.training import model as training_model
 from agentfly.training.batch import Sample
+from agentfly.training.config import TrainConfig
 from agentfly.training.local_learner import LocalLearner
 from agentfly.training.lora import add_lora
+from agentfly.training.memory import MemoryPlan, ModelSize, device_memory, plan_memory
 from agentfly.training.sharded_learner import ShardedLearner
 from agentfly.training.sharding import Ranks
 from benchmarks.shapes import SHAPES, build_model
@@ -65,10 +68,13 @@ SHARDED_VARIANTS = {
     f"{learner}, {weights}{', checkpointing' if checkpointing else ''}": Variant(
         checkpointing=checkpointing, lora_rank=16 if weights == "LoRA" else None, sharded=learner == "FSDP2"
     )
-    for weights in ("LoRA", "all weights")
-    for checkpointing in (False, True)
-    for learner in ("one process", "FSDP2")
+    for checkpointing in (True, False)
+    for learner in ("FSDP2", "one process")
+    for weights in ("all weights", "LoRA")
 }
+"""The most important first: a limit of time leaves out the last."""
+WARMUP_CHAINS = 16
+"""Enough for two full micro-batches, which compile what the measured update runs."""
 
 
 def build_samples(vocabulary: int, chains: int, length: int) -> list[Sample]:
@@ -142,6 +148,17 @@ def build_learner(shape: str, device: torch.device, variant: Variant) -> LocalLe
     if variant.sharded:
         return ShardedLearner(model, ranks=join_ranks(device), **settings)
     return LocalLearner(model, **settings)
+
+
+def plan_variant(shape: str, device: torch.device, variant: Variant) -> MemoryPlan:
+    """What a training run of the variant would take, engine included."""
+    config = TrainConfig(
+        micro_batch_tokens=variant.micro_batch,
+        gradient_checkpointing=variant.checkpointing,
+        lora_rank=variant.lora_rank,
+    )
+    size = ModelSize.from_config(SHAPES[shape])
+    return plan_memory(size, config, device_memory(device), on_gpu=device.type == "cuda", ranks=1)
 
 
 @contextmanager
@@ -229,7 +246,7 @@ def run_variant(
     with apply(variant):
         learner = build_learner(shape, device, variant)
         begun = time.perf_counter()
-        learner.update(samples)
+        learner.update(samples[:WARMUP_CHAINS])
         synchronize(device)
         first = time.perf_counter() - begun
         begun = time.perf_counter()
@@ -250,7 +267,7 @@ def run_variant(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="One update of the learner on a GPU.")
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-3b")
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["qwen2.5-3b"])
     parser.add_argument("--chains", type=int, default=57)
     parser.add_argument("--length", type=int, default=1000)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -261,32 +278,40 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU; the figures are not meaningful")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.device, options.shape, options.chains, options.length = "cpu", "test", 6, 64
+        options.device, options.shape, options.chains, options.length = "cpu", ["test"], 6, 64
         options.variants = options.variants or (None if options.sharded else "as trained;checkpointing")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch sees no GPU here")
         return
     begun = time.perf_counter()
-    samples = build_samples(SHAPES[options.shape].vocab_size, options.chains, options.length)
     variants = SHARDED_VARIANTS if options.sharded else VARIANTS
     profiled = () if options.sharded else options.profile.split(";")
     device = torch.device(options.device)
+    names = options.variants.split(";") if options.variants else list(variants)
     rows = []
-    for name in options.variants.split(";") if options.variants else variants:
+    for name, shape in product(names, options.shape):
+        variant = variants[name]
+        plan = plan_variant(shape, device, variant)
+        needed = f"{(plan.total - plan.left) / GIB:.1f}"
         if time.perf_counter() - begun > options.seconds:
-            rows.append([name, "not started: time is up"])
-            continue
-        try:
-            cells = run_variant(options.shape, device, variants[name], samples, detailed=name in profiled)
-        except Exception as error:
-            cells = [describe(error).splitlines()[0][:120]]
-        rows.append([name, *cells])
+            cells = ["not started: time is up"]
+        else:
+            samples = build_samples(SHAPES[shape].vocab_size, options.chains, options.length)
+            try:
+                cells = run_variant(shape, device, variant, samples, detailed=name in profiled)
+            except Exception as error:
+                cells = [describe(error).splitlines()[0][:120]]
+        rows.append([shape, name, needed, *cells])
         print(" | ".join(rows[-1]), flush=True)
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
-    header = ["variant", "s", "tokens/s", "MFU", "peak GiB", "first s", "gradient norm"]
-    print_table(f"One update, {options.shape}, {options.chains} × {options.length} tokens", header, rows)
+    header = ["shape", "variant", "plan GiB", "s", "tokens/s", "MFU", "peak GiB", "first s", "gradient norm"]
+    print_table(f"One update, {options.chains} × {options.length} tokens", header, rows)
+    if options.sharded:
+        for shape in options.shape:
+            for name in ("FSDP2, all weights, checkpointing", "FSDP2, LoRA, checkpointing"):
+                print(f"plan of a run, {shape}, {name}: {plan_variant(shape, device, variants[name])}")
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {time.perf_counter() - begun:.0f} s in all")
 

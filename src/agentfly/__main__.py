@@ -1,4 +1,4 @@
-"""`python -m agentfly`, and with several processes `torchrun -m agentfly`."""
+"""`python -m agentfly`, and with several processes `torchrun -m -- agentfly`."""
 
 from agentfly.cli import main
 

@@ -67,6 +67,19 @@ def largest_difference(one: list[Any], other: list[Any]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
 
 
+def test_commands_of_the_docs_are_accepted_by_torchrun() -> None:
+    from torch.distributed.run import parse_args
+
+    page = (Path(__file__).parents[2] / "docs" / "fsdp2.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^\$ torchrun (.+?)(?:  +#.*)?$", page, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        arguments = parse_args(command.split())
+        assert arguments.module
+        assert arguments.training_script == "agentfly"
+        assert arguments.training_script_args[0] == "train"
+
+
 @pytest.mark.parametrize(
     ("ranks", "how", "failure"),
     [

@@ -1,5 +1,6 @@
-"""Training on verl, longer tests: resume after a kill, asynchronous rollout, a critic, environments that all workers
-share, the death of a rank, of the balancer, of a node and of the recorder, and an error that no restart repairs."""
+"""Training on verl, longer tests: resume after a kill, asynchronous rollout on the same and on other nodes, a critic,
+environments that all workers share, the death of a rank, of the balancer, of a node and of the recorder, and an error
+that no restart repairs."""
 
 import os
 import shutil
@@ -55,6 +56,17 @@ def test_asynchronous_rollout(train: Train, tmp_path: Path) -> None:
     assert all(0 <= each["policy/staleness_max"] <= 1 for each in metrics)
     assert any(each["policy/staleness_max"] == 1 for each in metrics)
     assert all("policy/correction_weight" in each for each in metrics)
+
+
+def test_rollout_on_a_node_of_its_own(train: Train, tmp_path: Path) -> None:
+    stale = ["async_training.max_staleness=1", "async_training.on_stale=drop", "loss.correction=token-truncate"]
+    run = train(tmp_path / "run", "steps=4", "restarts=0", "nodes=1", "rollout_nodes=1", *stale)
+    metrics = read_metrics(run)
+    assert [each["step"] for each in metrics] == [1, 2, 3, 4]
+    staleness = [each["policy/staleness_max"] for each in metrics]
+    assert max(staleness) == 1  # the server sampled while the other node trained, and got new weights
+    # Against the weights it has, the server's log-probabilities are the learner's.
+    assert metrics[0]["policy/mismatch_max"] < 1e-4
 
 
 def test_critic_is_trained_on_our_returns(train: Train, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def start_ranks(gpus: int, command: Sequence[str]) -> None:
         advice = f"write gpus={available}" if available else "leave gpus out"
         raise ConfigError(
             f"gpus={gpus}, but torch {torch.__version__} sees {available} GPUs here: {advice}, or start the ranks "
-            f"yourself with torchrun --nproc-per-node N -m agentfly train … (on a CPU, too)"
+            f"yourself with torchrun --nproc-per-node N -m -- agentfly train … (on a CPU, too)"
         )
     if not command:
         raise ConfigError(

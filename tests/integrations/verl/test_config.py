@@ -93,6 +93,16 @@ def test_cpus_are_served_by_the_embedded_engine() -> None:
     assert out["actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"] == "fp32"
 
 
+def test_gpus_are_served_by_the_embedded_engine_where_it_is_asked_for() -> None:
+    cluster = {"rollout_nodes": 1, "verl": {"actor_rollout_ref.rollout.name": "agentfly"}}
+    for asked, name, weights in ((cluster, "agentfly", "agentfly"), ({"rollout_nodes": 1}, "vllm", "nccl")):
+        out = settings(asked, **STALE)
+        assert out["actor_rollout_ref.rollout.name"] == name
+        assert out["actor_rollout_ref.rollout.checkpoint_engine.backend"] == weights
+    with pytest.raises(ConfigError, match=r"^lora_rank=8 has no effect on verl"):
+        settings(cluster, lora_rank=8, **STALE)
+
+
 @pytest.mark.parametrize(
     ("cluster", "fields", "mode"),
     [({}, {}, "sync"), ({}, STALE, "colocate_async"), ({"rollout_nodes": 1}, STALE, "separate_async")],
@@ -128,7 +138,6 @@ def test_staleness_selects_the_mode(cluster: dict[str, Any], fields: dict[str, A
             "cuda",
         ),
         ("rollout_nodes=1", {}, {"rollout_nodes": 1}, "cuda"),
-        ("rollout_nodes=1", STALE, {"rollout_nodes": 1}, "cpu"),
     ],
 )
 def test_a_field_that_verl_cannot_honor_is_refused(

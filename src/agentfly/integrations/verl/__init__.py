@@ -9,7 +9,8 @@ advantages, loss, metrics and run directory are the same code as in a local run.
                 (N actors)         the workers: run all chains of a group, put their rows into verl's TransferQueue
     backend     (in the workers)   verl's load-balanced servers as a `Backend`
     recorder    (one actor)        owns the run directory
-    engine, cpu                    the embedded engine as rollout server, and CPUs as a platform of verl: tests, laptops
+    engine, weights                the embedded engine as rollout server, and its weights on other machines
+    cpu                            CPUs as a platform of verl: tests, laptops
 
 `config` and `rows` need neither verl nor Ray.
 """

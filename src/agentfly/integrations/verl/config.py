@@ -20,6 +20,8 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 Device = Literal["cuda", "cpu"]
 NAME = "agentfly"
 """Name of the embedded engine, and prefix of our policy losses, in verl's registries."""
+WEIGHTS_MODULE = "agentfly.integrations.verl.weights"
+"""Registers the transfer of weights to the embedded engine on other machines; verl imports it."""
 NO_DUAL_CLIP = 1e9
 """verl always clips the ratio of negative advantages; at this bound it has no effect."""
 STATE_FILE = "agentfly.json"
@@ -55,6 +57,10 @@ class ClusterConfig:
     """Restarts from the newest checkpoint without a completed step in between, before an error ends the run."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     """Raw keys of verl's configuration."""
+
+    def selects_engine(self, device: Device) -> bool:
+        """Whether the embedded engine serves: on CPUs, and on GPUs where the raw key names it."""
+        return device == "cpu" or self.verl.get("actor_rollout_ref.rollout.name") == NAME
 
     @classmethod
     def split(cls, overrides: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
@@ -107,6 +113,7 @@ def select_mode(config: TrainConfig, cluster: ClusterConfig) -> Mode:
 def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Device) -> None:
     """Raise ConfigError for a field that verl cannot honor, by its name."""
     mode = select_mode(config, cluster)
+    embedded = cluster.selects_engine(device)
     settings = config.backend_settings
     backend = settings.pop("backend")
     unsupported: list[tuple[bool, str, str]] = [
@@ -118,8 +125,8 @@ def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "write the setting of verl's server instead: verl.actor_rollout_ref.rollout.…"),
         (config.gpus != 1, f"gpus={config.gpus}",
          "in a recipe it is the number of ranks on one machine; write nodes=… gpus=… on the command line"),
-        (device == "cpu" and config.lora_rank is not None, f"lora_rank={config.lora_rank}",
-         "the embedded engine takes whole weights from verl: train adapters on GPUs, or without --on verl"),
+        (embedded and config.lora_rank is not None, f"lora_rank={config.lora_rank}",
+         "the embedded engine takes whole weights from verl: train adapters on GPUs with vLLM, or without --on verl"),
         (device == "cpu" and config.kl.coef > 0, f"kl.coef={config.kl.coef}",
          "verl keeps the reference model in pinned memory, which needs a GPU: train without --on verl"),
         (config.teacher.model is not None, f"teacher.model={config.teacher.model!r}",
@@ -141,8 +148,6 @@ def check_verl_support(config: TrainConfig, cluster: ClusterConfig, device: Devi
          "verl replaces a group that became too old by another task: write async_training.on_stale=drop"),
         (mode == "sync" and cluster.rollout_nodes > 0, f"rollout_nodes={cluster.rollout_nodes}",
          "without async_training.max_staleness, they would wait while the others train"),
-        (mode == "separate_async" and device == "cpu", f"rollout_nodes={cluster.rollout_nodes}",
-         "sending weights to other machines needs GPUs"),
     ]  # fmt: skip
     for is_unsupported, name, advice in unsupported:
         if is_unsupported:
@@ -165,6 +170,7 @@ def build_settings(
     check_verl_support(config, cluster, device)
     mode = select_mode(config, cluster)
     on_cpu = device == "cpu"
+    embedded = cluster.selects_engine(device)
     reply = min(config.sampling.max_tokens or context_length // 2, context_length - 1)
     reference = config.kl.coef > 0
     low_precision = config.precision != "float32" and not on_cpu
@@ -234,7 +240,7 @@ def build_settings(
         "algorithm.adv_estimator": "gae" if config.algorithm.needs_values else "grpo",  # decides about a critic only
         "algorithm.rollout_correction": None,  # ours
         # ── rollout ──
-        f"{rollout}.name": NAME if on_cpu else "vllm",
+        f"{rollout}.name": NAME if embedded else "vllm",
         f"{rollout}.dtype": config.backend_settings.get("dtype") or ("float32" if on_cpu else "bfloat16"),
         f"{rollout}.n": config.num_chains,
         f"{rollout}.temperature": config.sampling.temperature,
@@ -270,6 +276,7 @@ def build_settings(
         }
     if on_cpu:
         out["actor_rollout_ref.model.override_config.attn_implementation"] = "eager"
+    if embedded:
         out[f"{rollout}.load_format"] = "auto"
     if reference:
         role = "actor_rollout_ref.ref"
@@ -300,7 +307,8 @@ def build_settings(
             "trainer.v1.separate_async.parameter_sync_step": 1,
             f"{rollout}.nnodes": cluster.rollout_nodes,
             f"{rollout}.n_gpus_per_node": cluster.gpus,
-            f"{rollout}.checkpoint_engine.backend": "nccl",
+            f"{rollout}.checkpoint_engine.backend": NAME if embedded else "nccl",
+            f"{rollout}.checkpoint_engine.custom_backend_module": WEIGHTS_MODULE if embedded else None,
             "actor_rollout_ref.hybrid_engine": False,
         }
     return out

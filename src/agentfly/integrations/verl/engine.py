@@ -1,18 +1,27 @@
-"""The embedded engine as rollout server of verl: one actor per replica; weights travel as Ray objects. CPU only."""
+"""The embedded engine as rollout server of verl: one actor per replica; weights travel as Ray objects.
+
+It serves runs on CPUs, and those on GPUs that ask for it: verl.actor_rollout_ref.rollout.name=agentfly. On GPUs, it
+runs on that of its training process and keeps weights and cache there while the policy is trained.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayActorError
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.plugin.platform import get_platform
+from verl.single_controller.ray import RayClassWithInitArgs
+from verl.utils.device import get_device_name, get_resource_name, get_visible_devices_keyword
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from agentfly.backends import open_backend
 from agentfly.backends.base import Request
@@ -26,9 +35,14 @@ retry_after_restart = ray.method(max_task_retries=-1)
 class EngineServer:
     """Serves one replica; a Ray actor. It answers only while it has the weights of the last sync."""
 
-    def __init__(self, model: str, dtype: str) -> None:
-        torch.set_num_threads(1)
-        self._backend = open_backend("transformers", model=model, device="cpu", dtype=dtype, on_update="abort")
+    def __init__(self, model: str, dtype: str, device: str, memory_share: float) -> None:
+        """memory_share: of the GPU's free memory, for the cache."""
+        settings: dict[str, Any] = {"device": device, "dtype": dtype, "on_update": "abort"}
+        if device == "cpu":
+            torch.set_num_threads(1)
+        else:
+            settings["kv_memory"] = int(torch.cuda.mem_get_info()[0] * memory_share)
+        self._backend = open_backend("transformers", model=model, **settings)
         self._version: int | None = None
         """Of the weights; None until the first sync, which precedes all requests unless the server was restarted."""
         self._open = asyncio.Event()
@@ -97,22 +111,65 @@ class EngineReplica(RolloutReplica):  # type: ignore[misc]
 
     async def launch_servers(self) -> None:
         name = server_name(self.replica_rank)
+        device = get_device_name()
         options = {"name": name, "max_concurrency": self.max_concurrency, "num_cpus": 0.01, "max_restarts": -1}
-        server = ray.remote(EngineServer).options(**options).remote(self.model_config.path, self.config.dtype)
+        if device != "cpu":
+            options |= await find_gpu(self.workers[0])
+        settings = self.model_config.path, self.config.dtype, device, self.config.gpu_memory_utilization
+        server = ray.remote(EngineServer).options(**options).remote(*settings)
         self.servers = [server]
         self._server_handle = server
         self._server_address = name
         await server.pid.remote()
 
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        """The class of the process that receives the weights, on a machine that does not train."""
+        settings = {"rollout_config": self.config, "model_config": self.model_config, "replica_rank": self.replica_rank}
+        return RayClassWithInitArgs(cls=ray.remote(ServerSideWorker), **settings)
+
+
+class ServerSideWorker(CheckpointEngineWorker):  # type: ignore[misc]
+    """The process beside a server on a machine that does not train, with our engine in verl's registries."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        register()
+        super().__init__(*args, **kwargs)
+
+
+async def find_gpu(worker: Any) -> dict[str, Any]:
+    """Options of an actor that uses the GPU of a training process, which Ray has reserved for that one."""
+    node, gpu = await worker.__ray_call__.remote(
+        lambda _: (
+            ray.get_runtime_context().get_node_id(),
+            ray.get_runtime_context().get_accelerator_ids()[get_resource_name()][0],
+        )
+    )
+    kept = dict.fromkeys(get_platform().ray_noset_envvars(), "1")  # Ray leaves the variable as it is
+    return {
+        "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False),
+        "runtime_env": {"env_vars": {get_visible_devices_keyword(): gpu, **kept}},
+    }
+
+
+async def gather_weights(
+    weights: Iterable[tuple[str, Any]] | AsyncIterable[tuple[str, Any]], *, keep: bool
+) -> dict[str, Any]:
+    """The weights in host memory. Without `keep` none, but all are read: gathering a sharded one is a collective."""
+    gathered = {}
+    async for name, weight in ensure_async_iterator(weights):
+        if keep:
+            gathered[name] = weight.detach().float().cpu().numpy()
+    return gathered
+
 
 class EngineAdapter(BaseRollout):  # type: ignore[misc]
-    """In each training process: gives the gathered weights to the server of its replica."""
+    """In each training process, or in the one beside a server: gives the weights to the server of its replica."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
         rank = int(os.environ["RANK"])
-        self._server = server_name(rank // size)
+        self._server = server_name(rank // size if replica_rank < 0 else replica_rank)
         self._leads = rank % size == 0
 
     async def resume(self, tags: list[str]) -> None: ...
@@ -121,10 +178,7 @@ class EngineAdapter(BaseRollout):  # type: ignore[misc]
     async def update_weights(
         self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None, **_: Any
     ) -> None:
-        gathered = {}
-        for name, weight in weights:  # on all ranks: gathering a sharded weight is a collective
-            if self._leads:
-                gathered[name] = weight.detach().float().cpu().numpy()
+        gathered = await gather_weights(weights, keep=self._leads)
         if self._leads:
             await ray.get_actor(self._server).load_weights.remote(gathered, global_steps or 0)
 

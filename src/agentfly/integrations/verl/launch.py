@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import time
 import uuid
@@ -101,6 +102,8 @@ def train_on_verl(
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         SCHEDULE_VARIABLE: json.dumps(schedule),
+        # With rollout_nodes, verl 0.9.1 ends in a TypeError where it logs at this level: logger.info(…, flush=True).
+        "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
         **(CPU_ENVIRONMENT if device == "cpu" else {}),
     }
     settings = {**config.to_json(), **(metadata or {}), "on": "verl", "cluster": cluster.to_json()}
