@@ -1,11 +1,12 @@
 """Vision models in vLLM: prompts, log-probabilities and weight updates against a plain forward pass.
 
-The models have random weights. On a CPU it is an Idefics3 only: vLLM loads other families with their video processors,
-which need torchvision. On a GPU with torchvision, other families as well, in bfloat16 and one in float32.
+The models have random weights. Without torchvision it is an Idefics3 only: vLLM loads other families with their video
+processors, which need it. With torchvision it is a Qwen2.5-VL as well, and on a GPU other families, in bfloat16.
 """
 
 import asyncio
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,9 @@ torch.set_num_threads(1)
 
 
 ON_GPU = torch.cuda.is_available()
-MODELS = (
-    ["qwen2_5_vl-bfloat16", "qwen2_5_vl-float32", "qwen3_vl-bfloat16", "smolvlm-bfloat16", "internvl-bfloat16"]
-    if ON_GPU
-    else ["idefics3-float32"]
-)
+MODELS = ["qwen2_5_vl-float32", "qwen2_5_vl-bfloat16", "qwen3_vl-bfloat16", "smolvlm-bfloat16", "internvl-bfloat16"]
+if not ON_GPU:
+    MODELS = ["idefics3-float32", *(MODELS[:1] if find_spec("torchvision") else [])]
 
 
 @pytest.fixture(scope="module", params=MODELS)
