@@ -175,13 +175,15 @@ async def sample_turn(backend: Backend, template: Template, transcript: Transcri
 
 async def sample_chain(backend: Backend, template: Template, number: int) -> Segment:
     """A chain of three turns with an image in the question and in each tool result; chains 0 and 4 share an image."""
+    assert template.image_processor is not None
+    fit = template.image_processor.fit  # as agents do
     transcript = Transcript(template)
-    first = picture(112, 84, seed=number % 4)
+    first = fit(picture(112, 84, seed=number % 4))
     transcript.begin([Message("user", ("What? ", first, " Look."))], Author.TASK, turn=0)
     for turn in range(3):
         await sample_turn(backend, template, transcript, str(number))
         if turn < 2:
-            shown = picture(56 + 28 * (number % 2), 56, seed=100 + number % 3)
+            shown = fit(picture(56 + 28 * (number % 2), 56, seed=100 + number % 3))
             transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
     return transcript.close()[0]
 

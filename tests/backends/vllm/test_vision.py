@@ -210,6 +210,7 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
         max_turns=2,
         sampling={"max_tokens": 8},
         optimizer={"learning_rate": 1e-2},
+        precision="float32",  # where bfloat16 is faster, the learner would differ from vLLM by more
         zero_variance="keep",
         steps=3,
         loggers=(),
@@ -220,7 +221,7 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     steps = [record.metrics for record in directory.records() if record.metrics]
     assert len(steps) == 3
-    assert all(each["policy/mismatch_max"] < 1e-3 for each in steps)
+    assert max(each["policy/mismatch_max"] for each in steps) < 1e-3
     assert steps[0]["policy/grad_norm"] > 0
     for stored in directory.trajectories(3):
         (segment,) = stored.trajectory.segments
