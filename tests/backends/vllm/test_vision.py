@@ -31,6 +31,7 @@ from agentfly.templates.template import Template
 from agentfly.training import TrainConfig
 from agentfly.training.plan import TrainPlan
 from agentfly.training.trainer import Trainer
+from agentfly.trajectory import StopReason
 from agentfly.types import Message, Reply, Sampling, Task, ToolCall
 from tests.backends.vllm.small import backend_of
 from tests.vision_models import (
@@ -223,7 +224,12 @@ async def test_run_trains_on_images_of_tasks_and_tools(tmp_path: Path) -> None:
     assert len(steps) == 3
     assert max(each["policy/mismatch_max"] for each in steps) < 1e-3
     assert steps[0]["policy/grad_norm"] > 0
-    for stored in directory.trajectories(3):
-        (segment,) = stored.trajectory.segments
+    chains = [stored.trajectory for stored in directory.trajectories(3)]
+    complete = [chain for chain in chains if chain.stop is StopReason.MAX_TURNS]
+    assert complete
+    failures = [each.message for chain in chains for each in chain.failures]
+    assert all("sampled an image placeholder" in each for each in failures), failures
+    for chain in complete:
+        (segment,) = chain.segments
         assert len(segment.images) == 3  # of the task, and after each turn
         assert set(segment.weight_versions[segment.mask]) == {2}
