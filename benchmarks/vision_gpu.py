@@ -5,6 +5,7 @@ in groups of eight that begin with the same screenshot; every turn ends with ano
 runs with the cache of image features and without it, in turns. Training has the vision tower frozen and trained.
 
     python -m benchmarks.vision_gpu [--shape qwen2.5-vl-3b] [--chains 64] [--turns 6] [--rounds 2]
+        [--variants frozen trained …]
 """
 
 import argparse
@@ -63,6 +64,14 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Text and vision configuration. `test` is no published shape: it is for smoke runs on a CPU."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "frozen": {},
+    "frozen-checkpointing": {"gradient_checkpointing": True},
+    "trained-checkpointing": {"gradient_checkpointing": True, "train_tower": True},
+    "trained": {"train_tower": True},
+}
+"""Settings of the learner by variant: the vision tower is frozen or trained, with and without checkpointing."""
 
 
 def write_folder(shape: str, folder: Path) -> None:
@@ -212,17 +221,12 @@ def build_samples(processor: ImageProcessor, chains: int, images: int) -> list[S
 def measure_training(folder: Path, device: torch.device, options: argparse.Namespace) -> None:
     processor = load_image_processor(str(folder))
     rows = []
-    for name, settings in {
-        "tower frozen": {},
-        "tower frozen, checkpointing": {"gradient_checkpointing": True},
-        "tower trained, checkpointing": {"gradient_checkpointing": True, "train_tower": True},
-        "tower trained": {"train_tower": True},
-    }.items():
-        row = [name]
+    for name in options.variants:
+        row = [name.replace("-", ", ")]
         learner = None
         try:
             learner = LocalLearner(
-                build_model(folder, device, torch.float32), micro_batch_tokens=options.micro_batch, **settings
+                build_model(folder, device, torch.float32), micro_batch_tokens=options.micro_batch, **VARIANTS[name]
             )
             samples = build_samples(processor, options.chains // 4, 4)
             learner.update(samples)
@@ -237,12 +241,13 @@ def measure_training(folder: Path, device: torch.device, options: argparse.Names
         except Exception as error:  # the other variants still run
             row += [describe(error)[:80], "", ""]
         rows.append(row)
+        print(*row, flush=True)  # a run that is stopped has measured this one
         del learner
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     title = f"{options.shape}: update of {options.chains // 4} chains with 4 screenshots"
-    print_table(title, ["variant", "s", "tokens/s", "peak GiB"], rows)
+    print_table(title, ["vision tower", "s", "tokens/s", "peak GiB"], rows)
 
 
 def main() -> None:
@@ -253,6 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=8192, help="tokens of a forward pass in training")
     parser.add_argument("--kv-gib", type=int, default=30, help="GiB of the key-value cache")
+    parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=[*VARIANTS], help="of training")
     options = parser.parse_args()
     if not torch.cuda.is_available() and options.shape != "test":
         raise SystemExit("there is no GPU here; --shape test runs on a CPU")

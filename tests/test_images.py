@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,42 @@ def test_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(DataError, match="not complete after"):
             fetch_image(Image(f"http://127.0.0.1:{server.server_port}/"))
         server.shutdown()
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    """A server with one image of 30 x 10 pixels; every other path but `/text` is missing."""
+
+    class Files(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in ("/a.png", "/text") else 404)
+            self.end_headers()
+            self.wfile.write(encode(picture(30, 10)) if self.path == "/a.png" else b"not an image")
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_allowed_address_is_fetched_into_the_record(web: str) -> None:
+    agent = seeing_agent(["done"], image_config={"fetch": True})
+    (trajectory,) = await agent.run({"question": "?", "image": f"{web}/a.png"})
+    (image,) = [part for part in trajectory.messages[0].content if isinstance(part, Image)]
+    assert open_image(image).size == (30, 10)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("/missing", "404"), ("/text", "are not a PNG, JPEG, GIF or WebP image"), ("/a.png", "larger than")],
+)
+def test_unusable_answer_is_not_an_image(web: str, path: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "/a.png":
+        monkeypatch.setattr("agentfly.images.MAX_FETCHED_BYTES", 20)
+    with pytest.raises(DataError, match=reason):
+        normalize_image(fetch_image(Image(web + path)))
 
 
 def test_address_that_is_no_text_cannot_be_fetched() -> None:

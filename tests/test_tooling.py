@@ -529,6 +529,14 @@ async def test_image_is_shown_with_the_observation(form: str, tmp_path: Path) ->
 
 
 @needs_pillow
+async def test_images_are_normalized_in_reusable_threads() -> None:
+    """A thread of the event loop's executor would stay until the loop ends, and look like a leak of the environment."""
+    before = set(threading.enumerate())
+    images = [picture_bytes() for _ in range(8)]
+    await asyncio.gather(*(run(tool(name="a")(lambda image=image: Image.of(image))) for image in images))
+    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"agentfly"}
+
+
 async def test_returned_image_is_an_observation() -> None:
     image = Image.of(picture_bytes())
     assert (await run(tool(name="a")(lambda: image))).observation == (image,)

@@ -118,17 +118,18 @@ def _config(family: str, ids: dict[str, int], vocabulary: int, changes: dict[str
             "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
             "vision_start_token_id": ids["<|vision_start|>"], "vision_end_token_id": ids["<|vision_end|>"],
         }  # fmt: skip
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+        unit = text["hidden_size"] // text["num_attention_heads"] // 16
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2 * unit, 3 * unit, 3 * unit]}
         vision: dict[str, Any] = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2}
         if family == "qwen3_vl":
-            rope = {**rope, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+            rope = {**rope, "mrope_section": [4 * unit, 2 * unit, 2 * unit], "mrope_interleaved": True}
             vision |= {"depth": 3, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 256}
-            vision |= {"out_hidden_size": 64}
+            vision |= {"out_hidden_size": text["hidden_size"]}
             return transformers.Qwen3VLConfig(
-                text_config={**text, "head_dim": 16, "rope_parameters": rope}, vision_config=vision,
+                text_config={**text, "head_dim": 16 * unit, "rope_parameters": rope}, vision_config=vision,
                 tie_word_embeddings=tied, **special,
             )  # fmt: skip
-        vision |= {"out_hidden_size": 64, "window_size": 112, "fullatt_block_indexes": [1]}
+        vision |= {"out_hidden_size": text["hidden_size"], "window_size": 112, "fullatt_block_indexes": [1]}
         return transformers.Qwen2_5_VLConfig(
             text_config={**text, "rope_parameters": rope}, vision_config=vision, tie_word_embeddings=tied, **special
         )
@@ -174,13 +175,15 @@ async def sample_turn(backend: Backend, template: Template, transcript: Transcri
 
 async def sample_chain(backend: Backend, template: Template, number: int) -> Segment:
     """A chain of three turns with an image in the question and in each tool result; chains 0 and 4 share an image."""
+    assert template.image_processor is not None
+    fit = template.image_processor.fit  # as agents do
     transcript = Transcript(template)
-    first = picture(112, 84, seed=number % 4)
+    first = fit(picture(112, 84, seed=number % 4))
     transcript.begin([Message("user", ("What? ", first, " Look."))], Author.TASK, turn=0)
     for turn in range(3):
         await sample_turn(backend, template, transcript, str(number))
         if turn < 2:
-            shown = picture(56 + 28 * (number % 2), 56, seed=100 + number % 3)
+            shown = fit(picture(56 + 28 * (number % 2), 56, seed=100 + number % 3))
             transcript.add([Message("user", ("zoomed: ", shown, "\nand now?"))], Author.TOOL, turn)
     return transcript.close()[0]
 

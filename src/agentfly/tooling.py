@@ -240,7 +240,7 @@ class Tool:
             returned = await run_within(limit, call(function, **checked))
             result = self._to_result(returned, time.perf_counter() - started)
             if isinstance(result.observation, tuple):
-                result.observation = await asyncio.to_thread(normalize_content, result.observation)
+                result.observation = await call(normalize_content, result.observation)
             return result
         except EnvironmentFault:
             raise

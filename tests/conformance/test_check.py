@@ -74,7 +74,7 @@ def test_dependence_on_hashes_is_found_in_another_process() -> None:
         (environments.Jammed, "cancellation", "could not be closed"),
         (environments.Deaf, "cancellation", "after it was cancelled"),
         (environments.Leaking, "close releases", "file descriptors are left of 4 instances"),
-        (environments.Spawning, "close releases", "threads are left of 4 instances"),
+        (environments.Spawning, "close releases", "threads are left of 4 instances: left behind"),
         (environments.Loud, "no global state", "a chain changed tests.conformance.environments.LOG"),
         (environments.Meddling, "no global state", "a chain changed os.environ['CORRIDOR_DOOR']"),
         (environments.Lost, "expert solves", "are not solved"),

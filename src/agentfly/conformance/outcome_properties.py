@@ -46,6 +46,7 @@ async def close_releases(subject: Subject) -> str:
     await _run_chains(subject, tasks)
     for _ in range(LEAK_BATCHES):
         before = count_resources()
+        known = set(threading.enumerate())
         await _run_chains(subject, tasks)
         watch = Stopwatch()
         while True:  # resources may take a moment to be released
@@ -56,7 +57,9 @@ async def close_releases(subject: Subject) -> str:
             if watch.exceeds(RELEASE_TIMEOUT):
                 break
             await asyncio.sleep(0.05)
-    raise PropertyFailed(f"{after[left[0]] - before[left[0]]} {left[0]} are left of {len(tasks)} instances")
+    names = sorted({each.name for each in set(threading.enumerate()) - known} - {_POOL_THREAD})
+    named = f": {', '.join(names[:5])}" if left[0] == "threads" and names else ""
+    raise PropertyFailed(f"{after[left[0]] - before[left[0]]} {left[0]} are left of {len(tasks)} instances{named}")
 
 
 def count_resources() -> dict[str, int]:

@@ -32,9 +32,9 @@ DEPTH = 2
 """Calls after which a cell fills the image."""
 QUESTION = "What digit is on this wall?"
 LOCATING_QUESTION = "Where is the digit?"
-READING_SHARE = 0.35
+READING_SHARE = 0.25
 """Share of conversations that teach reading."""
-LOCATING_SHARE = 0.25
+LOCATING_SHARE = 0.4
 """Share of conversations that teach in which quarter the digit is."""
 STRATEGIES = {"right": 35, "next": 50, "any": 15}
 """Which quarter a demonstration enlarges, with its share in percent: the right one, the next one, or any."""

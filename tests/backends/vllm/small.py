@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="vllm is not installed: make vllm")
 from transformers import LlamaConfig
 
 from agentfly.backends.vllm import VLLMBackend
+from agentfly.backends.vllm.engine import VLLMEngine
 from agentfly.templates.tokenizer import load_tokenizer
 from tests.backends.engine import tiny
 
@@ -34,7 +35,8 @@ def saved(model: Any, folder: Path) -> str:
 
 
 def backend_of(folder: str, **settings: Any) -> VLLMBackend:
-    return VLLMBackend(folder, **{"dtype": "float32", "kv_memory": 1 << 26, **settings})
+    on_update = "continue" if VLLMEngine.reports_versions else "finish"
+    return VLLMBackend(folder, **{"dtype": "float32", "kv_memory": 1 << 26, "on_update": on_update, **settings})
 
 
 def descendants() -> set[int]:
