@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentfly import save_trajectories
 from agentfly.runs import StepRecord
 from agentfly.view.chains import Tokenizers
 from agentfly.view.export import write_export
@@ -149,6 +150,8 @@ def test_tokens_say_why_they_are_trained(browser: Any, server: ViewServer, data:
         why = page.locator(".why").inner_text()
         assert "Why is this token not trained?" in why
         assert "loss.correction=token-mask removes it from the policy loss" in why
+        page.get_by_label("Color of tokens").select_option("ratio")
+        assert "more probable for the learner" in page.locator("p.legend").inner_text()
         page.locator(".fold summary").click()
         page.locator(".fold .token").first.click()
         assert "Prompt tokens are given, not sampled" in page.locator(".why").inner_text()
@@ -165,6 +168,28 @@ def test_the_same_task_before_and_after(browser: Any, server: ViewServer, data: 
         page.locator("mark").first.wait_for()
         assert page.locator("h1").inner_text() == "Task task-0: eval 0 and eval 2"
         assert {"before", "after"} < set(page.locator("mark").all_inner_texts())
+
+
+def test_the_same_task_in_two_evaluations(browser: Any, tmp_path: Path) -> None:
+    for name, text in (("base.jsonl", "before"), ("trained.jsonl", "after")):
+        save_trajectories(tmp_path / name, [make_chain(0, 0, 0.0, text=text)])
+    with (
+        ChainIndex(find_sources([tmp_path / "base.jsonl", tmp_path / "trained.jsonl"]), tmp_path / "cache") as index,
+        ViewServer(ViewData(index, Tokenizers())) as server,
+        Tab(browser, server.url) as tab,
+    ):
+        index.update()
+        _, rows = index.select({})
+        page = tab.open(f"#/chain/{rows[1]['id']}")
+        page.set_viewport_size({"width": 1360, "height": 300})
+        chip = page.locator(".chip")
+        assert "base" in chip.inner_text()
+        chip.click()  # scrolls down to it
+        tab.wait(f"#/compare/{rows[0]['id']},{rows[1]['id']}?diff=1")
+        assert re.fullmatch(r"Task task-0: base\S* and trained\S*", page.locator("h1").inner_text())
+        assert {"before", "after"} < set(page.locator("mark").all_inner_texts())
+        assert page.evaluate("() => document.getElementById('page').scrollTop") == 0
+        assert tab.problems == []
 
 
 def test_a_running_run_appears_as_it_goes_on(browser: Any, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ addEventListener("keydown", (event) => {
   action();
 });
 addEventListener("hashchange", () => {
-  scrollTo(0, 0);
+  page.scrollTop = 0; // <main> scrolls, not the window
   route();
 });
 

@@ -9,10 +9,13 @@ const COLORS = ["author", "mask", "advantage", "log-probability", "ratio"];
 
 export async function chainPage(page, id, state) {
   const chain = await get("chain", { id });
-  const others = (await get("chains", { source: chain.source, task: chain.task, held_out: chain.held_out, limit: 500 }))
-    .rows;
+  const others = chain.task
+    ? (await get("chains", { task: chain.task, held_out: chain.held_out, limit: 500 })).rows
+    : [];
+  const names = new Map((await get("runs")).sources.map((run) => [run.id, run.name]));
   const why = el("aside", { class: "card why" });
   const strip = el("div", { class: "strip" });
+  const legendLine = el("p", { class: "legend small" });
   const colors = el(
     "select",
     { "aria-label": "Color of tokens", onchange: () => color(colors.value) },
@@ -37,14 +40,14 @@ export async function chainPage(page, id, state) {
         "div",
         null,
         el("h2", null, "Tokens", el("span", { class: "grow" }), el("label", { class: "small" }, "color by ", colors)),
-        legend(),
+        legendLine,
         strip,
         why,
         calls,
         taskColumns(chain),
       ),
     ),
-    comparison(chain, others),
+    comparison(chain, others, names),
   );
   fillStrip(strip, chain, why);
   explain(why, chain, null);
@@ -52,6 +55,7 @@ export async function chainPage(page, id, state) {
   function color(by) {
     state.color = by;
     strip.dataset.color = by;
+    legendLine.replaceChildren(...legend(by));
     for (const token of strip.querySelectorAll(".token")) paint(token, by);
   }
   colors.value = state.color ?? "author";
@@ -207,31 +211,39 @@ function taskColumns(chain) {
   );
 }
 
-function comparison(chain, others) {
-  const same = others.filter((row) => row.id !== chain.id && row.step !== chain.step && row.chain === chain.chain);
+// Chains of the same task at other steps, and in other runs or evaluations that are shown.
+function comparison(chain, others, names) {
+  const isOther = (row) => row.source !== chain.source || row.step !== chain.step;
+  const same = others.filter((row) => isOther(row) && row.chain === chain.chain);
   if (!same.length) return "";
+  const isBefore = (row) => row.source < chain.source || (row.source === chain.source && row.step < chain.step);
+  const name = (row) => (row.source === chain.source ? "" : `${names.get(row.source)} `);
   return el(
     "section",
     { class: "card" },
-    el("h2", null, "The same task at other steps"),
+    el("h2", null, "The same task elsewhere"),
     same
       .slice(0, 40)
       .map((row) =>
         link(
-          `#/compare/${row.step < chain.step ? `${row.id},${chain.id}` : `${chain.id},${row.id}`}?diff=1`,
-          el("span", { class: "chip" }, stepName(row), " ", rewardCell(row.reward)),
+          `#/compare/${isBefore(row) ? `${row.id},${chain.id}` : `${chain.id},${row.id}`}?diff=1`,
+          el("span", { class: "chip" }, name(row), row.step === null ? "" : `${stepName(row)} `, rewardCell(row.reward)),
         ),
       ),
   );
 }
 
-function legend() {
-  return el(
-    "p",
-    { class: "legend small" },
-    ["task", "model", "tool", "user", "history", "template"].map((author) =>
-      el("span", null, el("i", { class: `swatch a-${author}` }), author),
-    ),
+const LEGENDS = {
+  mask: "highlighted: trained",
+  advantage: "green: positive, red: negative",
+  "log-probability": "red: improbable when it was sampled",
+  ratio: "green: more probable for the learner than for the sampler, red: less",
+};
+
+function legend(by) {
+  if (by !== "author") return [LEGENDS[by]];
+  return ["task", "model", "tool", "user", "history", "template"].map((author) =>
+    el("span", null, el("i", { class: `swatch a-${author}` }), author),
   );
 }
 

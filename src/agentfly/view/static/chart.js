@@ -17,11 +17,11 @@ function svg(tag, attributes, text) {
   return node;
 }
 
-// Round numbers between the bounds, about `count` of them, each with its text.
+// Round numbers between the bounds, about `count` of them and at least two, each with its text.
 function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.7);
   const out = [];
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step)

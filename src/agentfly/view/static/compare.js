@@ -10,12 +10,13 @@ export async function comparePage(page, ids, query, state) {
   for (const id of ids) chains.push(await get("chain", { id }));
   const differ = query.diff === "1" && chains.length === 2;
   const first = chains[0];
+  const several = chains.some((chain) => chain.source !== first.source);
   const marks = differ ? [differences(chains[0], chains[1]), differences(chains[1], chains[0])] : [];
   const rewards = chains.map((chain) => chain.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, each) => sum + each, 0) / (rewards.length || 1);
   const title = differ
-    ? `Task ${first.task}: ${stepName(chains[0])} and ${stepName(chains[1])}`
-    : `Group ${first.grp} of step ${stepName(first)}`;
+    ? `Task ${first.task}: ${chains.map((chain) => placeName(chain, several)).join(" and ")}`
+    : `Group ${first.grp}${first.step === null ? "" : ` of ${first.held_out ? "" : "step "}${stepName(first)}`}`;
   page.replaceChildren(
     el(
       "section",
@@ -39,7 +40,7 @@ export async function comparePage(page, ids, query, state) {
           el(
             "h2",
             null,
-            link(`#/chain/${chain.id}`, `${stepName(chain)}: ${chain.grp}/${chain.chain}`),
+            link(`#/chain/${chain.id}`, `${placeName(chain, several)}: ${chain.grp}/${chain.chain}`),
             rewardCell(chain.reward),
             el("span", { class: "grow" }),
             advantageOf(chain),
@@ -57,6 +58,12 @@ export async function comparePage(page, ids, query, state) {
   );
   state.keys = { u: () => history.back() };
   return null;
+}
+
+// The step of a chain; with its run where chains of several runs are shown.
+function placeName(chain, several) {
+  if (!several) return stepName(chain);
+  return chain.step === null ? chain.source_name : `${chain.source_name} ${stepName(chain)}`;
 }
 
 function advantageOf(chain) {

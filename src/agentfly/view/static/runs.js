@@ -128,7 +128,7 @@ export async function runsPage(page, query, state) {
 function runCard(run, hidden, several, draw) {
   const last = run.last;
   const figures = [
-    ["step", run.step],
+    [run.step === 1 ? "step" : "steps", run.step],
     ["reward", last["reward/mean"]],
     ["held out", last["eval/reward"]],
     ["greedy", last["eval/greedy"]],
