@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.train import plan_recipe, resume_run, train_recipe
 from agentfly.errors import ConfigError, Fault
-from agentfly.runs import Progress, RunDirectory, RunWriter
+from agentfly.runs import Progress, RunDirectory, RunWriter, StepRecord
 from agentfly.training.trainer import Trainer
 from tests.commands import fork
 
@@ -240,6 +240,31 @@ async def test_cancelled_run_resumes_with_the_same_result(
         for run in (RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run"))
     ]
     assert trained[0] == trained[1]
+
+
+async def test_run_cancelled_while_a_step_is_logged_has_a_checkpoint_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_recipe(Recipe(RECIPE), {"steps": 5, "checkpoint.every": 10, "evaluation.every": None, "loggers": ()})
+    trainer = Trainer(plan, tmp_path / "run")
+    running = asyncio.create_task(trainer.run())
+
+    def cancel(record: StepRecord) -> None:
+        if record.step == 2:
+            asyncio.get_running_loop().call_soon(running.cancel)
+
+    monkeypatch.setattr(trainer._loggers, "step", cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    stopped = RunDirectory(tmp_path / "run")
+    assert stopped.records()[-1].step == 2
+    assert [each.name for each in stopped.checkpoints.iterdir()] == ["step-000002"]
+
+
+def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_model_to_start_from(tmp_path: Path) -> None:
+    run(tmp_path / "run", "steps=2", "optimizer.schedule=linear")
+    with pytest.raises(ConfigError, match=r"start another run from its model: model=.*step-000002/model"):
+        resume_run(tmp_path / "run", None, ["steps=4"])
 
 
 def test_run_can_resume_from_an_earlier_step(tmp_path: Path) -> None:

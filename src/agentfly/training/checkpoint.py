@@ -181,7 +181,9 @@ def refuse_unsafe_changes(config: TrainConfig, run: RunDirectory) -> None:
     if config.steps < done and config.steps != stored["steps"]:
         raise ConfigError(f"the run in {run.path} has completed {done} steps: steps={config.steps} is fewer")
     if config.steps != stored["steps"] and config.optimizer.schedule != "constant":
+        newest = CheckpointManager(run.checkpoints, config.checkpoint.keep)
+        model = f" from its model: model={newest.path(newest.steps()[-1]) / 'model'}" if newest.steps() else ""
         raise ConfigError(
             f"steps={config.steps}, but the run in {run.path} was started with steps={stored['steps']}, at which its "
-            f"learning rate ends (optimizer.schedule={config.optimizer.schedule}): start another run instead"
+            f"learning rate ends (optimizer.schedule={config.optimizer.schedule}): start another run{model}"
         )

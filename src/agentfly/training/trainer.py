@@ -159,6 +159,9 @@ class Trainer:
         await asyncio.wait([step])
         if not step.cancelled():
             step.result()
+            # The cancellation may arrive when the step has decided already that no checkpoint is due.
+            if not sharded and self.step not in self._checkpoints.steps():
+                self._save_checkpoint()
             return
         self.step -= 1
         # The journal of an asynchronous rollout has everything since the last checkpoint.

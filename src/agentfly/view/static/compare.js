@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { rewardCell, stepName } from "./chains.js";
 import { conversation, wordsByTurn } from "./conversation.js";
-import { el, link } from "./dom.js";
+import { el, link, plural } from "./dom.js";
 
 export async function comparePage(page, ids, query, state) {
   const chains = [];
@@ -40,7 +40,7 @@ export async function comparePage(page, ids, query, state) {
           el(
             "h2",
             null,
-            link(`#/chain/${chain.id}`, `${placeName(chain, several)}: ${chain.grp}/${chain.chain}`),
+            link(`#/chain/${chain.id}`, `${differ ? `${placeName(chain, several)}: ` : ""}${chain.grp}/${chain.chain}`),
             rewardCell(chain.reward),
             el("span", { class: "grow" }),
             advantageOf(chain),
@@ -48,7 +48,7 @@ export async function comparePage(page, ids, query, state) {
           el(
             "p",
             { class: "faint small" },
-            `${chain.stop} after ${chain.turns} turns, ${chain.sampled} tokens sampled`,
+            `${chain.stop} after ${plural(chain.turns, "turn")}, ${plural(chain.sampled, "token")} sampled`,
           ),
           chain.failures.map(([kind, message]) => el("p", { class: "alarm" }, el("b", null, kind), ` ${message}`)),
           conversation(chain, differ ? marks[index] : null),

@@ -31,7 +31,7 @@ export async function runsPage(page, query, state) {
   const metrics = el("datalist", { id: "metric-names" });
   const search = el("input", {
     type: "search",
-    placeholder: "add a metric, e.g. policy/grad_norm",
+    placeholder: "add a metric: policy/grad_norm",
     list: "metric-names",
     "aria-label": "Metric",
     onchange: () => add(search.value),
