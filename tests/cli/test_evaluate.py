@@ -64,6 +64,15 @@ def test_recipe_eval_tasks(recipe: Path, tmp_path: Path) -> None:
     assert "resuming" in again.stderr
 
 
+def test_progress_shows_the_reward_of_the_sampled_chains_as_the_table_does(recipe: Path) -> None:
+    greedy_is_right = '"4" if turn.chain.endswith("/2") else "5"'  # chains 0 and 1 are sampled
+    recipe.write_text(RECIPE.replace('"4" if turn.random.random() < 0.5 else "5"', greedy_is_right))
+    shown = invoke(recipe, "-n", 2, "--greedy", "--json")
+    figures = json.loads(shown.stdout)
+    assert (figures["reward"][0], figures["greedy"][0]) == (0.0, 1.0)
+    assert "chains: 12 of 12, reward 0.000" in shown.stderr
+
+
 def test_data_file_replaces_recipe_tasks(recipe: Path, tmp_path: Path) -> None:
     data = tmp_path / "held_out.jsonl"
     data.write_text("".join(json.dumps({"question": f"{i}?", "answer": "4"}) + "\n" for i in range(5)))

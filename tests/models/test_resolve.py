@@ -4,6 +4,7 @@ import http.server
 import os
 import subprocess
 import sys
+import traceback
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,7 @@ def test_unreachable_hub_error_names_alternatives(no_hub: None) -> None:
         models.resolve("Qwen/Qwen2.5-0.5B")
     for part in ("'Qwen/Qwen2.5-0.5B'", "out of reach", "refused", "`agentfly models`", "folder"):
         assert part in str(raised.value)
+    assert "httpx" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_offline_mode_counts_as_unreachable(tmp_path: Path) -> None:

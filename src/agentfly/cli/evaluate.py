@@ -74,8 +74,9 @@ async def _evaluate(run: AgentRun, asked: EvalOptions, log: Path | None, console
         with ProgressSteps(console, "chains", len(run.tasks) * (chains + asked.greedy)) as steps:
 
             def watch(result: Any) -> None:
-                rewards.append(result.reward or 0.0)
-                steps.advance(f"reward {sum(rewards) / len(rewards):.3f}")
+                if not result.greedy:  # as in the table
+                    rewards.append(result.reward or 0.0)
+                steps.advance(f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "reward –")
 
             return await evaluate(
                 run.agent, list(run.tasks), chains=chains, greedy=asked.greedy, threshold=asked.threshold,

@@ -35,7 +35,7 @@ def resolve_hub_name(name: str, hint: str) -> str:
                 f"no model {name!r}: there is no such folder, the hub at {constants.ENDPOINT} is out of reach "
                 f"({' '.join(str(error).split())[:200]}), and its cache {constants.HF_HUB_CACHE} does not hold it. "
                 f"{hint}"
-            ) from error
+            ) from None  # the message has the reason; the traceback of the HTTP client has 80 lines
     return name
 
 
