@@ -4,8 +4,8 @@ import http.server
 import os
 import subprocess
 import sys
-import traceback
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
