@@ -261,10 +261,12 @@ async def test_run_cancelled_while_a_step_is_logged_has_a_checkpoint_of_it(
     assert [each.name for each in stopped.checkpoints.iterdir()] == ["step-000002"]
 
 
-def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_model_to_start_from(tmp_path: Path) -> None:
-    run(tmp_path / "run", "steps=2", "optimizer.schedule=linear")
-    with pytest.raises(ConfigError, match=r"start another run from its model: model=.*step-000002/model"):
-        resume_run(tmp_path / "run", None, ["steps=4"])
+def test_more_steps_stretch_a_schedule_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = run(tmp_path / "run", "steps=2", "optimizer.schedule=linear", "optimizer.learning_rate=0.4")
+    resume_run(directory.path, None, ["steps=4"])
+    rates = [record.metrics["policy/learning_rate"] for record in directory.records() if record.step]
+    assert rates == pytest.approx([0.4, 0.2, 0.2, 0.1])  # 1 - 0/2, 1 - 1/2, then 1 - 2/4, 1 - 3/4
+    assert "optimizer.schedule=linear is stretched from 2 to 4 steps: the learning rate continues at 0.2" in caplog.text
 
 
 def test_run_can_resume_from_an_earlier_step(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from agentfly.errors import ConfigError, DataError
 from agentfly.manifest import MANIFEST, find_damage, fsync_path, seal
 from agentfly.runs import RunDirectory
 from agentfly.training.config import TrainConfig
+from agentfly.training.optimizer import LRSchedule
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d{6,})")
@@ -180,10 +181,10 @@ def refuse_unsafe_changes(config: TrainConfig, run: RunDirectory) -> None:
     done = max((record.step for record in run.records()), default=0)
     if config.steps < done and config.steps != stored["steps"]:
         raise ConfigError(f"the run in {run.path} has completed {done} steps: steps={config.steps} is fewer")
-    if config.steps != stored["steps"] and config.optimizer.schedule != "constant":
-        newest = CheckpointManager(run.checkpoints, config.checkpoint.keep)
-        model = f" from its model: model={newest.path(newest.steps()[-1]) / 'model'}" if newest.steps() else ""
-        raise ConfigError(
-            f"steps={config.steps}, but the run in {run.path} was started with steps={stored['steps']}, at which its "
-            f"learning rate ends (optimizer.schedule={config.optimizer.schedule}): start another run{model}"
-        )
+    optimizer = config.optimizer
+    if config.steps != stored["steps"] and optimizer.schedule != "constant":
+        schedule = LRSchedule(optimizer.learning_rate, optimizer.warmup_steps, optimizer.schedule, config.steps)
+        _LOG.warning(
+            "optimizer.schedule=%s is stretched from %s to %s steps: the learning rate continues at %.3g",
+            optimizer.schedule, stored["steps"], config.steps, schedule.at(done),
+        )  # fmt: skip
