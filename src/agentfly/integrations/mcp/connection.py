@@ -98,11 +98,6 @@ class Connection:
         """Why the connection cannot be used any more; empty as far as it can be used."""
         return self._lost or (self._stdio.failure if self._stdio else "")
 
-    @property
-    def instructions(self) -> str:
-        """The server's instructions for its use; empty if it has none."""
-        return self._client.instructions or ""
-
     async def list_tools(self) -> list[mcp_types.Tool]:
         """All tools of the server."""
         tools: list[mcp_types.Tool] = []
