@@ -1,9 +1,10 @@
-"""Shared by the ASGI servers of this package: refuse requests of web pages, and bound the size and time of a body."""
+"""Shared by the servers of this package: where they listen, which requests they refuse, and limits of a body."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -107,3 +108,25 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def require_key(host: str, api_key: str | None) -> None:
+    """Raise ConfigError if other machines could use a server without a key."""
+    if not api_key and not is_loopback(host):
+        raise ConfigError(f"host={host!r} is reachable from other machines: give an api_key, or listen on 127.0.0.1")
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Listen on an address. Raises ConfigError if it is not available."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), backlog=2048, family=family)
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} is not available ({error.strerror or error}); choose another port") from error

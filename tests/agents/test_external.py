@@ -176,7 +176,7 @@ async def test_a_process_is_a_chain() -> None:
     await agent.close()
 
 
-async def test_it_is_evaluated_like_any_agent() -> None:
+async def test_external_agent_is_evaluated() -> None:
     agent = make_agent([call("press", times=7), "It shows 7."], press_buttons, reward=reached)
     rows = [{"question": "Make it show 7.", "target": target} for target in (7, 7, 7, 8)]
     result = await evaluate(agent, rows, chains=2)

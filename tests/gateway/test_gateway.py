@@ -126,7 +126,7 @@ async def test_a_response_is_continued_by_its_id_also_if_another_has_the_same_te
         assert [message.name for message in results if message.role == "tool"] == ["add", "add"]
 
 
-async def test_what_a_request_repeats_is_parsed_like_the_first_time() -> None:
+async def test_repeated_messages_are_parsed_as_in_the_first_request() -> None:
     """Bodies that begin alike, continued, repeated, changed, or with the field twice: as parsed without a memory."""
     parser = RequestParser()
     messages = [{"role": "user", "content": f'Ü "messages":[{{ {i}'} for i in range(5)]

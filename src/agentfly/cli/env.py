@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from agentfly.cli.serve import ApiKey, Host, SignalFlag
 from agentfly.errors import ConfigError
 
 app = typer.Typer(
@@ -119,18 +120,15 @@ def check_command(
 def serve_command(
     name: EnvironmentName,
     reward: Annotated[str | None, typer.Option(help="Reward of an episode; default: the environment's own.")] = None,
-    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     sessions: Annotated[int, typer.Option(min=1, help="Maximum number of clients at once.")] = 64,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="AGENTFLY_API_KEY", help="Key that clients must send; needed unless loopback.")
-    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
-    """Serve an environment by the OpenEnv protocol until Ctrl-C."""
+    """Serve an environment over the OpenEnv protocol until Ctrl-C."""
     import asyncio
 
     from agentfly.cli.resolve import resolve_environment
-    from agentfly.cli.serve import SignalFlag
     from agentfly.integrations.openenv import OpenEnvServer
 
     env_class = resolve_environment(name)

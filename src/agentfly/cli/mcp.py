@@ -6,8 +6,6 @@ import asyncio
 import inspect
 import os
 import signal
-import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -85,6 +83,7 @@ def resolve_target(name: str) -> Tool | type[Environment]:
     from agentfly import plugins
     from agentfly import tools as general_tools
     from agentfly.cli.resolve import import_here, load_module, resolve_environment
+    from agentfly.environment import Environment
     from agentfly.tooling import TOOLS, Tool
 
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
@@ -94,17 +93,15 @@ def resolve_target(name: str) -> Tool | type[Environment]:
     if not wanted:
         return resolve_environment(name)
     module = load_module(Path(source), "file") if source.endswith(".py") else import_here(source, f"module {source!r}")
-    there: dict[str, Tool | type[Environment]]
-    there = {key: each for key, each in vars(module).items() if isinstance(each, Tool) or _is_environment(each)}
+    there: dict[str, Tool | type[Environment]] = {
+        key: each
+        for key, each in vars(module).items()
+        if isinstance(each, Tool)
+        or (inspect.isclass(each) and issubclass(each, Environment) and each is not Environment)
+    }
     if wanted not in there:
         raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(there) or 'none'}")
     return there[wanted]
-
-
-def _is_environment(value: object) -> bool:
-    from agentfly.environment import Environment
-
-    return inspect.isclass(value) and issubclass(value, Environment) and value is not Environment
 
 
 async def _serve_stdio(server: MCPApp) -> None:
@@ -128,20 +125,16 @@ async def _serve_stdio(server: MCPApp) -> None:
 
 async def _serve_http(server: MCPApp, host: str, port: int, api_key: str) -> None:
     from agentfly.gateway.server import make_server
-    from agentfly.integrations.mcp.server import PATH, validate_address
+    from agentfly.http_server import open_listener, require_key
+    from agentfly.integrations.mcp.server import PATH
 
-    validate_address(host, api_key)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), backlog=2048, family=family)
-    except OSError as error:
-        raise ConfigError(f"{host}:{port} is not available ({error.strerror}); choose another --port") from error
+    require_key(host, api_key)
+    listener = open_listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}{PATH}"
 
     async with server, server.app() as asgi:
-        tools: Sequence[str] = server.toolbox.names
-        ready = f"agentfly: {', '.join(tools)} at {url}"
+        ready = f"agentfly: {', '.join(server.toolbox.names)} at {url}"
         http = make_server(asgi, lambda: print(ready, flush=True))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, setattr, http, "should_exit", True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import secrets
-import socket
 import threading
 from collections import Counter
 from collections.abc import Coroutine
@@ -23,7 +21,7 @@ from agentfly.extras import require_extra
 from agentfly.gateway.chat import ApiError
 from agentfly.gateway.session import GatewaySession
 from agentfly.gateway.template_cache import LoadTemplate, TemplateCache
-from agentfly.http_server import is_address
+from agentfly.http_server import open_listener, require_key
 from agentfly.rollout.config import ChainSettings
 from agentfly.rollout.limits import ChainLimits
 from agentfly.threads import call
@@ -64,10 +62,8 @@ class Gateway:
         """
         if backend.prompt_format is not PromptFormat.TOKENS:
             raise ConfigError("a gateway records token ids: use a backend that takes them (prompt_format='tokens')")
-        if api_key == "" and not is_loopback(host):
-            raise ConfigError(
-                f"host={host!r} is reachable from other machines: give an api_key, or listen on 127.0.0.1"
-            )
+        if api_key is not None:
+            require_key(host, api_key)
         self.backend = backend
         self.templates = TemplateCache(load_template)
         self.model = model
@@ -171,11 +167,7 @@ class Gateway:
                 return
             with require_extra("serving", "gateway"):
                 from agentfly.gateway.server import build_server
-            try:
-                listener = socket.create_server((self.host, self.port), backlog=2048, family=_family(self.host))
-            except OSError as error:
-                wrong = f"{self.host}:{self.port} is not available ({error.strerror or error})"
-                raise ConfigError(f"{wrong}; choose another port") from error
+            listener = open_listener(self.host, self.port)
             self.port = listener.getsockname()[1]
 
             def serve() -> None:
@@ -219,17 +211,6 @@ class Gateway:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    return is_address(host) and ipaddress.ip_address(host).is_loopback
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _digest(key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Parses the requests of one session; what a request has in common with an earlier one is not parsed again.
+"""Parses the requests of one session. Messages that a request has in common with an earlier one are not parsed again.
 
 A client sends the whole conversation with every request, so that parsing it would take longer from turn to turn. If a
 body begins with the bytes of an earlier one up to the end of its messages, those messages are cut out before the JSON
@@ -127,7 +127,7 @@ def parse_body(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def _find_start(data: bytes | bytearray, name: str) -> int:
-    """Where the first element of a list begins that is a field of a JSON object; 0 if that is not certain."""
+    """Where the first element of the list in a field of a JSON object begins; 0 if that is not certain."""
     key = json.dumps(name).encode()
     at = data.find(key)
     rest = data[at + len(key) : at + len(key) + 8].replace(b" ", b"")
@@ -141,7 +141,7 @@ def _find_start(data: bytes | bytearray, name: str) -> int:
 
 
 def _find_end(data: bytes | bytearray, start: int) -> int:
-    """Where the last element of a list ends, whose first begins at `start`."""
+    """Where the last element of a list ends. `start`: where its first element begins."""
     text = data[start - 1 :].decode()
     _, end = _DECODER.raw_decode(text)
     return start - 1 + len(text[: end - 1].rstrip().encode())

@@ -104,7 +104,7 @@ def format_reply(reply: ChatReply, template: Template) -> dict[str, Any]:
     if message.text or not message.tool_calls:
         output.append(_message(f"msg_{reply.id}", message.text))
     output += [_function_call(call) for call in message.tool_calls]
-    return _response(reply, output, template)
+    return _format_response(reply, output, template)
 
 
 class ResponsesStream:
@@ -160,7 +160,7 @@ class ResponsesStream:
         if not self._output and not self._open:
             yield from self.add(("content", ""))
         yield from self._close_item()
-        response = _response(reply, self._output, template)
+        response = _format_response(reply, self._output, template)
         yield self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> Iterator[dict[str, Any]]:
@@ -226,7 +226,7 @@ def _header(reply_id: str, request: ChatRequest, created: int, status: str) -> d
     }
 
 
-def _response(reply: ChatReply, output: list[dict[str, Any]], template: Template) -> dict[str, Any]:
+def _format_response(reply: ChatReply, output: list[dict[str, Any]], template: Template) -> dict[str, Any]:
     """A finished response; `incomplete` if the turn was cut at its token limit.
 
     The log-probabilities of the whole turn are those of its first message; a turn of calls alone has none to hold them.

@@ -154,7 +154,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytearray:
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError("the content-type must be application/json", 415, "unsupported_media_type")
     if headers.get("content-encoding", "identity") != "identity":
-        raise ApiError("a compressed request is not supported; send it without", 415, "unsupported_media_type")
+        raise ApiError("a compressed request is not supported; send it uncompressed", 415, "unsupported_media_type")
     try:
         return await read_request(receive, MAX_BYTES, READ_SECONDS)
     except BodyTooLarge as error:

@@ -1,4 +1,4 @@
-"""Serves an environment by the OpenEnv protocol, for the clients of openenv 0.10 and openenv-core 0.3.
+"""Serves an environment over the OpenEnv protocol, for the clients of openenv 0.10 and openenv-core 0.3.
 
 A session is one WebSocket at `/ws`. Each of its episodes is a chain of our rollout in which the client takes the place
 of the model: `reset` starts the chain, every `step` is one turn, and the last one has the reward. So instances are
@@ -12,7 +12,6 @@ import contextlib
 import hmac
 import json
 import logging
-import socket
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,11 +21,10 @@ import pydantic
 from agentfly.agents import HFAgent
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.environment import Environment
-from agentfly.errors import AgentFlyError, ConfigError, describe
+from agentfly.errors import AgentFlyError, describe
 from agentfly.extras import require_extra
-from agentfly.gateway.gateway import is_loopback
 from agentfly.http_body import BodyError, parse_json
-from agentfly.http_server import BrowserGuard
+from agentfly.http_server import BrowserGuard, open_listener, require_key
 from agentfly.resources import ResourceManager
 from agentfly.rollout import RunResult
 from agentfly.scoring import RewardSpec
@@ -249,10 +247,7 @@ class OpenEnvServer:
             max_turns: Number of steps after which an episode ends.
             api_key: Clients must send it as a bearer token; None needs a loopback address.
         """
-        if api_key is None and not is_loopback(host):
-            raise ConfigError(
-                f"host={host!r} is reachable from other machines: give an api_key, or listen on 127.0.0.1"
-            )
+        require_key(host, api_key)
         self.env_class = env_class
         self.toolbox = Toolbox([env_class])
         self.reward = reward if reward is not None else env_class.scored_by or None
@@ -260,7 +255,7 @@ class OpenEnvServer:
         self.port = port
         self.max_sessions = max_sessions
         self.max_turns = max_turns
-        self._api_key = api_key
+        self._api_key = api_key or None
         self.sessions: set[_OpenEnvSession] = set()
         self._serving: asyncio.Task[None] | None = None
 
@@ -275,12 +270,7 @@ class OpenEnvServer:
             import websockets  # noqa: F401  (uvicorn needs it for the protocol)
 
             from agentfly.gateway.server import BackgroundServer
-        try:
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            listener = socket.create_server((self.host, self.port), backlog=1024, family=family)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(f"{self.host}:{self.port} is not available ({reason}); choose another port") from error
+        listener = open_listener(self.host, self.port)
         self.port = listener.getsockname()[1]
         self.manager = ResourceManager()
         app = self._build_app()

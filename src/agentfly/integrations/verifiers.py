@@ -48,6 +48,13 @@ class TasksetEnvironment(Environment):
     """The `verifiers.v1.Taskset`."""
     reward: ClassVar[Reward]
     """The sum of the taskset's weighted rewards, for `reward=`. Its metrics are all rewards and metrics by name."""
+    _stack: AsyncExitStack | None = None
+    """What an instance has opened."""
+
+    async def close(self) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
 
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
@@ -82,7 +89,7 @@ class TasksetEnvironment(Environment):
             return task_class(task_class.data_type().model_validate(dict(data)), cls.taskset.config.task)
         except ValueError as error:
             raise DataError(
-                f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_one_line(error)}"
+                f"the column {COLUMN!r} is no task of {type(cls.taskset).__name__}: {_describe_invalid(error)}"
             ) from error
 
 
@@ -91,7 +98,6 @@ class VerifiersEnvironment(TasksetEnvironment):
 
     tools: ClassVar[list[Tool]] = []
     """The tools of the taskset, for `tools=`; empty for tasks of a single turn."""
-    _stack: AsyncExitStack | None = None
 
     async def reset(self, task: Task) -> None:
         """Start the task's runtime, set the task up in it, and set up its toolsets."""
@@ -118,7 +124,7 @@ class VerifiersEnvironment(TasksetEnvironment):
         environment = self.task.runtime_env()
         self.runtime = await self._stack.enter_async_context(provision_runtime(config, self.trace.id, environment))
         await invoke(self.task.setup, {"trace": self.trace, "runtime": self.runtime})
-        self.toolsets = _toolsets(self.taskset)
+        self.toolsets = _make_toolsets(self.taskset)
         for index, toolset in enumerate(self.toolsets):
             await self._stack.enter_async_context(toolset._exit_stack)
             toolset._inert_state = self.trace.state  # what `toolset.state` is when no MCP request set another
@@ -141,11 +147,6 @@ class VerifiersEnvironment(TasksetEnvironment):
         await self.task.score(self.trace, self.runtime)
         return _format_score(self.trace)
 
-    async def close(self) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.aclose()
-
 
 class VerifiersEpisode(TasksetEnvironment):
     """An environment whose episodes verifiers plays. `load_episodes` makes the subclass of a configuration."""
@@ -154,7 +155,6 @@ class VerifiersEpisode(TasksetEnvironment):
     config: ClassVar[Any]
     program: ClassVar[Callable[..., Any]]
     """Plays an episode, for `ExternalAgent(program=…)`."""
-    _stack: AsyncExitStack | None = None
     _score: dict[str, Any] | None = None
 
     async def start(self) -> None:
@@ -192,11 +192,6 @@ class VerifiersEpisode(TasksetEnvironment):
         """The score of the episode; 0 if a limit of the chain ended it."""
         return {"reward": 0.0, "completed": 0.0} if self._score is None else {"completed": 1.0, **self._score}
 
-    async def close(self) -> None:
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.aclose()
-
 
 def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersEnvironment]:
     """An Environment class of a taskset.
@@ -224,21 +219,26 @@ def load_environment(taskset: str | type[Any], **config: Any) -> type[VerifiersE
     try:
         loaded = kind(config_class.model_validate({**identity, **config}))
     except ValueError as error:
-        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {_one_line(error)}") from error
+        raise ConfigError(f"the configuration of the taskset {name!r} is wrong: {_describe_invalid(error)}") from error
     task_class = kind.task_type()
-    hooks = [each for each in dir(task_class) for mark in ("stop", "intercept") if _has_mark(task_class, each, mark)]
+    hooks = [
+        each
+        for each in dir(task_class)
+        for mark in ("stop", "intercept")
+        if hasattr(inspect.getattr_static(task_class, each), mark)
+    ]
     if hooks := [*hooks, *loaded.config.task.stops]:
         problem = f"has hooks between turns ({', '.join(hooks)})"
     elif task_class.NEEDS_CONTAINER:
         problem = "needs a container"
-    elif remote := [type(each).__name__ for each in _toolsets(loaded) if getattr(each.config, "url", None)]:
+    elif remote := [type(each).__name__ for each in _make_toolsets(loaded) if getattr(each.config, "url", None)]:
         problem = f"has tools on another server ({', '.join(remote)})"
     if problem:
         raise ConfigError(f"{name} {problem}, which our rollout cannot do: use load_episodes and an ExternalAgent")
     class_name = "".join(part.capitalize() for part in name.replace("/", "-").replace("_", "-").split("-"))
     class_name = name if not isinstance(taskset, str) else class_name
     methods = {}
-    for index, toolset in enumerate(_toolsets(loaded)):
+    for index, toolset in enumerate(_make_toolsets(loaded)):
         for function in discover_decorated(toolset, "tool"):
             method = _make_tool(class_name, index, toolset, function)
             methods[method.name] = method
@@ -279,7 +279,7 @@ def load_episodes(
     try:
         resolved = resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": taskset}})
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"the configuration of {taskset!r} is wrong: {_one_line(error)}") from error
+        raise ConfigError(f"the configuration of {taskset!r} is wrong: {_describe_invalid(error)}") from error
     agents = agent_config_fields(resolved)
     if agent not in agents:
         raise ConfigError(f"the environment of {taskset!r} has no agent {agent!r}; it has {', '.join(agents)}")
@@ -333,14 +333,10 @@ def _make_tool(owner: str, index: int, toolset: Any, function: Callable[..., Any
     return Tool(method, name=name)
 
 
-def _toolsets(taskset: Any) -> list[Any]:
+def _make_toolsets(taskset: Any) -> list[Any]:
     """New toolsets: those that tasks share, then those of a task."""
     shared = type(taskset).toolsets(taskset.config)
     return [*shared, *type(taskset).task_type().toolsets(taskset.config.task)]
-
-
-def _has_mark(task_class: type[Any], name: str, mark: str) -> bool:
-    return hasattr(inspect.getattr_static(task_class, name), mark)
 
 
 def _find_plugin(name: str, find: Callable[[str], Any]) -> Any:
@@ -356,7 +352,7 @@ def _find_plugin(name: str, find: Callable[[str], Any]) -> Any:
         raise ConfigError(f"verifiers cannot load the taskset {name!r}: {describe(error)}.{hint}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _describe_invalid(error: Exception) -> str:
     if isinstance(error, pydantic.ValidationError):
         wrong = error.errors(include_url=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)

@@ -66,7 +66,7 @@ def picture(color: str) -> Image:
 
 @server.tool(structured_output=False)
 def broken_picture() -> list[Any]:
-    """A picture that is none."""
+    """A picture that cannot be decoded."""
     return ["before", Image(data=base64.b64decode("iVBORw0KGgo="), format="png")]
 
 

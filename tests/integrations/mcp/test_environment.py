@@ -287,7 +287,7 @@ def test_server_that_does_not_start_is_explained(kind, problem):
         hostile(kind).load_tools()
 
 
-def test_silent_server_is_given_up_with_its_stderr():
+def test_start_of_a_silent_server_times_out_with_its_stderr():
     with pytest.raises(ConfigError, match=r"(?s)it did not answer within 1 s; .*waiting for the moon"):
         hostile("silent", start_timeout=1.0).load_tools()
 

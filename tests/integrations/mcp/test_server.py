@@ -28,8 +28,9 @@ from agentfly import Environment, Task, tool
 from agentfly.environment import Pool
 from agentfly.errors import ConfigError, EnvironmentFault
 from agentfly.gateway.server import make_server
+from agentfly.http_server import require_key
 from agentfly.integrations.mcp import MCPApp, mcp_server
-from agentfly.integrations.mcp.server import MAX_BYTES, PATH, validate_address
+from agentfly.integrations.mcp.server import MAX_BYTES, PATH
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Toolbox, ToolResult
 from agentfly.types import Image, ToolCall
@@ -96,7 +97,7 @@ def text_of(result: mcp_types.CallToolResult) -> str:
 
 
 @asynccontextmanager
-async def served(app: MCPApp) -> AsyncIterator[str]:
+async def serve(app: MCPApp) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     ready = asyncio.Event()
     async with app, app.app() as asgi:
@@ -114,7 +115,7 @@ async def served(app: MCPApp) -> AsyncIterator[str]:
 async def test_official_client_over_http_has_an_instance_per_session():
     task = Task.of({"question": "Make it show 7.", "start": 2})
     app = MCPApp([Counter, shout], task=task)
-    async with served(app) as url, Client(url) as one, Client(url) as two:
+    async with serve(app) as url, Client(url) as one, Client(url) as two:
         assert one.instructions == "Make it show 7."
         listed = {each.name: each for each in (await one.list_tools()).tools}
         assert list(listed) == ["press", "look", "stop", "crash", "hang", "shout"]
@@ -147,7 +148,7 @@ async def test_official_client_over_http_has_an_instance_per_session():
 
 async def test_session_that_ends_releases_its_instance():
     app = MCPApp([Counter])
-    async with served(app) as url:
+    async with serve(app) as url:
         async with Client(url) as client:
             await client.call_tool("press", {"times": 1})
             assert app.num_sessions == 1
@@ -158,7 +159,7 @@ async def test_session_that_ends_releases_its_instance():
 
 async def test_client_that_disappears_loses_its_session():
     app = MCPApp([Counter], idle_seconds=0.5)
-    async with served(app) as url:
+    async with serve(app) as url:
         http = httpx2.AsyncClient()
         transport = streamable_http_client(url, http_client=http, terminate_on_close=False)
         async with http, Client(transport) as client:
@@ -169,7 +170,7 @@ async def test_client_that_disappears_loses_its_session():
 
 
 async def test_our_client_with_our_server():
-    async with served(MCPApp([Counter], task=Task.of({"question": "x", "start": 1}))) as url:
+    async with serve(MCPApp([Counter], task=Task.of({"question": "x", "start": 1}))) as url:
         server = mcp_server(url=url, name="Remote", include=["press", "look"])
         manager = ResourceManager()
         await asyncio.to_thread(server.load_tools)
@@ -204,7 +205,7 @@ async def test_lost_http_server_is_an_environment_fault():
     server = None
     manager = ResourceManager()
     async with manager.leases(Task.of("x")) as leases:
-        async with served(MCPApp([Counter])) as url:
+        async with serve(MCPApp([Counter])) as url:
             server = mcp_server(url=url, name="Remote", include=["press"])
             await asyncio.to_thread(server.load_tools)
             environment = await leases.get(server)
@@ -216,14 +217,14 @@ async def test_lost_http_server_is_an_environment_fault():
 
 async def test_requests_without_the_key_and_of_web_pages_are_refused():
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
-    async with served(MCPApp([Counter], api_key="secret")) as url, httpx.AsyncClient() as http:
+    async with serve(MCPApp([Counter], api_key="secret")) as url, httpx.AsyncClient() as http:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"x-api-key": "é"}):
             encoded = {name: value.encode() for name, value in headers.items()}
             assert (await http.post(url, json=message, headers=encoded)).status_code == 401
         with_key = httpx2.AsyncClient(headers={"authorization": "Bearer secret"})
         async with with_key, Client(streamable_http_client(url, http_client=with_key)) as client:
             assert text_of(await client.call_tool("press", {"times": 1})) == "The counter shows 1."
-    async with served(MCPApp([Counter])) as url, httpx.AsyncClient() as http:
+    async with serve(MCPApp([Counter])) as url, httpx.AsyncClient() as http:
         refused = await http.post(url, json=message, headers={"origin": "https://evil.example"})
         assert refused.status_code == 403
         refused = await http.post(url, json=message, headers={"host": "evil.example"})
@@ -234,11 +235,11 @@ async def test_requests_without_the_key_and_of_web_pages_are_refused():
             answer = await http.post(url, content=body, headers={"content-type": "application/json"})
             assert 400 <= answer.status_code < 500
     with pytest.raises(ConfigError, match=r"'0\.0\.0\.0' is reachable from other machines: give an api_key"):
-        validate_address("0.0.0.0", "")
+        require_key("0.0.0.0", "")
 
 
-async def test_other_sessions_id_of_a_stranger_is_not_found():
-    async with served(MCPApp([Counter])) as url, httpx.AsyncClient() as http:
+async def test_unknown_session_id_is_not_found():
+    async with serve(MCPApp([Counter])) as url, httpx.AsyncClient() as http:
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "press", "arguments": {}}}
         accept = {"accept": "application/json, text/event-stream", "mcp-session-id": "0" * 32}
         assert (await http.post(url, json=message, headers=accept)).status_code == 404

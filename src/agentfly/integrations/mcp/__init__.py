@@ -1,4 +1,4 @@
-"""The Model Context Protocol, by the official `mcp` package (extra `mcp`), in both directions.
+"""The Model Context Protocol, with the official `mcp` package (extra `mcp`), in both directions.
 
 `MCPServer` makes a server's tools the actions of an environment. `MCPApp` offers AgentFly environments and tools to MCP
 clients; `agentfly mcp serve` runs it.

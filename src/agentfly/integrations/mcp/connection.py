@@ -1,7 +1,7 @@
 """One connection to an MCP server: opened, used and closed from any task of one event loop.
 
 The client of the `mcp` package must be closed by the task that opened it, so a task of the connection's own holds it.
-A failure of the server or of the transport is an EnvironmentFault that says why; an answer of the server, also an
+A failure of the server or of the transport raises EnvironmentFault with the reason; a response of the server, also an
 error, is returned.
 """
 
@@ -67,7 +67,7 @@ class Connection:
     async def open(cls, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> Connection:
         """Connect to the server, starting it if it is a command. `on_change`: called when its tool list changes.
 
-        Raises EnvironmentFault if it does not start, does not answer, or speaks no protocol version that we do.
+        Raises EnvironmentFault if it does not start, does not answer, or supports none of our protocol versions.
         """
         connection = cls(endpoint, on_change)
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -95,13 +95,8 @@ class Connection:
 
     @property
     def failure(self) -> str:
-        """Why the connection cannot be used any more; empty if nothing is known against it."""
+        """Why the connection cannot be used any more; empty as far as it can be used."""
         return self._lost or (self._stdio.failure if self._stdio else "")
-
-    @property
-    def instructions(self) -> str:
-        """What the server says about its use; empty if nothing."""
-        return self._client.instructions or ""
 
     async def list_tools(self) -> list[mcp_types.Tool]:
         """All tools of the server."""
@@ -214,7 +209,7 @@ class Connection:
             yield streamable_http_client(endpoint.url, http_client=client, max_sse_event_size=endpoint.max_bytes)
 
     async def _receive(self, message: Any) -> None:
-        """Handle what the server sends unasked."""
+        """Handle a notification of the server."""
         if isinstance(message, mcp_types.ToolListChangedNotification):
             self._on_change()
 
@@ -227,20 +222,18 @@ class Connection:
         text = describe(error)
         if "protocol version" in text.lower():
             versions = ", ".join([*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS])
-            return f"{text}; this client speaks the protocol versions {versions}" + self._sessions_note()
+            text += f"; this client speaks the protocol versions {versions}"
+            if self._endpoint.url and self._endpoint.sessions:
+                text += "; newer versions have no sessions over HTTP: set stateful = False if the server keeps no state"
+            return text
         return text + self._stderr_note()
 
-    def _sessions_note(self) -> str:
-        if self._endpoint.url and self._endpoint.sessions:
-            return "; newer versions have no sessions over HTTP: set stateful = False if the server keeps no state"
-        return ""
-
     def _stderr_note(self) -> str:
-        said = self._stdio.stderr if self._stdio else ""
-        return f"; the end of its stderr:\n{said}" if said else ""
+        stderr = self._stdio.stderr if self._stdio else ""
+        return f"; the end of its stderr:\n{stderr}" if stderr else ""
 
 
-def require_one(command: Sequence[str], url: str, name: str) -> None:
+def require_command_or_url(command: Sequence[str], url: str, name: str) -> None:
     """Raise ConfigError unless either a command or a URL is given."""
     if isinstance(command, str) or not all(isinstance(each, str) for each in command):
         raise ConfigError(f'{name}: command is a list such as ["uvx", "mcp-server-time"], not {command!r}')

@@ -21,7 +21,7 @@ import mcp_types
 
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault
-from agentfly.integrations.mcp.connection import Connection, Endpoint, require_one
+from agentfly.integrations.mcp.connection import Connection, Endpoint, require_command_or_url
 from agentfly.integrations.mcp.tools import MCPTool, SchemaArguments, choose_names, to_observation
 from agentfly.sandbox.owner import process_name, remove_folder
 from agentfly.threads import wait_for
@@ -76,7 +76,7 @@ class MCPServer(Environment):
     """Maximum bytes of a message of the server."""
     deterministic = False
     _listed: ClassVar[dict[str, Any] | None] = None
-    """Input schemas by the server's tool names; None until they were listed."""
+    """Input schemas by the server's tool names; None until they are listed."""
     _connection: Connection | None = None
     _folder: str = ""
     _used = False
@@ -89,7 +89,7 @@ class MCPServer(Environment):
 
     @classmethod
     def load_tools(cls) -> None:
-        """Start the server, list its tools and make them methods of this class; only the first call does."""
+        """Start the server, list its tools and make them methods of this class. Later calls do nothing."""
         if cls._listed is None:
             try:
                 cls._define_tools(wait_for(_list_tools(cls)))
@@ -104,7 +104,10 @@ class MCPServer(Environment):
 
     @classmethod
     def _define_tools(cls, listed: Sequence[mcp_types.Tool]) -> None:
-        by_name = {each.name: each for each in listed if _is_callable(each)}
+        # Some tools of the protocol version 2025-11-25 run only as tasks, which a plain call does not start.
+        by_name = {
+            each.name: each for each in listed if each.execution is None or each.execution.task_support != "required"
+        }
         if cls.reset_tool and cls.reset_tool not in by_name:
             raise ConfigError(f"{cls.__name__}.reset_tool is {cls.reset_tool!r}; there are {', '.join(by_name)}")
         names = choose_names(
@@ -142,7 +145,8 @@ class MCPServer(Environment):
         if self._connection is not None and ((self._used and not self.reset_tool) or self._connection.failure):
             await self._disconnect()
         if self._used:
-            await asyncio.to_thread(_empty, self.folder)
+            await asyncio.to_thread(remove_folder, self.folder)
+            self.folder.mkdir(mode=0o700)
         await self.prepare(task)
         if self._connection is None:
             await self._connect()
@@ -199,7 +203,7 @@ class MCPServer(Environment):
     @classmethod
     def _endpoint(cls, folder: str) -> Endpoint:
         """Where the server of an instance with this folder is."""
-        require_one(cls.command, cls.url, cls.__name__)
+        require_command_or_url(cls.command, cls.url, cls.__name__)
         headers = dict(cls.headers)
         if cls.api_key_variable:
             if not (key := os.environ.get(cls.api_key_variable)):
@@ -257,7 +261,7 @@ def mcp_server(command: Sequence[str] = (), *, url: str = "", name: str = "", **
         name: Name of the class; by default made of the command or the URL.
         settings: Class attributes of MCPServer, such as `stateful=False` or `prefix="git_"`, and `pool`.
     """
-    require_one(command, url, "mcp_server(…)")
+    require_command_or_url(command, url, "mcp_server(…)")
     known = [each for each in MCPServer.__annotations__ if not each.startswith("_")] + ["pool"]
     if unknown := [each for each in settings if each not in known]:
         raise ConfigError(f"mcp_server has no setting {unknown[0]!r}; it has {', '.join(known)}")
@@ -290,11 +294,6 @@ def _add_tool(cls: type[MCPServer], tool: mcp_types.Tool, name: str) -> None:
     made.__set_name__(cls, attribute)
 
 
-def _is_callable(tool: mcp_types.Tool) -> bool:
-    """Whether a plain call runs the tool; some of the protocol version 2025-11-25 only run as tasks."""
-    return tool.execution is None or tool.execution.task_support != "required"
-
-
 async def _list_tools(cls: type[MCPServer]) -> list[mcp_types.Tool]:
     with tempfile.TemporaryDirectory(prefix=f"{process_name(os.getpid()) or 'agentfly'}-mcp-") as folder:
         connection = await Connection.open(cls._endpoint(folder))
@@ -305,8 +304,3 @@ async def _list_tools(cls: type[MCPServer]) -> list[mcp_types.Tool]:
             raise EnvironmentFault(f"{cls.__name__} did not list its tools within {cls.start_timeout:g} s") from None
         finally:
             await connection.close()
-
-
-def _empty(folder: Path) -> None:
-    remove_folder(folder)
-    folder.mkdir(mode=0o700)

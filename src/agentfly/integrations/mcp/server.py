@@ -24,8 +24,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from agentfly import __version__
 from agentfly.environment import Environment
-from agentfly.errors import ConfigError, EnvironmentFault, describe
-from agentfly.gateway.gateway import is_loopback
+from agentfly.errors import EnvironmentFault, describe
 from agentfly.http_server import BodyTooLarge, BrowserGuard, SlowClient, read_request
 from agentfly.resources import ResourceManager
 from agentfly.tooling import Context, Tool, Toolbox, ToolResult
@@ -240,7 +239,7 @@ async def _send_error(send: Send, status: int, error: dict[str, Any]) -> None:
 
 
 def to_call_result(result: ToolResult) -> mcp_types.CallToolResult:
-    """Convert the result of a tool: text and images. What else it returned stays here: it may contain the solution."""
+    """Convert the result of a tool: text and images. Other values are not sent: they may contain the solution."""
     parts = (result.observation,) if isinstance(result.observation, str) else result.observation
     content: list[Any] = []
     for part in parts:
@@ -251,9 +250,3 @@ def to_call_result(result: ToolResult) -> mcp_types.CallToolResult:
         else:
             content.append(mcp_types.TextContent(text=f"[image at {part.url}]"))
     return mcp_types.CallToolResult(content=content, is_error=result.status is not CallStatus.OK)
-
-
-def validate_address(host: str, api_key: str) -> None:
-    """Raise ConfigError if other machines could use the server without a key."""
-    if not api_key and not is_loopback(host):
-        raise ConfigError(f"{host!r} is reachable from other machines: give an api_key, or listen on 127.0.0.1")

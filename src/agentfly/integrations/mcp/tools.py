@@ -41,7 +41,7 @@ class SchemaArguments(ToolArguments):
 
     @classmethod
     def read(cls, tool: str, description: str, schema: Mapping[str, Any]) -> SchemaArguments:
-        """Check a schema. Raises ConfigError if it is none."""
+        """Check a schema. Raises ConfigError if it is not a JSON Schema of an object."""
         validator_class: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
         try:
             validator_class.check_schema(schema)
@@ -59,7 +59,10 @@ class SchemaArguments(ToolArguments):
         return cls(tool, description, shown, adapter=cast("Any", None), validator=validator)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any] | str:
-        """Return the arguments, or an error message for the model. Text is parsed as JSON where no text is allowed."""
+        """Return the arguments, or an error message for the model.
+
+        Text is parsed as JSON where the schema does not allow text.
+        """
         given = dict(arguments)
         try:
             json.dumps(given, ensure_ascii=False, allow_nan=False).encode()

@@ -186,7 +186,7 @@ class StdioTransport:
                     line, size = bytearray(), 0
 
     def _parse(self, line: bytes, size: int) -> mcp_types.JSONRPCMessage | None:
-        """The message of a line; None for output that is none, such as a log. ValueError if it is too large."""
+        """The message of a line; None if it is not a message, such as a log. Raises ValueError if it is too large."""
         if size > self._max_bytes:
             found = next((match for pattern in _IDS if (match := pattern.search(line))), None)
             if found is None:

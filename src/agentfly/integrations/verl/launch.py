@@ -102,7 +102,7 @@ def train_on_verl(
         "TRANSFER_QUEUE_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         SCHEDULE_VARIABLE: json.dumps(schedule),
-        # With rollout_nodes, verl 0.9.1 ends in a TypeError where it logs at this level: logger.info(…, flush=True).
+        # With rollout_nodes, verl 0.9.1 raises a TypeError where it logs at INFO: logger.info(…, flush=True).
         "VERL_LOGGING_LEVEL": os.environ.get("VERL_LOGGING_LEVEL", "WARNING"),
         **(CPU_ENVIRONMENT if device == "cpu" else {}),
     }

@@ -1,4 +1,4 @@
-"""The guardian of a program that is no session: ends the program's descendants with it, and all of them with the owner.
+"""The guardian of a program that is not a sandbox session. Ends the program's descendants with it, all with the owner.
 
 It starts the program with its own standard streams, adopts its orphans, and waits. When the program ends, when the
 owner's process ends for any reason, or on SIGTERM, everything below it is killed. It exits as the program did.
