@@ -81,6 +81,9 @@ NOT_RUN = {
     "gateway": "runs until it is stopped",
     "models prepare": "takes minutes; writes to the cache only",
     "search serve": "runs until it is stopped",
+    "env serve": "runs until it is stopped",
+    "mcp serve": "runs until it is stopped",
+    "mcp tools": "starts another package's server; tests/integrations/mcp runs it",
     "demo": "takes minutes; tests/test_wheel.py runs it",
 }
 

@@ -37,6 +37,7 @@ def wrap_policy(learner: LocalLearner, around: Callable[[Any, Any], Any]) -> Non
         return around(lambda: policy(inputs, temperatures), inputs)
 
     run.backbone = policy.backbone  # type: ignore[attr-defined]
+    run.logprobs = policy.logprobs  # type: ignore[attr-defined]
     learner._policy = run  # type: ignore[assignment]
 
 
