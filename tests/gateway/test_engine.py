@@ -143,6 +143,7 @@ async def test_serve_holds_under_two_hundred_streaming_clients(tmp_path: Path) -
         await check_streaming_clients(url, 200)
 
 
+@pytest.mark.slow_smoke
 def test_the_model_of_a_run_is_served(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fields = ["steps=1", "tasks_per_step=2", "num_chains=2", "evaluation.every=none"]

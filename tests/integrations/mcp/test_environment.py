@@ -236,6 +236,7 @@ async def test_killed_server_is_a_typed_failure_and_the_chain_is_retried():
     await agent.close()
 
 
+@pytest.mark.slow_smoke
 @pytest.mark.parametrize("ending", ["close", "kill"])
 def test_no_process_is_left(tmp_path, ending):
     """Neither after `close` nor if the program is killed, whatever sessions the server's children moved to."""
@@ -303,6 +304,7 @@ def test_settings_are_validated():
         mcp_server("uvx mcp-server-time")
 
 
+@pytest.mark.slow_smoke
 @pytest.mark.parametrize("kind", ["flood", "flood_notifications", "endless_line"])
 async def test_flood_is_a_fault_within_bounded_memory(kind):
     before = psutil.Process().memory_info().rss
