@@ -166,7 +166,8 @@ from ray.exceptions import RayActorError
 from agentfly.integrations.verl.engine import EngineServer
 from agentfly.models import resolve
 ray.init(address="auto", log_to_driver=False)
-server = ray.remote(EngineServer).options(num_cpus=0.01, max_concurrency=8).remote(resolve("tiny"), "float32")
+start = ray.remote(EngineServer).options(num_cpus=0.01, max_concurrency=8).remote
+server = start(resolve("tiny"), "float32", "cpu", 0.5)
 request = {"prompt_ids": [5, 6, 7], "sampling_params": {"temperature": 1.0, "max_tokens": 4}, "request_id": "a"}
 try:
     ray.get(server.generate.remote(**request))
