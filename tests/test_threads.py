@@ -324,6 +324,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc has malloc_trim")
+@pytest.mark.integration
 def test_freed_memory_of_threads_returns_to_the_system() -> None:
     program = """
 import ctypes, threading
