@@ -35,6 +35,12 @@ class Env:
     changes: tuple[str, ...] = ()
     stages: tuple[int, ...] = (6, 9, 12, 15, 18, 22, 26, 30, 36, 42, 50, 60, 72, 90)
     """Steps of SFT, of 16 demonstrations each, after which a `search` job evaluates."""
+    target: float = 0.28
+    """Success on training tasks at which a `search` job stops SFT."""
+    warm_steps: int | None = None
+    """Steps of SFT of the warm start; None: determined by a `search` job."""
+    learning: tuple[str, ...] = ("steps=30",)
+    """What the runs of `learn` change."""
 
 
 def draw_by(environment: str, **options: Any) -> Callable[[str, int], list[dict[str, Any]]]:
@@ -58,14 +64,25 @@ def draw_official_shop(split: str, count: int) -> list[dict[str, Any]]:
 LONG = f"backend.kv_memory={9 << 29}"
 """For chains of a thousand tokens: 128 of them take about 4 GiB of keys and values."""
 SCIENCE = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-living-thing", "find-non-living-thing")
+SHOP_STAGES = (6, 8, 10, 11, 12, 13, 14, 15, 17, 20, 24)
 ENVS = {
     "sql": Env("sql", draw_by("SQL", levels=(1, 2)), demonstrated=1000, trained=2400),
     "search": Env("search", draw_by("Search", hops=(2,), articles=100), demonstrated=1000, trained=2400),
-    "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128),
+    # Held-out functions are harder than those of training tasks, which a search would evaluate.
+    "programs": Env("program_synthesis", draw_by("ProgramSynthesis", kinds=["lists"]), max_tokens=128, warm_steps=17),
     "shell": Env("shell", draw_by("Shell"), changes=("max_turns=3",)),
-    "math": Env("math_with_python", draw_by("MathWithPython")),
-    "webshop": Env("webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG)),
-    "webshop-official": Env("webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG)),
+    "math": Env(
+        "math_with_python", draw_by("MathWithPython"), stages=(6, 9, 11, 13, 15, 18, 22, 26), target=0.2,
+        learning=("steps=30", "zero_variance=resample"),
+    ),
+    "webshop": Env(
+        "webshop", draw_by("WebShop"), max_tokens=64, changes=("tasks_per_step=24", LONG), stages=SHOP_STAGES,
+        target=0.2, learning=("steps=45",),
+    ),
+    "webshop-official": Env(
+        "webshop", draw_official_shop, max_tokens=64, changes=("tasks_per_step=24", LONG), stages=SHOP_STAGES,
+        target=0.2, learning=("steps=45",),
+    ),
     "alfworld": Env(
         "alfworld", draw_by("ALFWorld"), held_out=240, max_tokens=48,
         changes=("tasks_per_step=16", "max_turns=22", LONG), stages=(30, 40, 48, 56, 64, 76, 90, 110),

@@ -9,9 +9,9 @@ in the order of their names, also those that are added while it runs, and not th
     python -m benchmarks.rl_factors table FOLDER
 
 A `warm` job runs SFT on demonstrations for some steps and evaluates the result; a `search` job evaluates after every
-few steps of SFT and keeps the model whose success is closest to `TARGET`; a `measure` job estimates how often the warm
-start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base` is
-the warm start whose success is closest to `TARGET`.
+few steps of SFT and keeps the model whose success is closest to its `target`; a `measure` job estimates how often the
+warm start solves each training task; a `train` job trains from a warm start and evaluates the result. The model `base`
+is the warm start whose success is closest to `TARGET`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.rl_environments import RecipeStudy
+from benchmarks.rl_environments import ENVS, RecipeStudy
 from benchmarks.table import print_table
 
 MEASURED = 384
@@ -139,12 +139,16 @@ def write_jobs(folder: Path, chosen: list[str]) -> None:
 
 
 def write_learning_jobs(folder: Path, envs: list[str]) -> None:
-    """All searches for warm starts first, then each environment's first seed, second, third."""
-    jobs: list[dict[str, Any]] = [{"kind": "search", "env": env, "name": f"{env}-warm-search"} for env in envs]
+    """All warm starts first, then each environment's first seed, second, third."""
+    jobs: list[dict[str, Any]] = []
+    for env in envs:
+        steps = ENVS[env].warm_steps
+        kind = {"kind": "search", "target": ENVS[env].target} if steps is None else {"kind": "warm", "steps": steps}
+        jobs.append({**kind, "env": env, "name": f"{env}-warm-{steps or 'search'}"})
     for seed in SEEDS:
-        changes = ["steps=30", f"seed={seed}"]
         jobs += [
-            {"kind": "train", "env": env, "name": f"{env}-base-seed{seed}", "model": "base", "changes": changes}
+            {"kind": "train", "env": env, "name": f"{env}-base-seed{seed}", "model": "base"}
+            | {"changes": [*ENVS[env].learning, f"seed={seed}"]}
             for env in envs
         ]
     store_jobs(folder, "a-learn", jobs)
@@ -280,6 +284,7 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
     shown = study.demonstrate(8 if study.quick else min(16 * stages[-1], study.env.demonstrated))
     learner = build_sft_learner(study.model, steps=2 * stages[-1], learning_rate=1e-4)
     out = folder / "models" / job["name"]
+    target = job["target"]
     curve: list[tuple[int, float]] = []
 
     async def searched() -> dict[str, Any]:
@@ -295,10 +300,10 @@ def search(study: RecipeStudy, job: dict[str, Any], folder: Path) -> dict[str, A
                 share = (await study.evaluate(agent, tuned, greedy=False))["sampled"][0]
                 curve.append((stage, share))
                 print(f"{time.monotonic() - begun:.0f} s: {share:.3f} after {stage} steps of SFT", flush=True)
-                if abs(share - TARGET) < best:
-                    best = abs(share - TARGET)
+                if abs(share - target) < best:
+                    best = abs(share - target)
                     save_model(study, learner, out)
-                if share >= TARGET or time.monotonic() - begun > SEARCH_SECONDS:
+                if share >= target or time.monotonic() - begun > SEARCH_SECONDS:
                     break
             learner.load(out)
             await sync_weights(learner, agent.backend, len(stages) + 1)
