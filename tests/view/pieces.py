@@ -38,12 +38,13 @@ def make_chain(
     reward: float | None,
     *,
     text: str = "",
+    question: str = "",
     task: str = "",
     treatment: TrainingTreatment = TrainingTreatment.TRAIN,
 ) -> Trajectory:
     """A chain of two turns: a call of `search` and its observation, then an answer."""
     segment = Segment()
-    question = f"Question {group} {text}"
+    question = question or f"Question {group} {text}"
     segment.append(
         Author.TASK, encode("sys Q?"), [Message("system", f"Be brief. {text}"), Message("user", question)], turn=0
     )
@@ -78,7 +79,9 @@ def make_run(
     """Evaluations before and after the steps; of a step's groups, 0 is trained, 1 has no variance, 2 a masked chain."""
     run = RunWriter.create(path, {"model": "bytes", "recipe": f"colors{text}.py", "note": text, **config})
     run.append(StepRecord(0, steps, eval=EvalFigures(0.25, 0.1, 0.4, 2, {"greedy": 0.5})))
-    run.write_trajectories(0, [make_chain(0, 0, 0.0, text=f"before {text}")], held_out=True)
+    question = f"Held-out question {text}"
+    before = [make_chain(0, 0, 0.0, text=f"before {text}", question=question)]
+    run.write_trajectories(0, before, held_out=True)
     for step in range(1, steps + 1):
         mask = TrainingTreatment.MASK
         chains = [
@@ -93,5 +96,6 @@ def make_run(
         metrics = {"reward/mean": step / 10, "chain/turns": 2.0, f"score/exact{text}": 0.5}
         alarm = Alarm("tool_errors", f"tools fail {text}", ("2/0",), step)
         run.append(StepRecord(step, steps, metrics, {"generate": 1.0}, alarms=(alarm,) if step == 1 else ()))
-    run.write_trajectories(steps, [make_chain(0, 0, 1.0, text=f"after {text}")], held_out=True)
+    after = [make_chain(0, 0, 1.0, text=f"after {text}", question=question)]
+    run.write_trajectories(steps, after, held_out=True)
     return run

@@ -172,7 +172,7 @@ def test_the_same_task_before_and_after(browser: Any, server: ViewServer, data: 
 
 def test_the_same_task_in_two_evaluations(browser: Any, tmp_path: Path) -> None:
     for name, text in (("base.jsonl", "before"), ("trained.jsonl", "after")):
-        save_trajectories(tmp_path / name, [make_chain(0, 0, 0.0, text=text)])
+        save_trajectories(tmp_path / name, [make_chain(0, 0, 0.0, text=text, question="Color?")])
     with (
         ChainIndex(find_sources([tmp_path / "base.jsonl", tmp_path / "trained.jsonl"]), tmp_path / "cache") as index,
         ViewServer(ViewData(index, Tokenizers())) as server,

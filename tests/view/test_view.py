@@ -132,6 +132,24 @@ def test_an_evaluation_is_read_while_lines_are_appended(tmp_path: Path) -> None:
         assert chain["segments"][0]["spans"][1]["texts"] == ["c", "a", "l", "l"]
 
 
+def test_greedy_chains_and_tasks_are_recognized_across_sources(tmp_path: Path) -> None:
+    with make_run(tmp_path / "run", config={"evaluation": {"chains": 1}}) as run:
+        run.write_trajectories(3, [make_chain(0, chain, 1.0, question="Color?") for chain in (0, 1)], held_out=True)
+        run.write_trajectories(3, [make_chain(0, chain, 1.0) for chain in (0, 1)])
+    chains = [make_chain(0, 0, 1.0, question="Color?"), make_chain(0, 1, 1.0, question="Shape?")]
+    lines = [{"settings": {"chains": 1, "greedy": True}}, *({"trajectory": chain.to_json()} for chain in chains)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with ChainIndex(find_sources([tmp_path / "run", tmp_path / "eval.jsonl"]), tmp_path / "cache") as index:
+        index.update()
+        rows = [*index.select({"step": "3"})[1], *index.select({"source": "2"})[1]]
+        assert [(row["held_out"], row["chain"], row["greedy"]) for row in rows] == [
+            (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 1), (0, 0, 0), (0, 1, 1),
+        ]  # fmt: skip
+        # The id of the task is the same everywhere, the question is not.
+        same = index.select({"digest": rows[2]["digest"]})[1]
+        assert [row["id"] for row in same] == [row["id"] for row in rows[2:5]]
+
+
 def test_saved_trajectories_and_a_folder_of_runs(tmp_path: Path) -> None:
     (tmp_path / "saved.jsonl").write_text(json.dumps(make_chain(0, 0, 1.0).to_json()) + "\n")
     saved = tmp_path / "saved.jsonl"
@@ -424,7 +442,7 @@ def test_export_says_what_is_left_out(index: ChainIndex, tmp_path: Path) -> None
 
 SELECTIONS: list[dict[str, str]] = [
     {"source": "1"}, {"source": "2"}, {"step": "1"}, {"step": "9"}, {"held_out": "1"}, {"held_out": "0", "group": "0"},
-    {"trained": "1"}, {"trained": "0"}, {"task": "task-1"}, {"task": "TASK-1"}, {"stop": "answer"},
+    {"trained": "1"}, {"trained": "0"}, {"task": "task-1"}, {"task": "TASK-1"}, {"digest": "0"}, {"stop": "answer"},
     {"stop": "tool_fault", "step": "2"}, {"min_reward": "0.5"}, {"max_reward": "0.5"},
     {"min_reward": "0.1", "max_reward": "0.9"}, {"tool": "*"}, {"tool": "search"}, {"tool": "sear"}, {"failure": "*"},
     {"failure": "tool"}, {"failure": "environment"}, {"text": "broke"}, {"text": "BLUE1"}, {"text": "blu"},

@@ -27,15 +27,16 @@ from agentfly.trajectory import StopReason
 from agentfly.view.sources import DAMAGE, ChainFile, Source
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 1
+_VERSION = 2
 """Of the schema and of what is stored in it; part of the file name."""
 MAX_TEXT = 100_000
 """Characters of a chain that are searched."""
 _BATCH = 500
 """Chains in one transaction."""
 _COLUMNS = (
-    "source", "step", "held_out", "grp", "chain", "task", "reward", "stop", "treatment", "failure", "tools",
-    "turns", "calls", "bad_calls", "sampled", "tokens", "seconds", "trained", "preview", "file", "offset", "length",
+    "source", "step", "held_out", "greedy", "grp", "chain", "task", "digest", "reward", "stop", "treatment", "failure",
+    "tools", "turns", "calls", "bad_calls", "sampled", "tokens", "seconds", "trained", "preview", "file", "offset",
+    "length",
 )  # fmt: skip
 _SHOWN = ("id", *_COLUMNS[:-3])
 _SORTS = {
@@ -52,7 +53,7 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE TABLE IF NOT EXISTS chains (id INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
 CREATE INDEX IF NOT EXISTS chains_order ON chains (source, step, held_out, grp, chain);
 CREATE INDEX IF NOT EXISTS chains_file ON chains (file);
-CREATE INDEX IF NOT EXISTS chains_task ON chains (task);
+CREATE INDEX IF NOT EXISTS chains_digest ON chains (digest);
 CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (text, content = '', columnsize = 0);
 """
 # Rows of removed chains stay in `words`, since this SQLite cannot delete from an index without content: ids are never
@@ -171,7 +172,8 @@ class ChainIndex:
             if chain is None:  # the settings of an evaluation, or a chain that JSON could not hold
                 continue
             row, text = _summarize(chain)
-            place = (source.number, file.step, int(file.held_out))
+            greedy = source.is_greedy(chain["chain"], held_out=file.held_out)
+            place = (source.number, file.step, int(file.held_out), greedy)
             cursor = self._writer.execute(
                 f"INSERT INTO chains ({', '.join(_COLUMNS)}) VALUES ({marks})",
                 (*place, *row, trained, text.partition("\n")[0][:200], number, offset, len(line)),
@@ -230,26 +232,18 @@ class ChainIndex:
                 return self._facets[1]
             changes = self.changes
 
-            def values(query: str) -> list[Any]:
-                return [row[0] for row in self._reader.execute(query)]
+            def names(column: str) -> list[str]:
+                rows = self._reader.execute(f"SELECT DISTINCT {column} FROM chains")
+                return sorted({name for (names,) in rows for name in names.split("\n") if name})
 
             steps: dict[int, list[Any]] = {}
             for source, step, held_out, chains in self._reader.execute(
                 "SELECT source, step, held_out, count(*) FROM chains GROUP BY source, step, held_out"
             ):
                 steps.setdefault(source, []).append([step, held_out, chains])
-            tools = {name for row in values("SELECT DISTINCT tools FROM chains") for name in row.split("\n") if name}
-            failures = {
-                kind for row in values("SELECT DISTINCT failure FROM chains") for kind in row.split("\n") if kind
-            }
-            found = {
-                "steps": steps,
-                "stop": sorted(values("SELECT DISTINCT stop FROM chains")),
-                "tool": sorted(tools)[:500],
-                "failure": sorted(failures),
-            }
-            self._facets = (changes, found)
-            return found
+            found = {"stop": names("stop"), "tool": names("tools")[:500], "failure": names("failure")}
+            self._facets = (changes, {"steps": steps, **found})
+            return self._facets[1]
 
     def read(self, numbers: Sequence[int]) -> list[StoredLine]:
         """The rows of chains, each with its stored line. Raises DataError if one of the chains does not exist."""
@@ -297,6 +291,7 @@ FILTERS: dict[str, tuple[str, str]] = {
     **{name: (name, "integer") for name in ("source", "step", "held_out", "trained")},
     "group": ("grp", "integer"),
     "task": ("task", "text"),
+    "digest": ("digest", "text"),
     "stop": ("stop", "text"),
     "min_reward": ("reward", "at_least"),
     "max_reward": ("reward", "at_most"),
@@ -352,12 +347,18 @@ def _summarize(chain: Mapping[str, Any]) -> tuple[tuple[Any, ...], str]:
     with contextlib.suppress(ValueError):  # a stop reason of a later version
         if failure := StopReason(chain["stop"]).failure:
             kinds.add(failure.value)
+    # Of the id and the text: ids are row numbers where a dataset has none, and a run stores images by reference.
+    contents = [message["content"] for message in chain["task"]["messages"]]
+    texts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    task = [str(chain["task"]["id"]), *(part for part in texts if isinstance(part, str))]
+    digest = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     tools = dict.fromkeys(str(call[0]).replace("\n", " ") for call in calls)
     spans = [span for segment in chain["segments"] for span in segment["spans"]]
     row = (
         chain["group"],
         chain["chain"],
-        str(chain["task"]["id"]),
+        task[0],
+        digest,
         None if chain["score"] is None else chain["score"][0],
         chain["stop"],
         chain["treatment"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,8 @@ class Source:
         self.run = RunDirectory(path) if kind == "run" else None
         self.problems: dict[str, str] = {}
         """Files without chains that cannot be read, or not completely, by path."""
+        self._sampled: int | None = None
+        """Sampled chains per task of its evaluations; None until it was read."""
         self._lock = threading.Lock()
         self._curves: dict[Path, _CurveFile] = {}
         if self.run is not None:
@@ -114,6 +117,14 @@ class Source:
         except (DataError, *DAMAGE) as error:
             self.problems[f"the settings of {self.path}"] = describe(error)
         return {}
+
+    def is_greedy(self, chain: int, *, held_out: bool) -> bool:
+        """Whether a chain, given by its index in its group, is the one that an evaluation adds at temperature 0."""
+        if self._sampled is None:
+            settings = self.settings.get("evaluation") if self.kind == "run" else self.settings
+            sampled = settings.get("chains") if isinstance(settings, dict) and settings.get("greedy", True) else None
+            self._sampled = sampled if isinstance(sampled, int) else sys.maxsize
+        return (held_out or self.kind == "eval") and chain >= self._sampled
 
     def alarms(self) -> list[Alarm]:
         """The alarms of a run; none if they cannot be read."""

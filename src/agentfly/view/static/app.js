@@ -4,7 +4,7 @@ import { exported } from "./api.js";
 import { chainPage } from "./chain.js";
 import { chainsPage } from "./chains.js";
 import { comparePage } from "./compare.js";
-import { el, link } from "./dom.js";
+import { el, elWith, link } from "./dom.js";
 import { runsPage } from "./runs.js";
 
 const POLL = 2000; // milliseconds
@@ -21,6 +21,7 @@ const KEYS = [
   ["d", "dark or light"],
   ["?", "this list"],
 ];
+const PAGES = { chains: chainsPage, chain: chainPage, compare: comparePage, runs: runsPage };
 const page = document.getElementById("page");
 const state = { keys: {} };
 let refresh = null;
@@ -36,22 +37,17 @@ async function route() {
     each.classList.toggle("set", each.hash === (name === "runs" ? "#/runs" : "#/chains"));
   const before = location.hash;
   try {
-    let next;
-    if (name === "chains") next = await chainsPage(page, query, state);
-    else if (name === "chain") next = await chainPage(page, ids, state);
-    else if (name === "compare") next = await comparePage(page, ids.split(","), query, state);
-    else next = await runsPage(page, query, state);
+    const next = await (PAGES[name] ?? runsPage)(page, { ids: ids?.split(","), query, state });
     if (location.hash === before) refresh = next;
   } catch (error) {
-    page.replaceChildren(el("p", { class: "alarm" }, error.message));
+    page.replaceChildren(el("p.alarm", error.message));
   }
   page.dataset.ready = before;
 }
 
 function theme(next) {
-  const dark =
-    next ?? localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  document.documentElement.dataset.theme = dark;
+  const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  document.documentElement.dataset.theme = next ?? localStorage.getItem("theme") ?? preferred;
   if (next) localStorage.setItem("theme", next);
 }
 
@@ -60,27 +56,18 @@ function flip() {
 }
 
 const help = document.getElementById("help");
-help.append(
-  el("h2", null, "Keys"),
-  el(
-    "table",
-    null,
-    KEYS.map(([key, what]) => el("tr", null, el("td", null, el("kbd", null, key)), el("td", null, what))),
-  ),
-  el("button", { onclick: () => help.close() }, "close"),
-);
+const keys = KEYS.map(([key, what]) => el("tr", el("td", el("kbd", key)), el("td", what)));
+help.append(el("h2", "Keys"), el("table", keys), elWith("button", { onclick: () => help.close() }, "close"));
 document
   .getElementById("bar")
   .append(
-    el("b", null, "AgentFly"),
+    el("b", "AgentFly"),
     link("#/runs", "Runs"),
     link("#/chains", "Chains"),
-    el("span", { class: "grow" }),
-    exported
-      ? el("span", { class: "badge" }, "exported")
-      : el("span", { id: "connection", class: "badge" }, "connected"),
-    el("button", { class: "ghost", title: "Dark or light (d)", onclick: flip }, "◐"),
-    el("button", { class: "ghost", title: "Keys (?)", onclick: () => help.showModal() }, "?"),
+    el("span.grow"),
+    exported ? el("span.badge", "exported") : elWith("span.badge", { id: "connection" }, "connected"),
+    elWith("button.ghost", { title: "Dark or light (d)", onclick: flip }, "◐"),
+    elWith("button.ghost", { title: "Keys (?)", onclick: () => help.showModal() }, "?"),
   );
 const shared = {
   r: () => (location.hash = "#/runs"),

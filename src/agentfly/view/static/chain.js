@@ -1,51 +1,37 @@
 // One chain: its conversation, its tokens, its tool calls, and why a token is trained or not.
 
 import { get } from "./api.js";
-import { rewardCell, stepName } from "./chains.js";
+import { chainName, rewardCell, stepName } from "./chains.js";
 import { conversation } from "./conversation.js";
-import { append, el, link, number, plural, seconds, visible } from "./dom.js";
+import { el, elWith, link, number, options, plural, seconds, visible } from "./dom.js";
 
 const COLORS = ["author", "mask", "advantage", "log-probability", "ratio"];
+const LEGENDS = {
+  mask: "highlighted: trained",
+  advantage: "green: positive, red: negative",
+  "log-probability": "red: improbable when it was sampled",
+  ratio: "green: more probable for the learner than for the sampler, red: less",
+};
 
-export async function chainPage(page, id, state) {
+export async function chainPage(page, { ids: [id], state }) {
   const chain = await get("chain", { id });
-  const others = chain.task
-    ? (await get("chains", { task: chain.task, held_out: chain.held_out, limit: 500 })).rows
-    : [];
+  const others = (await get("chains", { digest: chain.digest, held_out: chain.held_out, limit: 500 })).rows;
   const names = new Map((await get("runs")).sources.map((run) => [run.id, run.name]));
-  const why = el("aside", { class: "card why" });
-  const strip = el("div", { class: "strip" });
-  const legendLine = el("p", { class: "legend small" });
-  const colors = el(
-    "select",
-    { "aria-label": "Color of tokens", onchange: () => color(colors.value) },
-    COLORS.map((each) => el("option", { value: each }, each)),
-  );
-  const calls = callTable(chain);
+  const why = el("aside.card.why");
+  const strip = el("div.strip");
+  const legendLine = el("p.legend.small");
+  const choice = { "aria-label": "Color of tokens", onchange: () => color(colors.value) };
+  const colors = elWith("select", choice, options(COLORS.map((each) => [each, each])));
+  const coloring = el("label.small", "color by ", colors);
+  const tokens = [el("h2", "Tokens", el("span.grow"), coloring), legendLine, strip, why];
+  const title = el("h1", `Chain ${chainName(chain)}`);
   page.replaceChildren(
-    el(
-      "section",
-      { class: "toolbar" },
-      el("h1", null, `Chain ${chain.grp}/${chain.chain}`),
-      rewardCell(chain.reward),
-      el("span", { class: "grow" }),
-      navigation(chain, state),
-    ),
+    el("section.toolbar", title, rewardCell(chain.reward), el("span.grow"), navigation(chain, state)),
     summary(chain),
     el(
-      "section",
-      { class: "columns" },
-      el("div", null, el("h2", null, "Conversation"), conversation(chain)),
-      el(
-        "div",
-        null,
-        el("h2", null, "Tokens", el("span", { class: "grow" }), el("label", { class: "small" }, "color by ", colors)),
-        legendLine,
-        strip,
-        why,
-        calls,
-        taskColumns(chain),
-      ),
+      "section.columns",
+      el("div", el("h2", "Conversation"), conversation(chain)),
+      el("div", tokens, callTable(chain), taskColumns(chain)),
     ),
     comparison(chain, others, names),
   );
@@ -60,17 +46,16 @@ export async function chainPage(page, id, state) {
   }
   colors.value = state.color ?? "author";
   color(colors.value);
-  const step = (by) => () => move(state, chain, by);
   state.keys = {
-    j: step(1),
-    k: step(-1),
-    g: () => (location.hash = `#/compare/${chain.group_ids.slice(0, 16).join(",")}`),
+    j: () => move(state, chain, 1),
+    k: () => move(state, chain, -1),
+    g: () => (location.hash = groupAddress(chain)),
     c: () => {
       colors.value = COLORS[(COLORS.indexOf(colors.value) + 1) % COLORS.length];
       color(colors.value);
     },
     p: () => strip.querySelectorAll("details").forEach((each) => each.toggleAttribute("open")),
-    u: () => (location.hash = `#/chains?${new URLSearchParams(state.list?.query ?? {})}`),
+    u: () => (location.hash = listAddress(state)),
   };
   return null;
 }
@@ -82,10 +67,8 @@ async function move(state, chain, by) {
   });
   if (list.at === null) {
     const rows = (await get("chains", { ...list.query, limit: 1000 })).rows;
-    list.at = Math.max(
-      rows.findIndex((row) => row.id === chain.id),
-      0,
-    );
+    const found = rows.findIndex((row) => row.id === chain.id);
+    list.at = Math.max(found, 0);
   }
   const at = list.at + by;
   if (at < 0) return;
@@ -95,22 +78,28 @@ async function move(state, chain, by) {
   location.hash = `#/chain/${row.id}`;
 }
 
+function listAddress(state) {
+  return `#/chains?${new URLSearchParams(state.list?.query ?? {})}`;
+}
+
+function groupAddress(chain) {
+  return `#/compare/${chain.group_ids.slice(0, 16).join(",")}`;
+}
+
 function navigation(chain, state) {
-  const group =
-    chain.group_ids.length > 1
-      ? link(`#/compare/${chain.group_ids.slice(0, 16).join(",")}`, `group of ${chain.group_ids.length}`)
-      : "";
+  const size = chain.group_ids.length;
   return el(
-    "nav",
-    { class: "small" },
-    link(`#/chains?${new URLSearchParams(state.list?.query ?? {})}`, "list"),
-    group,
-    el("button", { onclick: () => move(state, chain, -1), title: "Previous chain (k)" }, "←"),
-    el("button", { onclick: () => move(state, chain, 1), title: "Next chain (j)" }, "→"),
+    "nav.small",
+    link(listAddress(state), "list"),
+    size > 1 ? link(groupAddress(chain), `group of ${size}`) : "",
+    elWith("button", { onclick: () => move(state, chain, -1), title: "Previous chain (k)" }, "←"),
+    elWith("button", { onclick: () => move(state, chain, 1), title: "Next chain (j)" }, "→"),
   );
 }
 
-export function summary(chain) {
+function summary(chain) {
+  const [, perTurn, metrics] = chain.score ?? [];
+  const metric = ([name, value]) => `${name} ${typeof value === "number" ? number(value) : JSON.stringify(value)}`;
   const facts = [
     ["run", link(`#/chains?source=${chain.source}`, chain.source_name)],
     ["step", stepName(chain)],
@@ -121,94 +110,39 @@ export function summary(chain) {
     ["time", seconds(chain.seconds)],
     ["treatment", chain.treatment],
     ["trained", chain.trained ? "yes" : "no"],
-  ];
-  if (chain.attempts > 1) facts.push(["attempts", number(chain.attempts)]);
-  const node = el(
-    "dl",
-    { class: "facts" },
-    facts.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", null, value))),
-  );
-  const metrics = Object.entries(chain.score?.[2] ?? {});
-  if (chain.score?.[1])
-    append(node, [
-      el(
-        "div",
-        null,
-        el("dt", null, "reward per turn"),
-        el("dd", null, chain.score[1].map((each) => number(each, 2)).join(", ")),
-      ),
-    ]);
-  if (metrics.length)
-    append(node, [
-      el(
-        "div",
-        null,
-        el("dt", null, "reward's figures"),
-        el(
-          "dd",
-          null,
-          metrics
-            .map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : JSON.stringify(value)}`)
-            .join(", "),
-        ),
-      ),
-    ]);
+    ["attempts", chain.attempts > 1 ? number(chain.attempts) : ""],
+    ["reward per turn", (perTurn ?? []).map((each) => number(each, 2)).join(", ")],
+    ["reward's figures", Object.entries(metrics ?? {}).map(metric).join(", ")],
+  ].filter(([, value]) => value !== "");
+  const failures = chain.failures.map(([kind, message, turn, attempt]) => {
+    const place = ` in turn ${turn + 1}${attempt ? `, attempt ${attempt + 1}` : ""}: `;
+    return el("p.alarm", el("b", `${kind} failure`), place, message);
+  });
   return el(
     "div",
-    null,
-    node,
-    chain.failures.map(([kind, message, turn, attempt]) =>
-      el(
-        "p",
-        { class: "alarm" },
-        el("b", null, `${kind} failure`),
-        ` in turn ${turn + 1}${attempt ? `, attempt ${attempt + 1}` : ""}: `,
-        message,
-      ),
-    ),
-    chain.tokenizer_problem ? el("p", { class: "note" }, chain.tokenizer_problem) : "",
+    el("dl.facts", facts.map(([name, value]) => el("div", el("dt", name), el("dd", value)))),
+    failures,
+    chain.tokenizer_problem ? el("p.note", chain.tokenizer_problem) : "",
   );
 }
 
 function callTable(chain) {
-  const rows = chain.turn_records.flatMap(([, calls], turn) => calls.map((call) => [turn, ...call]));
-  if (!rows.length) return "";
-  return el(
-    "details",
-    { open: true },
-    el("summary", null, plural(rows.length, "tool call")),
-    el(
-      "table",
-      { class: "calls" },
-      el(
-        "tr",
-        null,
-        ["turn", "tool", "outcome", "time", "retries", "info"].map((name) => el("th", null, name)),
-      ),
-      rows.map(([turn, name, status, time, info, retries]) =>
-        el(
-          "tr",
-          null,
-          el("td", null, turn + 1),
-          el("td", null, name),
-          el("td", { class: status === "ok" ? "" : "bad" }, status),
-          el("td", null, seconds(time)),
-          el("td", null, retries || ""),
-          el("td", { class: "wrap" }, Object.keys(info).length ? JSON.stringify(info) : ""),
-        ),
-      ),
-    ),
-  );
+  const calls = chain.turn_records.flatMap(([, records], turn) => records.map((record) => [turn, ...record]));
+  if (!calls.length) return "";
+  const columns = ["turn", "tool", "outcome", "time", "retries", "info"].map((name) => el("th", name));
+  const rows = calls.map(([turn, name, status, time, info, retries]) => {
+    const outcome = el(status === "ok" ? "td" : "td.bad", status);
+    const details = el("td.wrap", Object.keys(info).length ? JSON.stringify(info) : "");
+    const times = [el("td", seconds(time)), el("td", retries || "")];
+    return el("tr", el("td", turn + 1), el("td", name), outcome, times, details);
+  });
+  const table = el("table.calls", el("tr", columns), rows);
+  return elWith("details", { open: true }, el("summary", plural(calls.length, "tool call")), table);
 }
 
 function taskColumns(chain) {
   if (!Object.keys(chain.columns).length) return "";
-  return el(
-    "details",
-    null,
-    el("summary", null, "Task columns"),
-    el("pre", null, JSON.stringify(chain.columns, null, 1)),
-  );
+  return el("details", el("summary", "Task columns"), el("pre", JSON.stringify(chain.columns, null, 1)));
 }
 
 // Chains of the same task at other steps, and in other runs or evaluations that are shown.
@@ -217,61 +151,35 @@ function comparison(chain, others, names) {
   const same = others.filter((row) => isOther(row) && row.chain === chain.chain);
   if (!same.length) return "";
   const isBefore = (row) => row.source < chain.source || (row.source === chain.source && row.step < chain.step);
-  const name = (row) => (row.source === chain.source ? "" : `${names.get(row.source)} `);
-  return el(
-    "section",
-    { class: "card" },
-    el("h2", null, "The same task elsewhere"),
-    same
-      .slice(0, 40)
-      .map((row) =>
-        link(
-          `#/compare/${isBefore(row) ? `${row.id},${chain.id}` : `${chain.id},${row.id}`}?diff=1`,
-          el("span", { class: "chip" }, name(row), row.step === null ? "" : `${stepName(row)} `, rewardCell(row.reward)),
-        ),
-      ),
-  );
+  const chips = same.slice(0, 40).map((row) => {
+    const run = row.source === chain.source ? "" : `${names.get(row.source)} `;
+    const step = row.step === null ? "" : `${stepName(row)} `;
+    const pair = isBefore(row) ? `${row.id},${chain.id}` : `${chain.id},${row.id}`;
+    return link(`#/compare/${pair}?diff=1`, el("span.chip", run, step, rewardCell(row.reward)));
+  });
+  return el("section.card", el("h2", "The same task elsewhere"), chips);
 }
-
-const LEGENDS = {
-  mask: "highlighted: trained",
-  advantage: "green: positive, red: negative",
-  "log-probability": "red: improbable when it was sampled",
-  ratio: "green: more probable for the learner than for the sampler, red: less",
-};
 
 function legend(by) {
   if (by !== "author") return [LEGENDS[by]];
-  return ["task", "model", "tool", "user", "history", "template"].map((author) =>
-    el("span", null, el("i", { class: `swatch a-${author}` }), author),
-  );
+  const authors = ["task", "model", "tool", "user", "history", "template"];
+  return authors.map((author) => el("span", el(`i.swatch.a-${author}`), author));
 }
 
 function fillStrip(strip, chain, why) {
   const tip = document.getElementById("tip");
   chain.segments.forEach((segment, index) => {
-    if (chain.segments.length > 1) strip.append(el("h3", null, `Segment ${index + 1} of ${chain.segments.length}`));
-    const line = el("div", { class: "tokens" });
+    if (chain.segments.length > 1) strip.append(el("h3", `Segment ${index + 1} of ${chain.segments.length}`));
+    const line = el("div.tokens");
     segment.spans.forEach((span, at) => {
-      const fold = span.author === "task" || span.author === "history";
-      const holder = el("span", { class: `span a-${span.author}` });
-      const fill = () =>
-        holder.childElementCount || holder.append(...span.ids.map((id, i) => tokenElement(chain, index, at, i)));
-      if (fold && span.ids.length) {
-        line.append(
-          el(
-            "details",
-            { class: `fold a-${span.author}`, ontoggle: fill },
-            el(
-              "summary",
-              null,
-              `${span.author === "task" ? "prompt" : "history"}, ${plural(span.ids.length, "token")}`,
-            ),
-            holder,
-          ),
-        );
+      const holder = el(`span.span.a-${span.author}`);
+      const ontoggle = () =>
+        holder.childElementCount || holder.append(...span.ids.map((_, i) => tokenElement(chain, index, at, i)));
+      if ((span.author === "task" || span.author === "history") && span.ids.length) {
+        const name = `${span.author === "task" ? "prompt" : "history"}, ${plural(span.ids.length, "token")}`;
+        line.append(elWith(`details.fold.a-${span.author}`, { ontoggle }, el("summary", name), holder));
       } else {
-        fill();
+        ontoggle();
         line.append(holder);
       }
     });
@@ -283,8 +191,9 @@ function fillStrip(strip, chain, why) {
     if (!token) return;
     tip.replaceChildren(figures(token.place));
     const box = token.getBoundingClientRect();
+    const below = box.bottom + 6;
     tip.style.left = `${Math.min(box.left, innerWidth - tip.offsetWidth - 12)}px`;
-    tip.style.top = `${box.bottom + 6 + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
+    tip.style.top = `${below + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 6 : below}px`;
   });
   strip.addEventListener("pointerleave", () => (tip.hidden = true));
   strip.addEventListener("click", (event) => {
@@ -300,11 +209,8 @@ function tokenElement(chain, segment, at, i) {
   const span = chain.segments[segment].spans[at];
   const text = span.texts ? span.texts[i] : String(span.ids[i]);
   const shown = visible(text).replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
-  const node = el(
-    "span",
-    { class: `token${i === 0 ? " first" : ""}${isTrained({ span, i }) ? " trained" : ""}` },
-    shown === "" ? "·" : shown,
-  );
+  const classes = `${i === 0 ? ".first" : ""}${isTrained({ span, i }) ? ".trained" : ""}`;
+  const node = el(`span.token${classes}`, shown === "" ? "·" : shown);
   node.place = { span, i, segment, at, step: chain.held_out ? null : chain.step };
   return node;
 }
@@ -320,21 +226,16 @@ function ratioOf({ span, i }) {
 // Green above and red below the neutral value; the strength grows with the distance.
 function paint(token, by) {
   const { span, i } = token.place;
-  const value =
-    by === "advantage"
-      ? (span.advantages?.[i] ?? null)
-      : by === "log-probability"
-        ? (span.logprobs?.[i] ?? null)
-        : by === "ratio"
-          ? ratioOf(token.place)
-          : null;
-  const distance =
-    value === null ? 0 : by === "ratio" ? Math.log(value) * 4 : by === "log-probability" ? value / 3 : value / 1.5;
+  const distance = {
+    author: 0,
+    mask: 0,
+    advantage: (span.advantages?.[i] ?? 0) / 1.5,
+    "log-probability": (span.logprobs?.[i] ?? 0) / 3,
+    ratio: Math.log(ratioOf(token.place) ?? 1) * 4,
+  }[by];
   const strength = Math.round(Math.min(Math.abs(distance), 1) * 60);
-  token.style.background =
-    by === "author" || by === "mask" || !strength
-      ? ""
-      : `color-mix(in srgb, var(--${distance > 0 ? "good" : "bad"}) ${strength}%, transparent)`;
+  const color = `color-mix(in srgb, var(--${distance > 0 ? "good" : "bad"}) ${strength}%, transparent)`;
+  token.style.background = strength ? color : "";
 }
 
 function maskOf({ span, i }) {
@@ -361,49 +262,30 @@ function figures({ span, i, segment, step }) {
     );
     if (step !== null) rows.push(["staleness", plural(step - 1 - span.version, "update")]);
   }
-  return el(
-    "table",
-    null,
-    rows.map(([name, value]) => el("tr", null, el("th", null, name), el("td", null, value))),
-  );
+  return el("table", rows.map(([name, value]) => el("tr", el("th", name), el("td", value))));
 }
 
 function explain(why, chain, place) {
   if (!place) {
     why.replaceChildren(
-      el("h3", null, chain.trained ? "This chain is trained" : "This chain is not trained"),
-      ...chain.why.map((rule) => el("p", null, rule)),
-      el("p", { class: "faint" }, "Click on a token to see why it is trained or not."),
+      el("h3", chain.trained ? "This chain is trained" : "This chain is not trained"),
+      ...chain.why.map((rule) => el("p", rule)),
+      el("p.faint", "Click on a token to see why it is trained or not."),
     );
     return;
   }
   const { span, i, segment, at } = place;
   const trained = isTrained(place);
   const zero = trained && span.advantages && span.advantages[i] === 0;
-  const title = !trained
-    ? "Why is this token not trained?"
-    : zero
-      ? "Trained, with advantage 0"
-      : "Why is this token trained?";
+  const title = zero ? "Trained, with advantage 0" : `Why is this token ${trained ? "" : "not "}trained?`;
+  const origin =
+    ` in turn ${span.turn + 1}: token ${i + 1} of ${span.ids.length} in span ${at + 1}` +
+    ` of ${chain.segments[segment].spans.length}${chain.segments.length > 1 ? `, segment ${segment + 1}.` : "."}`;
+  const noGradient = zero && "An advantage of 0 gives no gradient: the return equals the baseline.";
   why.replaceChildren(
-    el("h3", null, title),
-    el(
-      "p",
-      null,
-      el("code", null, span.texts ? span.texts[i] : span.ids[i]),
-      " was written by ",
-      el("b", null, span.author),
-      ` in turn ${span.turn + 1}: token ${i + 1} of ${span.ids.length} in span ${at + 1}`,
-      ` of ${chain.segments[segment].spans.length}`,
-      chain.segments.length > 1 ? `, segment ${segment + 1}.` : ".",
-    ),
-    el(
-      "ol",
-      null,
-      span.why.map((rule) => el("li", null, rule)),
-      span.masked[i] ? el("li", null, span.masked[i]) : "",
-      zero ? el("li", null, "An advantage of 0 gives no gradient: the return equals the baseline.") : "",
-    ),
+    el("h3", title),
+    el("p", el("code", span.texts ? span.texts[i] : span.ids[i]), " was written by ", el("b", span.author), origin),
+    el("ol", [...span.why, span.masked[i], noGradient].filter(Boolean).map((rule) => el("li", rule))),
     figures(place),
   );
 }

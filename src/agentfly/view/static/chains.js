@@ -1,7 +1,7 @@
 // The table of chains: filters in the address, rows loaded as they are scrolled into view.
 
 import { get } from "./api.js";
-import { el, link, listed, number, plural, seconds } from "./dom.js";
+import { el, elWith, link, listed, number, options, plural, seconds } from "./dom.js";
 
 const ROW = 30; // height of a row in pixels, as in style.css
 const PAGE = 100;
@@ -20,6 +20,10 @@ const COLUMNS = [
   ["answer", null],
 ];
 
+export function chainName(row) {
+  return `${row.grp}/${row.chain}${row.greedy ? " greedy" : ""}`;
+}
+
 export function stepName(row) {
   if (row.step === null) return "–";
   return row.held_out ? `eval ${row.step}` : String(row.step);
@@ -27,18 +31,14 @@ export function stepName(row) {
 
 export function rewardCell(reward) {
   const kind = reward === null ? "none" : reward > 0.5 ? "high" : reward > 0 ? "middle" : "low";
-  return el("span", { class: `reward ${kind}` }, reward === null ? "none" : number(reward, 2));
+  return el(`span.reward.${kind}`, reward === null ? "none" : number(reward, 2));
 }
 
-export async function chainsPage(page, query, state) {
+export async function chainsPage(page, { query, state }) {
   const { sources, facets, ...found } = await get("runs");
   let progress = found.progress;
-  const controls = el("section", { class: "filters" });
-  const head = el("div", { class: "row head" });
-  const body = el("div", { class: "rows" });
-  const view = el("div", { class: "table", tabIndex: 0 }, head, body);
-  const count = el("span", { class: "faint", id: "count" });
-  page.replaceChildren(el("section", { class: "toolbar" }, el("h1", null, "Chains"), count), controls, view);
+  const body = el("div.rows");
+  const count = elWith("span.faint", { id: "count" });
   let total = 0;
   let pages = new Map();
   let generation = 0;
@@ -49,123 +49,87 @@ export async function chainsPage(page, query, state) {
     location.hash = `#/chains?${new URLSearchParams(next)}`;
   }
 
-  function choice(name, label, options) {
-    const all = el("option", { value: "" }, label);
-    const select = el(
-      "select",
-      {
-        "aria-label": label,
-        class: query[name] ? "set" : "",
-        onchange: () => go(name === "when" ? splitStep(select.value) : { [name]: select.value }),
-      },
-      all,
-      options.map(([value, text]) => el("option", { value }, text)),
-    );
-    select.value =
-      name === "when"
-        ? query.step
-          ? `${query.held_out ?? 0} ${query.step}`
-          : query.held_out === "1"
-            ? "1"
-            : ""
-        : (query[name] ?? "");
+  function choice(name, label, values) {
+    const when = query.step ? `${query.held_out ?? 0} ${query.step}` : query.held_out === "1" ? "1" : "";
+    const onchange = () => go(name === "when" ? splitStep(select.value) : { [name]: select.value });
+    const select = elWith("select", { "aria-label": label, onchange }, options([["", label], ...values]));
+    select.value = name === "when" ? when : (query[name] ?? "");
     if (select.value) select.className = "set";
     return select;
   }
 
   function entry(name, label, type = "text", size = 8) {
-    return el("input", {
-      type,
-      size,
-      placeholder: label,
-      "aria-label": label,
-      value: query[name] ?? "",
-      step: "any",
-      id: `filter-${name}`,
-      class: query[name] ? "set" : "",
-      onchange: (event) => go({ [name]: event.target.value.trim() }),
-    });
+    const onchange = (event) => go({ [name]: event.target.value.trim() });
+    const value = query[name] ?? "";
+    const more = { "aria-label": label, value, step: "any", id: `filter-${name}`, onchange };
+    return elWith(value ? "input.set" : "input", { type, size, placeholder: label, ...more });
   }
 
   const steps = query.source ? (facets.steps[query.source] ?? []) : Object.values(facets.steps).flat();
   const when = new Map([["1", "all evaluations"]]);
   for (const [step, held, chains] of steps)
     if (step !== null) when.set(`${held} ${step}`, `${held ? "eval" : "step"} ${step} (${number(chains)})`);
-  controls.replaceChildren(
-    sources.length > 1
-      ? choice(
-          "source",
-          "all runs",
-          sources.map((run) => [String(run.id), run.name]),
-        )
-      : "",
+  const trained = [
+    ["1", "trained"],
+    ["0", "not trained"],
+  ];
+  const pairs = (values, prefix = "") => values.map((each) => [each, prefix + each]);
+  const clear = () => (location.hash = "#/chains");
+  const controls = el(
+    "section.filters",
+    sources.length > 1 ? choice("source", "all runs", sources.map((run) => [String(run.id), run.name])) : "",
     choice("when", "all steps", [...when]),
     entry("group", "group"),
     entry("task", "task id", "text", 10),
     entry("min_reward", "reward from", "number"),
     entry("max_reward", "reward to", "number"),
-    choice(
-      "stop",
-      "any stop reason",
-      facets.stop.map((each) => [each, each]),
-    ),
-    choice("tool", "any tool", [["*", "some tool"], ...facets.tool.map((each) => [each, each])]),
-    choice("failure", "any outcome", [
-      ["*", "some failure"],
-      ...facets.failure.map((each) => [each, `failure: ${each}`]),
-    ]),
-    choice("trained", "trained or not", [
-      ["1", "trained"],
-      ["0", "not trained"],
-    ]),
+    choice("stop", "any stop reason", pairs(facets.stop)),
+    choice("tool", "any tool", [["*", "some tool"], ...pairs(facets.tool)]),
+    choice("failure", "any outcome", [["*", "some failure"], ...pairs(facets.failure, "failure: ")]),
+    choice("trained", "trained or not", trained),
     entry("text", "search text  ( / )", "search", 22),
-    Object.keys(query).length
-      ? el("button", { class: "ghost", onclick: () => (location.hash = "#/chains") }, "clear")
-      : "",
+    Object.keys(query).length ? elWith("button.ghost", { onclick: clear }, "clear") : "",
   );
-  head.replaceChildren(
-    ...COLUMNS.map(([label, sort]) => {
-      const active = (query.sort ?? "order") === sort;
-      const arrow = active ? (query.descending ? " ↓" : " ↑") : "";
-      const flip = () => go({ sort, descending: active && !query.descending ? "1" : "" });
-      return sort
-        ? el("button", { onclick: flip, class: active ? "set" : "" }, label + arrow)
-        : el("span", null, label);
-    }),
-  );
+  const titles = COLUMNS.map(([label, sort]) => {
+    const active = (query.sort ?? "order") === sort;
+    const arrow = active ? (query.descending ? " ↓" : " ↑") : "";
+    const onclick = () => go({ sort, descending: active && !query.descending ? "1" : "" });
+    return sort ? elWith(active ? "button.set" : "button", { onclick }, label + arrow) : el("span", label);
+  });
+  const view = elWith("div.table", { tabIndex: 0 }, el("div.row.head", titles), body);
+  page.replaceChildren(el("section.toolbar", el("h1", "Chains"), count), controls, view);
+
+  function open(row, index) {
+    state.list = { query, at: index, total };
+    location.hash = `#/chain/${row.id}`;
+  }
 
   function rowElement(row, index) {
-    const open = () => {
-      state.list = { query, at: index, total };
-      location.hash = `#/chain/${row.id}`;
-    };
-    const bad = row.bad_calls ? el("span", { class: "bad" }, number(row.bad_calls)) : "";
     const failure = listed(row.failure).join(", ");
-    const run =
-      sources.length > 1
-        ? el("i", {
-            class: `swatch c${(row.source - 1) % 8}`,
-            title: sources.find((each) => each.id === row.source)?.name,
-          })
-        : "";
-    const node = el(
-      "div",
-      { class: `row${index === selected ? " selected" : ""}`, onclick: open, role: "link" },
-      el("span", null, run, stepName(row)),
-      el("span", null, link(`#/chain/${row.id}`, `${row.grp}/${row.chain}`)),
-      el("span", { title: row.task }, row.task),
+    const title = sources.find((each) => each.id === row.source)?.name;
+    const run = sources.length > 1 ? elWith(`i.swatch.c${(row.source - 1) % 8}`, { title }) : "";
+    const node = elWith(
+      index === selected ? "div.row.selected" : "div.row",
+      { onclick: () => open(row, index), role: "link" },
+      el("span", run, stepName(row)),
+      el("span", link(`#/chain/${row.id}`, chainName(row))),
+      elWith("span", { title: row.task }, row.task),
       rewardCell(row.reward),
-      el("span", { class: failure ? "bad" : "", title: failure }, row.stop),
-      el("span", null, number(row.turns)),
-      el("span", null, number(row.calls)),
-      el("span", null, bad),
-      el("span", null, number(row.sampled)),
-      el("span", null, seconds(row.seconds)),
-      el("span", null, listed(row.tools).join(", ")),
-      el("span", { class: "preview" }, row.preview),
+      elWith(failure ? "span.bad" : "span", { title: failure }, row.stop),
+      el("span", number(row.turns)),
+      el("span", number(row.calls)),
+      el("span", row.bad_calls ? el("span.bad", number(row.bad_calls)) : ""),
+      el("span", number(row.sampled)),
+      el("span", seconds(row.seconds)),
+      el("span", listed(row.tools).join(", ")),
+      el("span.preview", row.preview),
     );
     node.style.top = `${index * ROW}px`;
     return node;
+  }
+
+  function rowAt(index) {
+    return pages.get(Math.floor(index / PAGE))?.[index % PAGE];
   }
 
   async function load(number) {
@@ -180,14 +144,14 @@ export async function chainsPage(page, query, state) {
   }
 
   function draw() {
-    count.textContent =
-      plural(total, "chain") + (progress < 1 ? `, reading files (${Math.round(progress * 100)} %)` : "");
+    const reading = progress < 1 ? `, reading files (${Math.round(progress * 100)} %)` : "";
+    count.textContent = plural(total, "chain") + reading;
     body.style.height = `${total * ROW}px`;
     const first = Math.max(Math.floor(view.scrollTop / ROW) - 10, 0);
     const last = Math.min(first + Math.ceil(view.clientHeight / ROW) + 20, total);
     const rows = [];
     for (let index = first; index < last; index++) {
-      const row = pages.get(Math.floor(index / PAGE))?.[index % PAGE];
+      const row = rowAt(index);
       if (row) rows.push(rowElement(row, index));
       else load(Math.floor(index / PAGE));
     }
@@ -214,12 +178,7 @@ export async function chainsPage(page, query, state) {
   state.keys = {
     j: () => move(1),
     k: () => move(-1),
-    Enter: () => {
-      const row = pages.get(Math.floor(selected / PAGE))?.[selected % PAGE];
-      if (!row) return;
-      state.list = { query, at: selected, total };
-      location.hash = `#/chain/${row.id}`;
-    },
+    Enter: () => rowAt(selected) && open(rowAt(selected), selected),
     "/": () => document.getElementById("filter-text").focus(),
   };
   await load(Math.floor(selected / PAGE));

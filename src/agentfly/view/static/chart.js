@@ -1,6 +1,6 @@
 // A line chart as SVG: several curves, a crosshair with the values at a step, no dependencies.
 
-import { el, number } from "./dom.js";
+import { el, elWith, number } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 520;
@@ -35,7 +35,7 @@ export function chart(series, smooth = 0) {
   const drawn = series
     .map((each) => ({ ...each, points: each.points.filter(([, y]) => y !== null && Number.isFinite(y)) }))
     .filter((each) => each.points.length);
-  if (!drawn.length) return el("p", { class: "faint" }, "No values yet.");
+  if (!drawn.length) return el("p.faint", "No values yet.");
   const steps = drawn.flatMap((each) => each.points.map(([x]) => x));
   const values = drawn.flatMap((each) => each.points.map(([, y]) => y));
   let [low, high] = bounds(values);
@@ -67,35 +67,24 @@ export function chart(series, smooth = 0) {
   }
   const cursor = svg("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "cursor", visibility: "hidden" });
   root.append(cursor);
-  const legend = el("div", { class: "legend" });
+  const legend = el("div.legend");
   const show = (step) => {
     const metrics = [...new Set(drawn.map((each) => each.metric))];
+    const valueOf = (each) => {
+      const point = step === null ? each.points.at(-1) : nearest(each.points, step);
+      const swatch = el(`i.swatch.${each.color}.${each.dash}`);
+      return elWith("span", { title: each.run }, swatch, el("b", number(point[1])), " ");
+    };
     legend.replaceChildren(
-      ...metrics.map((metric) => {
-        const values = drawn
-          .filter((each) => each.metric === metric)
-          .map((each) => {
-            const point = step === null ? each.points.at(-1) : nearest(each.points, step);
-            return el(
-              "span",
-              { title: each.run },
-              el("i", { class: `swatch ${each.color} ${each.dash}` }),
-              el("b", null, number(point[1])),
-              " ",
-            );
-          });
-        return el("span", null, values, metric);
-      }),
-      el("span", { class: "faint" }, step === null ? "" : `at step ${step}`),
+      ...metrics.map((metric) => el("span", drawn.filter((each) => each.metric === metric).map(valueOf), metric)),
+      el("span.faint", step === null ? "" : `at step ${step}`),
     );
   };
   root.addEventListener("pointermove", (event) => {
     const box = root.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    const step = nearest(
-      steps.map((s) => [s]),
-      first + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first),
-    )[0];
+    const wanted = first + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first);
+    const [step] = nearest(drawn.flatMap((each) => each.points), wanted);
     cursor.setAttribute("x1", x(step));
     cursor.setAttribute("x2", x(step));
     cursor.setAttribute("visibility", "visible");
@@ -106,7 +95,7 @@ export function chart(series, smooth = 0) {
     show(null);
   });
   show(null);
-  return el("div", null, root, legend);
+  return el("div", root, legend);
 }
 
 function bounds(values) {

@@ -1,11 +1,11 @@
 // Chains beside each other: those of a group, or one task before and after training.
 
 import { get } from "./api.js";
-import { rewardCell, stepName } from "./chains.js";
+import { chainName, rewardCell, stepName } from "./chains.js";
 import { conversation, wordsByTurn } from "./conversation.js";
 import { el, link, plural } from "./dom.js";
 
-export async function comparePage(page, ids, query, state) {
+export async function comparePage(page, { ids, query, state }) {
   const chains = [];
   for (const id of ids) chains.push(await get("chain", { id }));
   const differ = query.diff === "1" && chains.length === 2;
@@ -17,44 +17,24 @@ export async function comparePage(page, ids, query, state) {
   const title = differ
     ? `Task ${first.task}: ${chains.map((chain) => placeName(chain, several)).join(" and ")}`
     : `Group ${first.grp}${first.step === null ? "" : ` of ${first.held_out ? "" : "step "}${stepName(first)}`}`;
+  const note = differ
+    ? "words of the model that the other chain does not have are marked"
+    : `${chains.length} chains, mean reward ${mean.toFixed(3)}`;
+  const cards = chains.map((chain, index) => {
+    const name = `${differ ? `${placeName(chain, several)}: ` : ""}${chainName(chain)}`;
+    const ended = `${chain.stop} after ${plural(chain.turns, "turn")}, ${plural(chain.sampled, "token")} sampled`;
+    const heading = [link(`#/chain/${chain.id}`, name), rewardCell(chain.reward), el("span.grow"), advantageOf(chain)];
+    return el(
+      "section.card",
+      el("h2", heading),
+      el("p.faint.small", ended),
+      chain.failures.map(([kind, message]) => el("p.alarm", el("b", kind), ` ${message}`)),
+      conversation(chain, differ ? marks[index] : null),
+    );
+  });
   page.replaceChildren(
-    el(
-      "section",
-      { class: "toolbar" },
-      el("h1", null, title),
-      el(
-        "span",
-        { class: "faint" },
-        differ
-          ? "words of the model that the other chain does not have are marked"
-          : `${chains.length} chains, mean reward ${mean.toFixed(3)}`,
-      ),
-    ),
-    el(
-      "section",
-      { class: "beside" },
-      chains.map((chain, index) =>
-        el(
-          "section",
-          { class: "card" },
-          el(
-            "h2",
-            null,
-            link(`#/chain/${chain.id}`, `${differ ? `${placeName(chain, several)}: ` : ""}${chain.grp}/${chain.chain}`),
-            rewardCell(chain.reward),
-            el("span", { class: "grow" }),
-            advantageOf(chain),
-          ),
-          el(
-            "p",
-            { class: "faint small" },
-            `${chain.stop} after ${plural(chain.turns, "turn")}, ${plural(chain.sampled, "token")} sampled`,
-          ),
-          chain.failures.map(([kind, message]) => el("p", { class: "alarm" }, el("b", null, kind), ` ${message}`)),
-          conversation(chain, differ ? marks[index] : null),
-        ),
-      ),
-    ),
+    el("section.toolbar", el("h1", title), el("span.faint", note)),
+    el("section.beside", cards),
   );
   state.keys = { u: () => history.back() };
   return null;
@@ -68,9 +48,9 @@ function placeName(chain, several) {
 
 function advantageOf(chain) {
   const values = chain.segments.flatMap((segment) => segment.spans).flatMap((span) => span.advantages ?? []);
-  if (!values.length) return el("span", { class: "faint small" }, chain.trained ? "" : "not trained");
+  if (!values.length) return el("span.faint.small", chain.trained ? "" : "not trained");
   const mean = values.reduce((sum, each) => sum + each, 0) / values.length;
-  return el("span", { class: "small" }, `advantage ${mean >= 0 ? "+" : ""}${mean.toFixed(2)}`);
+  return el("span.small", `advantage ${mean >= 0 ? "+" : ""}${mean.toFixed(2)}`);
 }
 
 // Per turn, the words of a chain that the other one does not have in that turn.

@@ -1,100 +1,68 @@
 // Messages of a chain, with the calls of the model and what came of them.
 
-import { el, plural, seconds } from "./dom.js";
+import { el, elWith, plural, seconds } from "./dom.js";
 
 const LONG = 4000; // characters after which a text is folded
 
 // marked: per turn, the words of the model that differ from another chain.
 export function conversation(chain, marked = null) {
-  const root = el("div", { class: "conversation" });
+  const root = el("div.conversation");
   chain.segments.forEach((segment, index) => {
-    if (chain.segments.length > 1) root.append(el("h3", null, `Segment ${index + 1} of ${chain.segments.length}`));
-    const rewritten = segment.spans.filter((span) => span.author === "history");
+    if (chain.segments.length > 1) root.append(el("h3", `Segment ${index + 1} of ${chain.segments.length}`));
     for (const span of segment.spans) {
-      const nodes = span.messages.map((message) =>
-        messageElement(chain, span, message, span.author === "model" ? marked?.[span.turn] : null),
-      );
-      if (rewritten.includes(span) && nodes.length)
-        root.append(
-          el("details", null, el("summary", null, `history as rewritten, ${plural(nodes.length, "message")}`), nodes),
-        );
-      else root.append(...nodes);
+      const words = span.author === "model" ? marked?.[span.turn] : null;
+      const nodes = span.messages.map((message) => messageElement(chain, span, message, words));
+      const summary = `history as rewritten, ${plural(nodes.length, "message")}`;
+      const rewritten = span.author === "history" && nodes.length;
+      root.append(...(rewritten ? [el("details", el("summary", summary), nodes)] : nodes));
     }
   });
-  if (!root.childElementCount) root.append(el("p", { class: "faint" }, "No messages were stored."));
+  if (!root.childElementCount) root.append(el("p.faint", "No messages were stored."));
   return root;
 }
 
 function messageElement(chain, span, message, marked) {
-  const records = span.author === "model" ? (chain.turn_records[span.turn]?.[1] ?? []) : [];
-  const time = span.author === "model" ? chain.turn_records[span.turn]?.[2] : null;
+  const [, records = [], time] = (span.author === "model" && chain.turn_records[span.turn]) || [];
   const who = message.role === "tool" ? `tool ${message.name}` : message.role;
-  const head = el(
-    "header",
-    null,
-    el("b", null, who),
-    el(
-      "span",
-      { class: "faint" },
-      span.author === "model"
-        ? ` turn ${span.turn + 1}, ${plural(span.ids.length, "token")}${time ? `, ${seconds(time)}` : ""}`
-        : "",
-    ),
-  );
+  const turn = ` turn ${span.turn + 1}, ${plural(span.ids.length, "token")}${time ? `, ${seconds(time)}` : ""}`;
+  const head = el("header", el("b", who), el("span.faint", span.author === "model" ? turn : ""));
+  const open = message.thinking.length < 600;
   const thinking = message.thinking
-    ? el(
-        "details",
-        { class: "thinking", open: message.thinking.length < 600 },
-        el("summary", null, "thinking"),
-        el("div", { class: "text" }, message.thinking),
-      )
+    ? elWith("details.thinking", { open }, el("summary", "thinking"), el("div.text", message.thinking))
     : "";
   const parts = message.parts.map((part) =>
     typeof part === "string"
       ? textElement(part, marked)
-      : el("img", { src: part.image, alt: "image of the message", loading: "lazy" }),
+      : elWith("img", { src: part.image, alt: "image of the message", loading: "lazy" }),
   );
-  const calls = message.calls.map(([name, written, problem, raw], index) =>
-    callElement(name, written, problem || "", { raw, record: records[index], marked }),
-  );
-  const node = el("article", { class: `message a-${span.author}`, dir: "auto" }, head, thinking, parts, calls);
-  return message.role === "system"
-    ? el("details", { class: "system" }, el("summary", null, "system prompt"), node)
-    : node;
+  const calls = message.calls.map((call, index) => callElement(call, records[index], marked));
+  const node = elWith(`article.message.a-${span.author}`, { dir: "auto" }, head, thinking, parts, calls);
+  return message.role === "system" ? el("details.system", el("summary", "system prompt"), node) : node;
 }
 
 function textElement(text, marked) {
   if (text === "") return "";
-  if (marked) return el("div", { class: "text" }, markWords(text, marked));
-  if (text.length <= LONG) return el("div", { class: "text" }, text);
-  return el(
-    "div",
-    { class: "text" },
-    text.slice(0, LONG),
-    el("details", null, el("summary", null, `… ${plural(text.length - LONG, "more character")}`), text.slice(LONG)),
-  );
+  if (marked) return el("div.text", markWords(text, marked));
+  if (text.length <= LONG) return el("div.text", text);
+  const more = el("summary", `… ${plural(text.length - LONG, "more character")}`);
+  return el("div.text", text.slice(0, LONG), el("details", more, text.slice(LONG)));
 }
 
 function markWords(text, marked) {
-  return marked ? text.split(/(\s+)/).map((word) => (marked.has(word) ? el("mark", null, word) : word)) : text;
+  return marked ? text.split(/(\s+)/).map((word) => (marked.has(word) ? el("mark", word) : word)) : text;
 }
 
-function callElement(name, written, problem, { raw, record, marked }) {
+function callElement([name, written, problem, raw], record, marked) {
   const [, status, time, , retries] = record ?? [];
+  const after = retries ? `, after ${plural(retries, "failed attempt")}` : "";
   const outcome = record
-    ? el("span", { class: status === "ok" ? "faint" : "bad" }, [
-        ` ${status}`,
-        time ? `, ${seconds(time)}` : "",
-        retries ? `, after ${plural(retries, "failed attempt")}` : "",
-      ])
+    ? el(status === "ok" ? "span.faint" : "span.bad", ` ${status}`, time ? `, ${seconds(time)}` : "", after)
     : "";
-  const readable = el("pre", null, markWords(problem && raw ? raw : pretty(written), marked));
   return el(
-    "div",
-    { class: `call${status && status !== "ok" ? " failed" : ""}` },
-    el("header", null, el("b", null, `→ ${name || "(no name)"}`), outcome),
-    problem ? el("p", { class: "bad" }, problem) : "",
-    readable,
+    status && status !== "ok" ? "div.call.failed" : "div.call",
+    el("header", el("b", `→ ${name || "(no name)"}`), outcome),
+    problem ? el("p.bad", problem) : "",
+    el("pre", markWords(problem && raw ? raw : pretty(written), marked)),
   );
 }
 

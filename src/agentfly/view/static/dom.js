@@ -1,16 +1,22 @@
 // Elements and formats. Text enters the page only as text nodes, so nothing that a model wrote is parsed as HTML.
 
-export function el(tag, properties, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties ?? {})) {
+// An element with children, and class names after its tag: el("p.faint.small", "text").
+export function el(tag, ...children) {
+  return elWith(tag, {}, children);
+}
+
+// The same with properties. They are an argument of their own, so that data of a chain is never taken for properties.
+export function elWith(tag, properties, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const node = document.createElement(name);
+  if (classes.length) node.className = classes.join(" ");
+  for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "class") node.className = value;
-    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name in node && name !== "list" && name !== "href") node[name] = value;
     else node.setAttribute(name, value);
   }
-  append(node, children);
-  return node;
+  return append(node, children);
 }
 
 export function append(node, children) {
@@ -53,5 +59,9 @@ export function listed(names) {
 }
 
 export function link(address, ...children) {
-  return el("a", { href: address }, children);
+  return elWith("a", { href: address }, children);
+}
+
+export function options(pairs) {
+  return pairs.map(([value, text]) => elWith("option", { value }, text));
 }

@@ -2,7 +2,7 @@
 
 import { exported, get } from "./api.js";
 import { chart } from "./chart.js";
-import { append, el, link, number } from "./dom.js";
+import { el, elWith, link, number, options } from "./dom.js";
 
 // Charts of the first page: title, and metrics that belong together.
 const CHARTS = [
@@ -16,38 +16,23 @@ const CHARTS = [
   ["Groups without variance", ["group/zero_variance"]],
 ];
 
-export async function runsPage(page, query, state) {
+export async function runsPage(page, { query, state }) {
   const hidden = (state.hidden ??= new Set());
-  const cards = el("div", { class: "charts" });
-  const list = el("div", { class: "runs" });
-  const smoothing = el("input", {
-    type: "range",
-    min: 0,
-    max: 0.98,
-    step: 0.02,
-    value: state.smooth ?? 0,
-    oninput: () => draw(),
-  });
-  const metrics = el("datalist", { id: "metric-names" });
-  const search = el("input", {
+  const cards = el("div.charts");
+  const list = el("div.runs");
+  const range = { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth ?? 0 };
+  const smoothing = elWith("input", { ...range, oninput: () => draw() });
+  const metrics = elWith("datalist", { id: "metric-names" });
+  const search = elWith("input", {
     type: "search",
     placeholder: "add a metric: policy/grad_norm",
     list: "metric-names",
     "aria-label": "Metric",
     onchange: () => add(search.value),
   });
-  search.setAttribute("list", "metric-names");
   page.replaceChildren(
-    el(
-      "section",
-      { class: "toolbar" },
-      el("h1", null, "Runs"),
-      el("span", { class: "grow" }),
-      el("label", null, "smooth ", smoothing),
-      search,
-      metrics,
-    ),
-    exported ? el("p", { class: "note" }, exported.left_out) : "",
+    el("section.toolbar", el("h1", "Runs"), el("span.grow"), el("label", "smooth ", smoothing), search, metrics),
+    exported ? el("p.note", exported.left_out) : "",
     list,
     cards,
   );
@@ -56,21 +41,21 @@ export async function runsPage(page, query, state) {
   let values = {};
   let drawn = "";
 
+  function show(next) {
+    names = next;
+    const chosen = names.length ? `?metrics=${names.map(encodeURIComponent).join(",")}` : "";
+    history.replaceState(null, "", `#/runs${chosen}`);
+  }
+
   function add(name) {
     if (!runs.sources.some((run) => run.metrics.includes(name)) || names.includes(name)) return;
-    names = [name, ...names];
-    history.replaceState(null, "", `#/runs?metrics=${names.map(encodeURIComponent).join(",")}`);
+    show([name, ...names]);
     search.value = "";
     update();
   }
 
   function remove(name) {
-    names = names.filter((each) => each !== name);
-    history.replaceState(
-      null,
-      "",
-      names.length ? `#/runs?metrics=${names.map(encodeURIComponent).join(",")}` : "#/runs",
-    );
+    show(names.filter((each) => each !== name));
     draw();
   }
 
@@ -78,42 +63,31 @@ export async function runsPage(page, query, state) {
     state.smooth = Number(smoothing.value);
     const shown = runs.sources.filter((run) => run.metrics.length && !hidden.has(run.id));
     const several = shown.length > 1;
-    const all = [...names.map((name) => [name, [name], true]), ...CHARTS];
-    cards.replaceChildren(
-      ...all
-        .map(([title, group, own]) => {
-          const series = shown.flatMap((run) =>
-            group.flatMap((name, index) => {
-              const points = values[run.id]?.[name];
-              if (!points) return [];
-              const color = several ? `c${(run.id - 1) % 8}` : `c${index}`;
-              return [{ metric: name, run: run.name, points, color, dash: several ? `d${index}` : "d0" }];
-            }),
-          );
-          if (!series.length) return "";
-          const close = own
-            ? el("button", { class: "ghost", title: "Remove this chart", onclick: () => remove(title) }, "×")
-            : "";
-          return el(
-            "section",
-            { class: "card" },
-            el("h2", null, title, el("span", { class: "grow" }), close),
-            chart(series, state.smooth),
-          );
-        })
-        .filter(Boolean),
-    );
+    const chartCard = ([title, group, own]) => {
+      const series = shown.flatMap((run) =>
+        group.flatMap((name, index) => {
+          const points = values[run.id]?.[name];
+          if (!points) return [];
+          const color = several ? `c${(run.id - 1) % 8}` : `c${index}`;
+          return [{ metric: name, run: run.name, points, color, dash: several ? `d${index}` : "d0" }];
+        }),
+      );
+      if (!series.length) return [];
+      const close = { title: "Remove this chart", onclick: () => remove(title) };
+      const heading = el("h2", title, el("span.grow"), own ? elWith("button.ghost", close, "×") : "");
+      return [el("section.card", heading, chart(series, state.smooth))];
+    };
+    cards.replaceChildren(...[...names.map((name) => [name, [name], true]), ...CHARTS].flatMap(chartCard));
     list.replaceChildren(
-      ...runs.problems.map((problem) => el("p", { class: "alarm" }, problem)),
+      ...runs.problems.map((problem) => el("p.alarm", problem)),
       ...runs.sources.map((run) => runCard(run, hidden, several, draw)),
     );
   }
 
   async function update() {
     runs = await get("runs");
-    metrics.replaceChildren(
-      ...[...new Set(runs.sources.flatMap((run) => run.metrics))].map((name) => el("option", { value: name })),
-    );
+    const all = new Set(runs.sources.flatMap((run) => run.metrics));
+    metrics.replaceChildren(...options([...all].map((name) => [name, ""])));
     values = await get("curves", { names: [...names, ...CHARTS.flatMap(([, group]) => group)].join("\n") });
     const text = JSON.stringify([names, runs, values]);
     if (text === drawn) return; // nothing that a person has opened or points at is drawn again
@@ -138,40 +112,30 @@ function runCard(run, hidden, several, draw) {
     if (!hidden.delete(run.id)) hidden.add(run.id);
     draw();
   };
-  const swatch = run.metrics.length
-    ? el("input", { type: "checkbox", checked: !hidden.has(run.id), title: "Draw its curves", onchange: toggle })
-    : "";
-  const card = el(
-    "section",
-    { class: "card run" },
-    el(
-      "h2",
-      null,
-      swatch,
-      several ? el("i", { class: `swatch c${(run.id - 1) % 8}` }) : "",
-      link(`#/chains?source=${run.id}`, run.name),
-      run.live ? el("span", { class: "badge live" }, "running") : "",
-      el("span", { class: "badge" }, run.kind),
-    ),
-    el("p", { class: "faint path", title: run.path }, run.path),
-    el(
-      "p",
-      { class: "figures" },
-      figures.map(([name, value]) => el("span", null, el("b", null, number(value)), ` ${name}`)),
-    ),
+  const box = { type: "checkbox", checked: !hidden.has(run.id), title: "Draw its curves", onchange: toggle };
+  const heading = el(
+    "h2",
+    run.metrics.length ? elWith("input", box) : "",
+    several ? el(`i.swatch.c${(run.id - 1) % 8}`) : "",
+    link(`#/chains?source=${run.id}`, run.name),
+    run.live ? el("span.badge.live", "running") : "",
+    el("span.badge", run.kind),
   );
-  for (const [step, kind, message, chains] of run.alarms) append(card, [alarm(run, step, kind, message, chains)]);
-  append(card, [
-    el("details", null, el("summary", null, "Settings"), el("pre", null, JSON.stringify(run.settings, null, 1))),
-  ]);
-  return card;
+  return el(
+    "section.card.run",
+    heading,
+    elWith("p.faint.path", { title: run.path }, run.path),
+    el("p.figures", figures.map(([name, value]) => el("span", el("b", number(value)), ` ${name}`))),
+    run.alarms.map((each) => alarm(run, each)),
+    el("details", el("summary", "Settings"), el("pre", JSON.stringify(run.settings, null, 1))),
+  );
 }
 
-function alarm(run, step, kind, message, chains) {
+function alarm(run, [step, kind, message, chains]) {
   const groups = [...new Set(chains.map((each) => each.split("/")[0]))].slice(0, 6);
   const links = groups.map((group) => [
     " ",
     link(`#/chains?source=${run.id}&step=${step}&group=${group}&held_out=0`, `group ${group}`),
   ]);
-  return el("p", { class: "alarm" }, el("b", null, `step ${step} ${kind}`), ` ${message}`, links);
+  return el("p.alarm", el("b", `step ${step} ${kind}`), ` ${message}`, links);
 }
