@@ -18,7 +18,7 @@ from agentfly.segment import Author
 from agentfly.view.chains import Tokenizers, explain_mask, show_chain, split_tokens
 from agentfly.view.export import write_export
 from agentfly.view.index import FILTERS, ChainIndex
-from agentfly.view.server import POLICY, STATIC, ViewData, ViewServer
+from agentfly.view.server import HEADERS, STATIC, ViewData, ViewServer
 from agentfly.view.sources import find_sources
 from tests.view.pieces import HOSTILE, encode, make_chain, make_run
 
@@ -401,8 +401,8 @@ def request(server: ViewServer, path: str, host: str | None = None) -> tuple[int
 def test_the_server_wants_its_token_and_a_loopback_host(index: ChainIndex) -> None:
     with ViewServer(data_of(index)) as server:
         status, headers, page = request(server, f"/{server.token}/")
-        assert (status, headers["Content-Security-Policy"]) == (200, POLICY)
-        assert "unsafe" not in POLICY
+        assert (status, headers["Content-Security-Policy"]) == (200, HEADERS["Content-Security-Policy"])
+        assert "unsafe" not in HEADERS["Content-Security-Policy"]
         assert "<script>" not in page
         assert " on" not in re.sub(r"<!--.*?-->", "", page)
         for path in ("/", "/api/runs", "/x/api/runs", f"/{server.token[:-1]}/api/runs"):

@@ -23,28 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
+from agentfly.backends import openai_api, openai_responses
 from agentfly.backends.base import Backend, PromptFormat, Request
 from agentfly.backends.event_loops import LoopClients, UpdateLock
-from agentfly.backends.openai_api import (
-    Dialect,
-    MalformedResponse,
-    Rejected,
-    Retryable,
-    ServerUnavailable,
-    chat_body,
-    completions_body,
-    reason,
-    status_error,
-)
-from agentfly.backends.openai_responses import (
-    ModelCard,
-    ResponseLimits,
-    read_chat,
-    read_completion,
-    read_models,
-    read_prompt_ids,
-    read_prompt_logprobs,
-)
 from agentfly.errors import BackendFault, ConfigError, describe
 from agentfly.http_body import HEADERS, BodyError, read_error_text
 from agentfly.retrying import RateLimiter, WaitAsAsked
@@ -57,7 +38,7 @@ if TYPE_CHECKING:  # they import torch, which a client needs only for weight upd
     from agentfly.backends.weight_files import WeightFolder
 
 T = TypeVar("T")
-Reader = Callable[[httpx.Response, ResponseLimits], Awaitable[T]]
+Reader = Callable[[httpx.Response, openai_responses.ResponseLimits], Awaitable[T]]
 
 _LOG = logging.getLogger(__name__)
 _RESERVED_FIELDS = frozenset({"messages", "model", "n", "prompt", "stream"})
@@ -137,7 +118,7 @@ class ClientBackend(Backend):
         self.retries = retries
         self.backoff = backoff
         self.extra_body = dict(extra_body or {})
-        self._response_limits = ResponseLimits(max_response_bytes, vocab_size)
+        self._response_limits = openai_responses.ResponseLimits(max_response_bytes, vocab_size)
         self._api_key = api_key or os.environ.get("OPENAI_API_KEY")
         self._timeout = timeout
         self._clients = LoopClients(
@@ -147,7 +128,7 @@ class ClientBackend(Backend):
             limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
         )
         self._rate_limiter = None if requests_per_minute is None else RateLimiter(requests_per_minute, seconds=60)
-        self._dialect = Dialect.EXTENDED
+        self._dialect = openai_api.Dialect.EXTENDED
         self._returns_ids = True
         """False once a chat server was asked for ids and returned none: then replies may be streamed."""
         self._connected = False
@@ -176,9 +157,9 @@ class ClientBackend(Backend):
                 return await self._chat(request)
             if request.images:
                 raise ConfigError("/completions takes no images; use prompt_format='messages' for a vision model")
-            read = partial(read_completion, request=request, version=self.weight_version)
+            read = partial(openai_responses.read_completion, request=request, version=self.weight_version)
             max_tokens = await self._max_tokens(len(request.prompt), request.sampling.max_tokens)
-            body = {**completions_body(self.model, request, max_tokens), **self.extra_body}
+            body = {**openai_api.completions_body(self.model, request, max_tokens), **self.extra_body}
             return await self._send("/completions", body, read, chain=request.chain)
 
     async def score_prompt(self, tokens: Sequence[int]) -> list[float]:
@@ -187,7 +168,7 @@ class ClientBackend(Backend):
         Raises BackendFault unless the server returns `prompt_logprobs`, as vLLM does.
         """
         body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": 0, **self.extra_body}
-        return await self._send("/completions", body, partial(read_prompt_logprobs, prompt=tokens))
+        return await self._send("/completions", body, partial(openai_responses.read_prompt_logprobs, prompt=tokens))
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of a text in the server's vocabulary, without special tokens added to it.
@@ -195,11 +176,13 @@ class ClientBackend(Backend):
         Raises BackendFault unless the server returns the ids of a prompt, as vLLM does from 0.10.2 on.
         """
         body = {"model": self.model, "prompt": text, "max_tokens": 1, "add_special_tokens": False}
-        return await self._send("/completions", {**body, "return_token_ids": True, **self.extra_body}, read_prompt_ids)
+        return await self._send(
+            "/completions", {**body, "return_token_ids": True, **self.extra_body}, openai_responses.read_prompt_ids
+        )
 
-    async def list_models(self) -> list[ModelCard]:
+    async def list_models(self) -> list[openai_responses.ModelCard]:
         """The models that the server lists."""
-        return await self._send("/models", None, read_models)
+        return await self._send("/models", None, openai_responses.read_models)
 
     async def update_weights(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
         """Have the server load weights, given by their names in the checkpoint, after the running turns.
@@ -259,7 +242,7 @@ class ClientBackend(Backend):
             async with (await self._clients.get()).client.stream("POST", url, json=body or {}) as response:
                 text = await read_error_text(response)
         except httpx.TransportError as error:
-            raise BackendFault(f"{url} cannot be reached: {reason(error)}") from None
+            raise BackendFault(f"{url} cannot be reached: {openai_api.reason(error)}") from None
         if response.status_code in (404, 405):
             raise ConfigError(f"{url} is not served: start the server with `agentfly serve MODEL --updatable`")
         if not response.is_success:
@@ -285,7 +268,7 @@ class ClientBackend(Backend):
                 if not self._context_requested:
                     try:
                         cards = await self.list_models()
-                    except (Rejected, ConfigError):
+                    except (openai_api.Rejected, ConfigError):
                         cards = []
                     lengths = (card.max_model_len for card in cards if card.id == self.model)  # vLLM reports it
                     self.context_length = next(lengths, None)
@@ -306,24 +289,24 @@ class ClientBackend(Backend):
 
     async def _chat(self, request: Request) -> Completion:
         """Send messages in the most capable dialect that the server has not rejected."""
-        read = partial(read_chat, request=request, version=self.weight_version)
+        read = partial(openai_responses.read_chat, request=request, version=self.weight_version)
         bodies: list[dict[str, Any]] = []
         rejections: list[str] = []
-        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, Dialect):
+        for dialect in itertools.dropwhile(lambda known: known is not self._dialect, openai_api.Dialect):
             exact = self.exact and self._returns_ids
-            body = {**chat_body(self.model, request, dialect, exact), **self.extra_body}
+            body = {**openai_api.chat_body(self.model, request, dialect, exact), **self.extra_body}
             if body in bodies:
                 continue
             bodies.append(body)
             try:
                 completion = await self._send("/chat/completions", body, read, chain=request.chain)
-            except Rejected as rejection:
+            except openai_api.Rejected as rejection:
                 if rejection.context_exceeded:
                     raise
                 rejections.append(str(rejection))
                 continue
             if rejections:
-                if self.exact and self._dialect is Dialect.EXTENDED:
+                if self.exact and self._dialect is openai_api.Dialect.EXTENDED:
                     _LOG.warning("no token ids from this server, so its replies cannot train: %s", rejections[0])
                 self._dialect = dialect
             if not completion.token_ids:
@@ -334,7 +317,7 @@ class ClientBackend(Backend):
     async def _send(self, path: str, body: dict[str, Any] | None, read: Reader[T], *, chain: str = "") -> T:
         """Send a request (GET without a body), retry failures that are `Retryable`, and parse the response."""
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type(Retryable),
+            retry=retry_if_exception_type(openai_api.Retryable),
             wait=WaitAsAsked(self.backoff, jitter=0.25),
             stop=lambda state: state.attempt_number > self.retries or state.upcoming_sleep > _MAX_WAIT,
             retry_error_callback=_raise_last,
@@ -352,26 +335,30 @@ class ClientBackend(Backend):
                 self._connected = True
                 if not response.is_success:
                     text = await read_error_text(response)
-                    raise status_error(response, text, model=self.model, api_key=self._api_key)
+                    raise openai_api.status_error(response, text, model=self.model, api_key=self._api_key)
                 return await read(response, self._response_limits)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             # A server that was reachable before may restart; one that never was is probably not running.
-            fault = Retryable if self._connected else ServerUnavailable
+            fault = openai_api.Retryable if self._connected else openai_api.ServerUnavailable
             raise fault(
-                f"cannot reach {self.base_url}: {reason(error)}; check that the server is running "
+                f"cannot reach {self.base_url}: {openai_api.reason(error)}; check that the server is running "
                 f"(`agentfly serve {self.model}` starts one) and that base_url= is its address, with /v1"
             ) from None  # the transport's traceback says nothing more
         except httpx.TimeoutException:
-            raise ServerUnavailable(
+            raise openai_api.ServerUnavailable(
                 f"no answer from {self.base_url} in {self._timeout:g} s; timeout= allows more"
             ) from None
         except httpx.TransportError as error:
-            raise Retryable(f"{self.base_url} closed the connection during its response: {reason(error)}") from None
+            raise openai_api.Retryable(
+                f"{self.base_url} closed the connection during its response: {openai_api.reason(error)}"
+            ) from None
         except BodyError as error:
-            raise MalformedResponse(f"{self.base_url} sent a response that cannot be read: {error}") from error
+            raise openai_api.MalformedResponse(
+                f"{self.base_url} sent a response that cannot be read: {error}"
+            ) from error
 
 
 def _raise_last(state: RetryCallState) -> None:
     """Raise the error of the last attempt."""
     error = state.outcome.exception() if state.outcome is not None else None
-    raise ServerUnavailable(f"{error} (asked {state.attempt_number} times)") from None
+    raise openai_api.ServerUnavailable(f"{error} (asked {state.attempt_number} times)") from None

@@ -21,8 +21,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agentfly.backends.engine.loading import auto_class, load_config
-from agentfly.errors import ConfigError, describe
+from agentfly.backends.engine.loading import auto_class, check_weight, iterate_tensors, load_config
+from agentfly.errors import ConfigError
 from agentfly.models import resolve
 from agentfly.resources.supervisor import get_supervisor
 from agentfly.vision import has_processor
@@ -108,7 +108,7 @@ class WeightFolder:
 
     def iterate(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield weights by their names in the checkpoint. Raises ConfigError for one that does not fit the model."""
-        for name, value in _iterate_tensors(weights):
+        for name, value in iterate_tensors(weights):
             name = name.removeprefix("base_model.model.")  # peft's wrapper of the model
             if ".lora_" in name:
                 yield name, value
@@ -168,13 +168,9 @@ class WeightFolder:
         """Check name and shape; return False for the output head of a model that shares it with the embeddings."""
         if not self._shapes:
             return True
-        if name not in self._shapes:
-            if name == "lm_head.weight":
-                return False
-            raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(self._shapes)[:3])}, …")
-        if list(value.shape) != self._shapes[name]:
-            expected = tuple(self._shapes[name])
-            raise ConfigError(f"the weight {name!r} has the shape {tuple(value.shape)}, not {expected}")
+        if name == "lm_head.weight" and name not in self._shapes:
+            return False
+        check_weight(name, value, self._shapes)
         return True
 
     def _complete_checkpoint(self, shards: _ShardWriter) -> None:
@@ -233,22 +229,6 @@ def load_lora_config(lora: Any) -> tuple[Mapping[str, Any] | None, Path | None]:
             "lora= is an adapter's folder, a peft.LoraConfig, or a mapping with r, lora_alpha, target_modules"
         )
     return {"peft_type": "LORA", **config}, None
-
-
-def _iterate_tensors(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights. An exception of the iterable is raised as ConfigError."""
-    pairs: Iterator[tuple[str, Any]] | None = None
-    while True:
-        try:
-            pairs = iter(weights) if pairs is None else pairs
-            name, value = next(pairs)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
-        if not isinstance(value, torch.Tensor):
-            raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
-        yield str(name), value
 
 
 def _copy_to_cpu(value: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from agentfly import plugins
 from agentfly.cli import doctor, env, mcp, models, recipes, report, serve, template, view
-from agentfly.errors import ConfigError
+from agentfly.cli.signals import handle_sigterm
+from agentfly.errors import AgentFlyError, ConfigError, sanitize
 
 
 class _Commands(TyperGroup):
@@ -152,15 +153,12 @@ def run(
     import agentfly.cli.run as running
 
     flags = running.drop_unset(
-        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
-        backend_config={"base_url": base_url} if base_url else None,
+        agent=agent, model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt,
+        tools=tool, backend_config={"base_url": base_url} if base_url else None,
     )  # fmt: skip
     if save is not None:
         running.check_writable(save)
-    if found is not None:
-        chosen = running.load_recipe(found, flags if agent is None else {"agent": agent, **flags})
-    else:
-        chosen = running.build_run(agent or "hf", flags)
+    chosen = running.build_run(flags) if found is None else running.load_recipe(found, flags)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     options = {"max_turns": max_turns, "num_chains": num_chains, "seed": seed}
     chosen = chosen.override(question, data, row, sampling=sampling, options=options)
@@ -203,11 +201,7 @@ def train(
 
 
 @app.command(cls=_TrainCommand)
-def demo(
-    changes: Overrides = None,
-    run: RunFolder = None,
-    help_fields: HelpFields = False,
-) -> None:
+def demo(changes: Overrides = None, run: RunFolder = None, help_fields: HelpFields = False) -> None:
     """Train a small agent, without a GPU or a download. It is the recipe `lookup`; a few minutes on two cores."""
     import agentfly.cli.train as training
 
@@ -232,8 +226,7 @@ def evaluate(
         typer.Option("--leave-out-unscored", help="Exclude chains without a reward instead of counting them as 0."),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder or .jsonl file for finished chains; an existing one is resumed."),
+        Path | None, typer.Option(help="Folder or .jsonl file for finished chains; an existing one is resumed.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model, for a recipe whose `agent` is a function.")] = None,
     backend: Annotated[str | None, typer.Option(help="transformers (the default), vllm or client.")] = None,
@@ -262,8 +255,8 @@ def evaluate(
     import agentfly.cli.run as running
 
     flags = running.drop_unset(
-        model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt, tools=tool,
-        backend_config={"base_url": base_url} if base_url else None, reward=reward,
+        agent=agent, model_name_or_path=model, template=template, backend=backend, system_prompt=system_prompt,
+        tools=tool, backend_config={"base_url": base_url} if base_url else None, reward=reward,
     )  # fmt: skip
     options = {"max_turns": max_turns, "num_chains": chains, "seed": seed, "max_concurrent_chains": max_concurrent}
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
@@ -271,10 +264,9 @@ def evaluate(
     asked = evaluating.EvalOptions(greedy, threshold, unscored, by or (), out)
     evaluating.validate_flags(asked, sampling, options)
     if found is not None:
-        beside = flags if agent is None else {"agent": agent, **flags}
-        chosen = running.load_recipe(found, beside, ("eval_tasks", "tasks"))
+        chosen = running.load_recipe(found, flags, ("eval_tasks", "tasks"))
     else:
-        chosen = running.build_run(agent or "hf", {"model_name_or_path": recipe_or_model, **flags})
+        chosen = running.build_run({"model_name_or_path": recipe_or_model, **flags})
     chosen = chosen.override(data=data, row=row, sampling=sampling, options=options)
     result = evaluating.run_evaluation(chosen, asked, as_json=as_json)
     raise typer.Exit(1 if evaluating.has_no_scores(result) else 0)
@@ -356,9 +348,6 @@ app.add_typer(mcp.app, name="mcp")
 
 def main() -> None:
     """Run a command. An AgentFlyError is printed as a message without a traceback; the exit code is 2."""
-    from agentfly.cli.signals import handle_sigterm
-    from agentfly.errors import AgentFlyError
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show are replaced
             stream.reconfigure(errors="replace")
@@ -380,17 +369,9 @@ def main() -> None:
 
 def _print_error(text: str) -> None:
     """Print to standard error without control characters, which may come from models, tools and servers."""
-    from agentfly.errors import sanitize
-
     print(sanitize(text), file=sys.stderr)
 
 
 class _SanitizingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        from agentfly.errors import sanitize
-
         return sanitize(super().format(record))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from agentfly.errors import ConfigError
+
 
 def doctor(
     recipe: Annotated[
-        str | None,
-        typer.Argument(help="Recipe: check everything that training it needs, up to one sampled chain."),
+        str | None, typer.Argument(help="Recipe: check everything that training it needs, up to one sampled chain.")
     ] = None,
     memory: Annotated[
         str | None,
@@ -32,8 +33,6 @@ def doctor(
     ] = None,
 ) -> None:
     """Report which sandboxes work; with a recipe, whether it can train here. Exits with 1 if something fails."""
-    from agentfly.errors import ConfigError
-
     if recipe is not None and "=" in recipe:  # the first override, without a recipe
         changes = [recipe, *(changes or [])]
         recipe = None
@@ -64,6 +63,7 @@ def doctor(
     from rich.console import Console
     from rich.table import Column, Table
 
+    from agentfly.cli.console import print_text
     from agentfly.extras import find_package_conflict
     from agentfly.sandbox import probe_mechanisms
 
@@ -76,16 +76,17 @@ def doctor(
         table.add_row(verdict.mechanism, mark, verdict.reason, *details)
     Console().print(table)
     if conflict := find_package_conflict():
-        Console().print(conflict, style="red", highlight=False, markup=False)
+        print_text(Console(), conflict, "red")
         raise typer.Exit(1)
 
 
 def _check_system(name: str, changes: list[str]) -> None:
     """Run the registered check of a system to train on. Exits with 1 if something does not work."""
     from rich.console import Console
+    from rich.text import Text
 
     from agentfly import plugins
-    from agentfly.errors import ConfigError
+    from agentfly.cli.console import print_text
     from agentfly.training.config import parse_overrides
 
     plugin = plugins.find_plugin(plugins.CHECKS, name)
@@ -96,8 +97,8 @@ def _check_system(name: str, changes: list[str]) -> None:
     works = True
     for what, ok, finding in plugin.load()(parse_overrides(changes)):
         works &= ok
-        console.print("works" if ok else "FAILS", style="green" if ok else "red", end=" ")
-        console.print(f"{what}: {finding}", highlight=False, markup=False)
+        mark = ("works", "green") if ok else ("FAILS", "red")
+        print_text(console, Text.assemble(mark, f" {what}: {finding}"))
     if not works:
         raise typer.Exit(1)
 
@@ -110,6 +111,7 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
     from rich.console import Console
     from rich.table import Table
 
+    from agentfly.cli.console import print_text
     from agentfly.cli.recipes import find_recipe, is_recipe
     from agentfly.cli.run import require_torch
     from agentfly.cli.train import plan_recipe
@@ -124,33 +126,27 @@ def _plan_memory(recipe_or_model: str, changes: list[str], device_gib: float | N
     from agentfly.backends.engine.kv_cache import cache_bytes
     from agentfly.backends.engine.loading import load_config, resolve_device
     from agentfly.models import resolve
-    from agentfly.training.memory import (
-        GIB,
-        NO_CHANGE_FITS,
-        ModelSize,
-        count_teacher,
-        device_memory,
-        format_gib,
-        plan_memory,
-    )
+    from agentfly.training import memory
 
     device = resolve_device(None)
-    total = device_memory(device) if device_gib is None else int(device_gib * GIB)
+    total = memory.device_memory(device) if device_gib is None else int(device_gib * memory.GIB)
     on_gpu = device_gib is not None or device.type == "cuda"
-    size = ModelSize.from_config(load_config(resolve(config.model)))
+    size = memory.ModelSize.from_config(load_config(resolve(config.model)))
     kv_cache = 0 if on_gpu else cache_bytes(None, device)  # on a GPU the least; a run gives it what is left
-    plan = plan_memory(size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, teacher=count_teacher(config))
+    plan = memory.plan_memory(
+        size, config, total, on_gpu=on_gpu, kv_cache=kv_cache, teacher=memory.count_teacher(config)
+    )
     where = "GPU" if on_gpu else "this machine's main memory"
-    table = Table("part", "GiB", title=f"{config.model} on {total / GIB:.1f} GiB ({where})", title_justify="left")
+    table = Table(
+        "part", "GiB", title=f"{config.model} on {total / memory.GIB:.1f} GiB ({where})", title_justify="left"
+    )
     for name, size_of_part in plan.parts.items():
         if size_of_part:
-            table.add_row(name.replace("_", " "), format_gib(size_of_part))
-    table.add_row("left", format_gib(plan.left), style="green" if plan.left >= 0 else "red")
+            table.add_row(name.replace("_", " "), memory.format_gib(size_of_part))
+    table.add_row("left", memory.format_gib(plan.left), style="green" if plan.left >= 0 else "red")
     Console().print(table)
     if plan.left < 0:
-        advice = f"{NO_CHANGE_FITS}."
-        if plan.fitting:
-            advice = "Changes that would make it fit, and what the run takes then:"
-        lines = (f"It does not fit. {advice}", *(f"  {change}" for change in plan.fitting))
-        Console().print("\n".join(lines), highlight=False, markup=False)
+        fits = "Changes that would make it fit, and what the run takes then:"
+        lines = [f"It does not fit. {fits if plan.fitting else memory.NO_CHANGE_FITS + '.'}", *map(str, plan.fitting)]
+        print_text(Console(), "\n  ".join(lines))
         raise typer.Exit(1)

@@ -15,9 +15,7 @@ from agentfly.cli.serve import ApiKey, Host, SignalFlag
 from agentfly.errors import ConfigError
 
 app = typer.Typer(
-    help="List, check, play, serve, scaffold and monitor environments.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="List, check, play, serve, scaffold and monitor environments.", no_args_is_help=True, rich_markup_mode=None
 )
 
 EnvironmentName = Annotated[
@@ -87,8 +85,7 @@ def check_command(
     """Check that an environment keeps the contract. Prints a line per property."""
     from rich.text import Text
 
-    from agentfly.cli.env_instances import make_console
-    from agentfly.cli.live_view import sanitize_text
+    from agentfly.cli.console import make_console, print_text
     from agentfly.cli.resolve import resolve_environment
     from agentfly.conformance import PropertyResult, PropertyStatus, check_environment
     from agentfly.data import read_tasks
@@ -98,8 +95,7 @@ def check_command(
 
     def print_result(result: PropertyResult) -> None:
         status = (f"{result.status.value:4}", styles[result.status])
-        line = Text.assemble(status, f"  {result.name:<20}  {result.detail}")
-        console.print(sanitize_text(line), soft_wrap=True)
+        print_text(console, Text.assemble(status, f"  {result.name:<20}  {result.detail}"))
 
     env_class = resolve_environment(name)
     report = check_environment(
@@ -112,7 +108,7 @@ def check_command(
     )
     passed = sum(each.status is PropertyStatus.PASS for each in report.results)
     failed = f", {len(report.failures)} do not" if report.failures else ""
-    console.print(f"{env_class.__name__}: {passed} properties hold{failed}", highlight=False, style="bold")
+    print_text(console, f"{env_class.__name__}: {passed} properties hold{failed}", "bold")
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -152,7 +148,19 @@ def new_command(
     out: Annotated[Path | None, typer.Option(help="Folder to write; default: a folder of that name, here.")] = None,
 ) -> None:
     """Scaffold a working environment. It has tasks, expert, reward, tests and a recipe."""
-    create_environment(name, out)
+    module = module_name(name)
+    folder = out if out is not None else Path(module)
+    paths = write_files(module, folder)
+    environment, _, recipe, _ = paths
+    warm = folder / "warm"
+    for path in paths:
+        print(f"wrote {path}")
+    # A new model must imitate the expert first: one that never calls the tool is never rewarded.
+    print(
+        f"\nagentfly env play {environment}\nagentfly env check {environment}\npytest {folder}\n"
+        f"agentfly sft {recipe} --model new --expert 300 --steps 28 --learning-rate 1e-3 --out {warm}\n"
+        f"agentfly train {recipe} model={warm}\npip install --editable {folder}"
+    )
 
 
 @app.command("status")
@@ -179,24 +187,6 @@ RESERVED = {
 }  # fmt: skip
 """Module names that would clash with names in the written files."""
 MAX_LENGTH = 24
-
-
-def create_environment(name: str, out: Path | None) -> None:
-    """Write the files of a new environment, and print the commands to use it."""
-    from rich.console import Console
-
-    module = module_name(name)
-    folder = out if out is not None else Path(module)
-    paths = write_files(module, folder)
-    environment, _, recipe, _ = paths
-    lines = [f"wrote {path}" for path in paths]
-    lines += ["", f"agentfly env play {environment}", f"agentfly env check {environment}"]
-    warm = folder / "warm"
-    lines += [f"pytest {folder}"]
-    # A new model must imitate the expert first: one that never calls the tool is never rewarded.
-    lines += [f"agentfly sft {recipe} --model new --expert 300 --steps 28 --learning-rate 1e-3 --out {warm}"]
-    lines += [f"agentfly train {recipe} model={warm}", f"pip install --editable {folder}"]
-    Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
 
 def module_name(name: str) -> str:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from agentfly.cli.live_view import sanitize_text
+from agentfly.cli.console import make_console, print_text, safe_text
 from agentfly.data import read_tasks, select
 from agentfly.environment import Environment, Scope, has_tasks
 from agentfly.errors import ConfigError, EnvironmentFault, describe
@@ -31,12 +31,6 @@ LEASES = 10
 NO_TASK = Task((), {}, "no task")
 NO_TASK_HINT = "It was reset for an empty task; use --task FILE --row N, or --question, for a real one."
 REFRESH_SECONDS = 0.5
-
-
-def make_console() -> Console:
-    """Create a console; without a terminal, it is wide enough for a table."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def resolve_task(env_class: type[Environment], question: str | None, data: Path | None, row: str | None) -> Task | None:
@@ -74,13 +68,13 @@ def show_environments(
         runtime = env_class.pool.runtime if isinstance(env_class.pool.runtime, str) else env_class.pool.runtime.name
         scope = {Scope.CHAIN: "chain", Scope.GROUP: "group", Scope.GLOBAL: "global"}[env_class.pool.scope]
         cells = (env_class.__name__, description, scope, runtime)
-        table.add_row(*(sanitize_text(Text(cell)) for cell in cells))
+        table.add_row(*(safe_text(cell) for cell in cells))
     console.print(table)
     for env_class in env_classes if tools else ():
         with suppress(ConfigError):  # it has no tools: rewards and other tools use it
             console.print(tool_lines(Toolbox([env_class])), end="")
     for error in errors:
-        console.print(sanitize_text(Text(str(error), "red")), soft_wrap=True)
+        print_text(console, str(error), "red")
     if not tools:
         console.print("\nagentfly env list NAME describes the tools of one; agentfly env play NAME calls them by hand.")
 
@@ -91,7 +85,7 @@ def tool_lines(toolbox: Toolbox) -> Text:
     for tool in toolbox:
         lines.append(f"  {tool.name}", "bold").append(f"  {tool.arguments.usage}\n")
         lines.append(f"      {' '.join(tool.schema['function']['description'].split())}\n", "dim")
-    return sanitize_text(lines)
+    return safe_text(lines)
 
 
 # ── agentfly env start ──
@@ -127,7 +121,7 @@ async def _start(env_class: type[Environment], instances: int, task: Task | None
             f"{healthy} of {instances} {env_class.__name__} started, were reset, and are healthy", highlight=False
         )
         for error, count in errors.items():
-            console.print(sanitize_text(Text(f"{count} × {error}", "red")), soft_wrap=True)
+            print_text(console, f"{count} × {error}", "red")
         if task is None and any(f"{env_class.__name__}.reset failed" in error for error in errors):
             console.print(NO_TASK_HINT)
         if healthy and not once:
@@ -220,18 +214,18 @@ def status_view(statuses: Sequence[ManagerStatus]) -> RenderableType:
     """Render the status of each manager."""
     parts: list[RenderableType] = []
     for status in statuses:
-        parts.append(sanitize_text(Text(f"process {status.pid}  {status.command}", "bold")))
+        parts.append(safe_text(f"process {status.pid}  {status.command}", "bold"))
         if status.error:
-            parts.append(sanitize_text(Text(f"  {status.error}\n", "red")))
+            parts.append(safe_text(f"  {status.error}\n", "red"))
             continue
         parts.append(metrics_table(status.pools))
         leases = [(lease, each.environment) for each in status.pools for lease in each.leases]
         leases.sort(key=lambda lease: -lease[0].seconds)
         for lease, environment in leases[:LEASES]:
-            parts.append(sanitize_text(Text(f"  {environment} {lease.instance}: {lease}", "dim")))
+            parts.append(safe_text(f"  {environment} {lease.instance}: {lease}", "dim"))
         if len(leases) > LEASES:
             parts.append(Text(f"  and {len(leases) - LEASES} more recent leases", "dim"))
-        parts += [sanitize_text(Text(f"  {each.broken}", "red")) for each in status.pools if each.broken]
+        parts += [safe_text(f"  {each.broken}", "red") for each in status.pools if each.broken]
         parts.append(Text())
     return Group(*parts) if parts else Text("You have no running environments on this machine.")
 
@@ -250,7 +244,7 @@ def metrics_table(figures: Iterable[PoolMetrics]) -> Table:
         counts = (each.starting, each.warm, f"{each.leased}{most}", each.waiting, each.evicted)
         summaries = [each.seconds.get(name, {}) for name in times]
         quantiles = [f"{_time(s['p50'])} {_time(s['p95'])}" if s.get("count") else "–" for s in summaries]
-        names = (sanitize_text(Text(each.environment)), sanitize_text(Text(each.runtime)))
+        names = (safe_text(each.environment), safe_text(each.runtime))
         table.add_row(
             *names, *map(str, counts), "–" if each.memory is None else f"{each.memory / (1 << 20):.0f} MB", *quantiles
         )

@@ -19,10 +19,9 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.text import Text
 
+from agentfly.cli.console import print_text
 from agentfly.cli.env_instances import NO_TASK, NO_TASK_HINT, tool_lines
-from agentfly.cli.live_view import sanitize_text
 from agentfly.cli.signals import Terminated
 from agentfly.environment import Environment, Scope
 from agentfly.errors import ConfigError, EnvironmentFault, describe
@@ -134,10 +133,10 @@ def play(env_class: type[Environment], task: Task | None) -> None:
     with _BackgroundLoop() as background:
         try:
             background.run(session.start())
-            _print(console, f"{env_class.__name__}: {_describe_reset(env_class, session.task)}", "bold")
+            print_text(console, f"{env_class.__name__}: {_describe_reset(env_class, session.task)}", "bold")
             _print_content(console, tuple(image for message in session.task.messages for image in message.images))
             console.print(tool_lines(session.toolbox), end="")
-            _print(console, GREETING, "dim")
+            print_text(console, GREETING, "dim")
             for line, block in _entries(console):
                 if line == ":quit":
                     break
@@ -175,7 +174,7 @@ def _entries(console: Console) -> Iterator[tuple[str, str | None]]:
             except EOFError:
                 return
             if not interactive:
-                _print(console, f"> {line}", "dim")
+                print_text(console, f"> {line}", "dim")
             yield line
 
     lines = read_lines()
@@ -234,21 +233,24 @@ def _handle(console: Console, background: _BackgroundLoop, session: PlaySession,
             case ":tools":
                 console.print(tool_lines(session.toolbox), end="")
             case ":state":
-                state = [
-                    f"  {name} = {_format_value(value)}" for name, value in background.run(session.state()).items()
-                ]
-                _print(console, "\n".join(state) or "  (no public attributes)")
+                state = background.run(session.state())
+                lines = [f"  {name} = {_format_value(value)}" for name, value in state.items()]
+                print_text(console, "\n".join(lines) or "  (no public attributes)")
             case ":reset":
                 background.run(session.restart())
-                _print(console, _describe_reset(session.env_class, session.task), "dim")
+                print_text(console, _describe_reset(session.env_class, session.task), "dim")
             case _ if line.startswith(":"):
-                _print(console, f"unknown command {line!r}; there are :tools, :state, :reset and :quit", "red")
+                print_text(console, f"unknown command {line!r}; there are :tools, :state, :reset and :quit", "red")
             case _:
-                _show(console, background.run(session.act(parse_call(line, session.toolbox, block))))
+                result = background.run(session.act(parse_call(line, session.toolbox, block)))
+                mark, style = ("← ", "") if result.status is CallStatus.OK else ("✗ ", "red")
+                _print_content(console, result.observation, mark, style)
+                if result.ends_chain:
+                    print_text(console, "the chain would end here; :reset starts a new one", "dim")
     except Terminated:
         raise
     except (EnvironmentFault, KeyboardInterrupt) as error:
-        _print(console, f"{describe(error)}: this instance cannot be used any more; a fresh one was leased", "red")
+        print_text(console, f"{describe(error)}: this instance cannot be used any more; a fresh one was leased", "red")
         background.run(session.restart())
 
 
@@ -256,7 +258,7 @@ def _print_content(console: Console, content: Content, mark: str = "", style: st
     """Print text as the model would see it; images are shown as the terminal can, and written to files."""
     for part in (content,) if isinstance(content, str) else content:
         if isinstance(part, str):
-            _print(console, mark + part, style)
+            print_text(console, mark + part, style)
             mark = ""
             continue
         print_image(console, part)
@@ -265,15 +267,7 @@ def _print_content(console: Console, content: Content, mark: str = "", style: st
             suffix = "".join(filter(str.isalnum, header.rpartition("/")[2]))[:8]
             with tempfile.NamedTemporaryFile(prefix="agentfly-", suffix=f".{suffix}", delete=False) as file:
                 file.write(base64.b64decode(data))
-            _print(console, f"saved to {file.name}", "dim")
-
-
-def _show(console: Console, result: ToolResult) -> None:
-    """Print an observation."""
-    ok = result.status is CallStatus.OK
-    _print_content(console, result.observation, "← " if ok else "✗ ", "" if ok else "red")
-    if result.ends_chain:
-        _print(console, "the chain would end here; :reset starts a new one", "dim")
+            print_text(console, f"saved to {file.name}", "dim")
 
 
 def _format_value(value: object) -> str:
@@ -281,7 +275,3 @@ def _format_value(value: object) -> str:
         return f"{value!r:.500}"
     except Exception as error:
         return f"(cannot be printed: {describe(error)})"
-
-
-def _print(console: Console, text: str, style: str = "") -> None:
-    console.print(sanitize_text(Text(text, style)), soft_wrap=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.text import Text
 
-from agentfly.cli.live_view import sanitize_text
+from agentfly.cli.console import print_text
 from agentfly.cli.run import AgentRun
 from agentfly.errors import ConfigError
 from agentfly.evaluation.evaluator import Evaluation, evaluate, validate_counts
@@ -42,14 +41,14 @@ def run_evaluation(run: AgentRun, asked: EvalOptions, *, as_json: bool = False) 
     progress = Console(stderr=True)
     log, summary = _output_paths(asked.out)
     if log is not None and log.exists():
-        progress.print(f"resuming {log}", highlight=False, markup=False)
+        print_text(progress, f"resuming {log}")
     found = asyncio.run(_evaluate(run, asked, log, progress))
     if as_json:
         sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
     else:
         Console().print(found)
         for failure, count in list(found.failures.items())[:5]:
-            Console().print(sanitize_text(Text(f"{count} × {failure}", "red")))
+            print_text(Console(), f"{count} × {failure}", "red")
     if summary is not None:
         text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
         write_atomic(summary, text.encode("utf-8", "backslashreplace"))

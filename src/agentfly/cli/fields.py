@@ -13,11 +13,7 @@ import agentfly
 from agentfly.errors import ConfigError
 
 _PACKAGE = Path(agentfly.__file__).parent
-_ALGORITHMS = {
-    "ppo": ("ppo", "PPO"),
-    "reinforce_pp": ("reinforce_pp", "ReinforcePP"),
-    "gigpo": ("gigpo", "GiGPO"),
-}
+_ALGORITHMS = {"ppo": ("ppo", "PPO"), "reinforce_pp": ("reinforce_pp", "ReinforcePP"), "gigpo": ("gigpo", "GiGPO")}
 """The algorithms with settings, by name: module and class."""
 _BACKENDS = {
     "transformers": ("engine/backend", "TransformersBackend"),

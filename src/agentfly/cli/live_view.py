@@ -12,19 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentfly.errors import sanitize
-from agentfly.rollout import RunResult
-from agentfly.rollout.events import (
-    ChainEnded,
-    ChainRetried,
-    ChainScored,
-    ChainStarted,
-    Event,
-    ReplyReceived,
-    TokensSampled,
-    ToolCalled,
-    ToolReturned,
-)
+from agentfly.cli.console import safe_text
+from agentfly.rollout import RunResult, events
 from agentfly.runs.thumbnails import describe_image, draw_blocks, has_colors
 from agentfly.segment import AUTHOR_COLORS, Author
 from agentfly.trajectory import CallStatus, FailureKind, Trajectory
@@ -34,12 +23,6 @@ PANELS = 6
 """Maximum number of chains shown; further ones are only counted."""
 HEIGHT = 12
 """Maximum number of lines per panel."""
-
-
-def sanitize_text(text: Text) -> Text:
-    """Replace control characters, which models and tools may write, in place; return the text."""
-    text.plain = sanitize(text.plain)
-    return text
 
 
 class ChainView:
@@ -55,29 +38,29 @@ class ChainView:
         self.image: Image | None = None
         """The image that the model was shown last."""
 
-    def handle(self, event: Event) -> Text | None:
+    def handle(self, event: events.Event) -> Text | None:
         """Update from an event; return the line to print if panels cannot be drawn."""
         match event:
-            case TokensSampled(turn=turn, text=text):
+            case events.TokensSampled(turn=turn, text=text):
                 self.turn, self._partial = turn, text
                 return None
-            case ChainStarted(task=task):
+            case events.ChainStarted(task=task):
                 self.lines, self.ended = Text(), False
                 return self._append(self._show_images(task.messages[-1].content), Author.TASK)
-            case ReplyReceived(turn=turn, message=message):
+            case events.ReplyReceived(turn=turn, message=message):
                 self.turn, self._partial = turn, ""
                 return self._append(message.text, Author.MODEL) if message.text else None
-            case ToolCalled(call=call):
+            case events.ToolCalled(call=call):
                 return self._append(f"→ {format_call_line(call)}", Author.MODEL)
-            case ToolReturned(result=result):
+            case events.ToolReturned(result=result):
                 mark = "←" if result.status is CallStatus.OK else "✗"
                 return self._append(f"{mark} {self._show_images(result.observation)}", Author.TOOL)
-            case ChainRetried(failure=failure):
+            case events.ChainRetried(failure=failure):
                 return self._append(f"retried: {failure.message}", Author.TEMPLATE)
-            case ChainScored(score=score):
+            case events.ChainScored(score=score):
                 self.reward = score.total
                 return None
-            case ChainEnded(trajectory=trajectory):
+            case events.ChainEnded(trajectory=trajectory):
                 self.ended = True
                 return self._append(format_end_line(trajectory), Author.TEMPLATE)
         return None
@@ -91,7 +74,7 @@ class ChainView:
         return "\n".join(part if isinstance(part, str) else describe_image(part) for part in content if part)
 
     def _append(self, text: str, author: Author) -> Text:
-        line = sanitize_text(Text(text.strip() + "\n", AUTHOR_COLORS[author]))
+        line = safe_text(text.strip() + "\n", AUTHOR_COLORS[author])
         self.lines.append_text(line)
         return line
 
@@ -103,7 +86,7 @@ class ChainView:
             image = draw_blocks(self.image, width // 3, height)
             width -= image.cell_len // max(len(image.plain.splitlines()), 1) + 1
         text = self.lines.copy()
-        text.append_text(sanitize_text(Text(self._partial, AUTHOR_COLORS[Author.MODEL])))
+        text.append_text(safe_text(self._partial, AUTHOR_COLORS[Author.MODEL]))
         room = 2 * width * height  # wrap only the end: wrapping is slow; the cut moves in steps, not per token
         text = text[max(len(text) // room - 1, 0) * room :]
         wrapped = text.wrap(Console(width=width - 4, force_terminal=True), width - 4)
@@ -137,7 +120,7 @@ class LiveView:
         if self._panels:
             self._live.stop()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         chain = self._chains.setdefault(event.chain_id, ChainView(event.chain_id))
         line = chain.handle(event)
         if line is not None and not self._panels:
@@ -194,8 +177,8 @@ def summary_table(result: RunResult) -> Table:
     for trajectory in result:
         table.add_row(
             trajectory.id,
-            sanitize_text(Text(" ".join(trajectory.task.question.split()), AUTHOR_COLORS[Author.TASK])),
-            sanitize_text(Text(" ".join(trajectory.prediction.split()), AUTHOR_COLORS[Author.MODEL])),
+            safe_text(" ".join(trajectory.task.question.split()), AUTHOR_COLORS[Author.TASK]),
+            safe_text(" ".join(trajectory.prediction.split()), AUTHOR_COLORS[Author.MODEL]),
             Text(trajectory.stop.value.replace("_", " "), "red" if trajectory.stop.failure else ""),
             str(len(trajectory.turns)),
             str(sum(1 for _ in trajectory.calls)),

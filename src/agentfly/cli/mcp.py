@@ -62,8 +62,7 @@ def serve_command(
 @app.command("tools")
 def tools_command(
     target: Annotated[
-        list[str],
-        typer.Argument(metavar="URL | -- COMMAND…", help="Address of a server, or its command."),
+        list[str], typer.Argument(metavar="URL | -- COMMAND…", help="Address of a server, or its command.")
     ],
 ) -> None:
     """List the tools of an MCP server, as a model sees them."""
@@ -78,13 +77,10 @@ def tools_command(
 
 def resolve_target(name: str) -> Tool | type[Environment]:
     """The environment or tool of this name: an entry point, `module:name` or `path/to/file.py:name`."""
-    from pathlib import Path
-
     from agentfly import plugins
     from agentfly import tools as general_tools
-    from agentfly.cli.resolve import import_here, load_module, resolve_environment
-    from agentfly.environment import Environment
-    from agentfly.tooling import TOOLS, Tool
+    from agentfly.cli.resolve import list_members, resolve_environment
+    from agentfly.tooling import TOOLS
 
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
     if ":" not in name and not source.endswith(".py"):
@@ -92,13 +88,7 @@ def resolve_target(name: str) -> Tool | type[Environment]:
         return TOOLS.find(name) if name in tools else resolve_environment(name)
     if not wanted:
         return resolve_environment(name)
-    module = load_module(Path(source), "file") if source.endswith(".py") else import_here(source, f"module {source!r}")
-    there: dict[str, Tool | type[Environment]] = {
-        key: each
-        for key, each in vars(module).items()
-        if isinstance(each, Tool)
-        or (inspect.isclass(each) and issubclass(each, Environment) and each is not Environment)
-    }
+    there = list_members(source)
     if wanted not in there:
         raise ConfigError(f"{source} has no environment or tool {wanted!r}; it has {', '.join(there) or 'none'}")
     return there[wanted]
@@ -114,11 +104,8 @@ async def _serve_stdio(server: MCPApp) -> None:
         finally:
             os._exit(0)  # a thread waits for stdin, which cannot be interrupted
 
-    def begin_stop() -> None:
-        stopping.add(loop.create_task(stop()))
-
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, begin_stop)
+        loop.add_signal_handler(number, lambda: stopping.add(loop.create_task(stop())))
     async with server:
         await server.serve_stdio()
 

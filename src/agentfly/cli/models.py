@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="List, build and verify models that need no hub.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
+    help="List, build and verify models that need no hub.", invoke_without_command=True, rich_markup_mode=None
 )
 
 

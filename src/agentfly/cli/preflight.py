@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -19,10 +19,11 @@ from rich.table import Column, Table
 
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
+from agentfly.cli.console import safe_text
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import require_torch
 from agentfly.cli.train import plan_recipe
-from agentfly.errors import AgentFlyError, describe, sanitize
+from agentfly.errors import AgentFlyError, describe
 from agentfly.extras import find_package_conflict
 from agentfly.training.plan import TrainPlan
 
@@ -30,14 +31,10 @@ MAX_TOKENS = 16
 """Maximum number of tokens of a turn in the chain that is sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightResult:
-    """The result of one check."""
+class Report(Protocol):
+    """Takes the result of one check."""
 
-    check: str
-    ok: bool
-    finding: str
-    advice: str = ""
+    def __call__(self, check: str, ok: bool, finding: str, advice: str = "") -> None: ...
 
 
 def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
@@ -46,38 +43,33 @@ def run_preflight(recipe: Recipe, changes: Mapping[str, Any]) -> bool:
     console = Console()
     passed = True
 
-    async def collect() -> None:
+    def report(check: str, ok: bool, finding: str, advice: str = "") -> None:
         nonlocal passed
-        async for result in _check(recipe, changes):
-            passed &= result.ok
-            mark = "[green]ok[/]" if result.ok else "[red]FAILS[/]"
-            finding, advice = (sanitize(text).replace("[", r"\[") for text in (result.finding, result.advice))
-            table.add_row(result.check, mark, finding, advice)
+        passed &= ok
+        table.add_row(check, "[green]ok[/]" if ok else "[red]FAILS[/]", safe_text(finding), safe_text(advice))
 
     with console.status("checking …"):
-        asyncio.run(collect())
+        asyncio.run(_check(recipe, changes, report))
     console.print(table)
     return passed
 
 
-async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[PreflightResult]:
+async def _check(recipe: Recipe, changes: Mapping[str, Any], report: Report) -> None:
     from agentfly.sandbox import probe_mechanisms
 
     working = [each.mechanism for each in await probe_mechanisms() if each.ok]
     strong = [each for each in working if each != "unsafe"]
     advice = "" if strong else "see `agentfly doctor`; tools that run code of the model need a sandbox"
-    yield PreflightResult("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", advice)
+    report("sandbox", bool(strong), f"{', '.join(working) or 'none'} work", advice)
     conflict = find_package_conflict()
-    yield PreflightResult("packages", not conflict, conflict or "no conflicting distribution")
+    report("packages", not conflict, conflict or "no conflicting distribution")
     try:
         require_torch("doctor RECIPE")
         plan = plan_recipe(recipe, changes)
     except AgentFlyError as error:
-        yield PreflightResult("recipe", False, str(error), "correct the recipe, or install what it needs")
+        report("recipe", False, str(error), "correct the recipe, or install what it needs")
         return
-    yield PreflightResult(
-        "recipe", True, f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out; its extras are installed"
-    )
+    report("recipe", True, f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out; its extras are installed")
     from agentfly.backends.engine.loading import resolve_device
     from agentfly.models import resolve
     from agentfly.templates.check import CheckMark, check
@@ -86,58 +78,53 @@ async def _check(recipe: Recipe, changes: Mapping[str, Any]) -> AsyncIterator[Pr
     config = plan.config
     device = resolve_device(None)
     gpu = f"{device}, {device_memory(device) / GIB:.0f} GiB" if device.type == "cuda" else "none: it trains on the CPU"
-    yield PreflightResult("GPU", True, gpu)
+    report("GPU", True, gpu)
     try:
         model = resolve(config.model)
         memory = plan_run(model, config, device)
     except AgentFlyError as error:
-        yield PreflightResult("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
+        report("memory", False, str(error), "`agentfly doctor --memory` plans other settings")
         return
-    yield PreflightResult("memory", True, str(memory))
+    report("memory", True, str(memory))
     try:
         unsampled = plan.make_agent(
             model_name_or_path=model, backend=ScriptedBackend("unused"), template=config.template
         )
-        report = (
+        checked = (
             check(model, config.template, unsampled.schemas) if unsampled.schemas else check(model, config.template)
         )
     except AgentFlyError as error:
-        yield PreflightResult("template", False, str(error), "name another with template=")
+        report("template", False, str(error), "name another with template=")
         return
-    problems = [f"{each.property}: {each.detail}" for each in report.findings if each.mark is CheckMark.BAD]
+    problems = [f"{each.property}: {each.detail}" for each in checked.findings if each.mark is CheckMark.BAD]
     advice = f"`agentfly template check {config.model}` has the details; name another with template="
-    yield PreflightResult(
-        "template", report.ok, "; ".join(problems) or f"{report.template}: exact", "" if report.ok else advice
-    )
-    parser = next(each for each in report.findings if each.property == "parser")
+    report("template", checked.ok, "; ".join(problems) or f"{checked.template}: exact", "" if checked.ok else advice)
+    parser = next(each for each in checked.findings if each.property == "parser")
     native = bool(unsampled.schemas)
     fails = native and parser.mark is CheckMark.BAD
     text = f"{parser.detail}: calls are parsed as they are written" if native else "the agent parses calls itself"
-    yield PreflightResult("parser", not fails, parser.detail if fails else text, advice if fails else "")
-    result = await _start_environments(unsampled, plan)
-    yield result
-    if result.ok:
-        async for each in _sample_chain(plan):
-            yield each
+    report("parser", not fails, parser.detail if fails else text, advice if fails else "")
+    if await _start_environments(unsampled, plan, report):
+        await _sample_chain(plan, report)
 
 
-async def _start_environments(agent: BaseAgent, plan: TrainPlan) -> PreflightResult:
-    """Reset one instance of each environment for the first task."""
+async def _start_environments(agent: BaseAgent, plan: TrainPlan, report: Report) -> bool:
+    """Reset one instance of each environment for the first task. Returns whether all started."""
     names = [each.__name__ for each in agent.toolbox.environments]
     try:
         async with agent.manager.leases(plan.tasks[0], agent.toolbox.environments) as leases:
             for env_class in agent.toolbox.environments:
                 await leases.get(env_class)
     except Exception as error:
-        return PreflightResult(
-            "environments", False, describe(error), "`agentfly env check` checks an environment alone"
-        )
+        report("environments", False, describe(error), "`agentfly env check` checks an environment alone")
+        return False
     finally:
         await agent.close()
-    return PreflightResult("environments", True, f"{', '.join(names)} started" if names else "the agent uses none")
+    report("environments", True, f"{', '.join(names)} started" if names else "the agent uses none")
+    return True
 
 
-async def _sample_chain(plan: TrainPlan) -> AsyncIterator[PreflightResult]:
+async def _sample_chain(plan: TrainPlan, report: Report) -> None:
     """Build the run, send the weights, sample one short chain, and compare what the learner computes of it."""
     from agentfly.algorithms.base import SegmentArrays
     from agentfly.training.trainer import Trainer
@@ -146,18 +133,18 @@ async def _sample_chain(plan: TrainPlan) -> AsyncIterator[PreflightResult]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with Trainer(replace(plan, config=config, eval_tasks=()), Path(folder, "run")) as trainer:
-                yield PreflightResult("weight sync", True, "the sampler has the learner's weights")
+                report("weight sync", True, "the sampler has the learner's weights")
                 sampling = replace(config.sampling, max_tokens=MAX_TOKENS)
                 options = config.agent_options(sampling=sampling, seed=0, max_turns=min(config.max_turns, 2))
                 chain = (await trainer.agent.run([plan.tasks[0]], **options))[0]
                 if chain.untrainable is not None or not chain.sampled_tokens:
                     reason = chain.untrainable or f"{chain.stop.value}; nothing was sampled"
-                    yield PreflightResult("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
+                    report("chain", False, reason, "`agentfly run RECIPE --row 0 --tokens` shows it")
                     return
                 segments = [SegmentArrays.from_segment(each) for each in chain.segments]
                 trained = sum(int(each.mask.sum()) for each in segments)
                 text = f"{trained} of {sum(len(each.tokens) for each in segments)} tokens, those that were sampled"
-                yield PreflightResult("mask", trained == chain.sampled_tokens, text)
+                report("mask", trained == chain.sampled_tokens, text)
                 scores = trainer.learner.score(segments, sampling.temperature)
                 gaps = [np.abs(s - each.logprobs)[each.mask] for s, each in zip(scores, segments, strict=True)]
                 gap = float(np.concatenate(gaps).mean())
@@ -166,6 +153,6 @@ async def _sample_chain(plan: TrainPlan) -> AsyncIterator[PreflightResult]:
                     "" if gap <= limit else "set loss.correction=token-truncate, or precision and backend.dtype alike"
                 )
                 text = f"sampler and learner differ by {gap:.2g} nats per token, at most {limit:g} are accepted"
-                yield PreflightResult("log-probabilities", gap <= limit, text, advice)
+                report("log-probabilities", gap <= limit, text, advice)
     except AgentFlyError as error:
-        yield PreflightResult("run", False, str(error), "the message says what to change")
+        report("run", False, str(error), "the message says what to change")

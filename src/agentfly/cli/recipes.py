@@ -62,10 +62,8 @@ def list_command(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from rich.table import Column, Table
-    from rich.text import Text
 
-    from agentfly.cli.env_instances import make_console
-    from agentfly.cli.live_view import sanitize_text
+    from agentfly.cli.console import make_console, print_text, safe_text
 
     console = make_console()
     table = Table(
@@ -81,13 +79,12 @@ def list_command(context: typer.Context) -> None:
             problems.append(str(error))
             continue
         needs = ", ".join(dict.fromkeys(_INSTALL.findall(text)))
-        table.add_row(*(sanitize_text(Text(cell)) for cell in (name, text.partition("\n")[0], needs)))
+        table.add_row(*(safe_text(cell) for cell in (name, text.partition("\n")[0], needs)))
     console.print(table)
     for problem in problems:
-        console.print(sanitize_text(Text(problem, "red")), soft_wrap=True)
-    console.print(
-        "\nagentfly train NAME trains one; agentfly recipes copy NAME writes it to NAME.py for editing.",
-        highlight=False,
+        print_text(console, problem, "red")
+    print_text(
+        console, "\nagentfly train NAME trains one; agentfly recipes copy NAME writes it to NAME.py for editing."
     )
 
 

@@ -18,6 +18,7 @@ from agentfly import plugins
 from agentfly.agent import BaseAgent
 from agentfly.environment import Environment, Pool, validate_constructor
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
+from agentfly.tooling import Tool
 
 T = TypeVar("T")
 
@@ -37,13 +38,10 @@ def list_environments() -> tuple[dict[str, type[Environment]], list[ConfigError]
 def resolve_environment(name: str) -> type[Environment]:
     """Return the environment class for `Name`, `name_in_snake_case`, `module:Class` or `path/to/file.py:Class`."""
     source, _, wanted = name.rpartition(":") if ":" in name else (name, "", "")
-    is_file = source.endswith(".py")
-    if ":" not in name and not is_file:
+    if ":" not in name and not source.endswith(".py"):
         env_class = _load_environment(name)
     else:
-        module = load_module(Path(source), "file") if is_file else import_here(source, f"module {source!r}")
-        classes = {key: each for key, each in vars(module).items() if inspect.isclass(each) and each is not Environment}
-        available = {key: each for key, each in classes.items() if issubclass(each, Environment)}
+        available = {key: each for key, each in list_members(source).items() if inspect.isclass(each)}
         if wanted not in available and (wanted or len(available) != 1):
             problem = f"there is no environment {wanted!r} in" if wanted else "choose an environment of"
             there = f"there are {', '.join(available) or 'none'}.{_hint(wanted, available)}"
@@ -53,6 +51,18 @@ def resolve_environment(name: str) -> type[Environment]:
     if not isinstance(env_class.pool, Pool):
         raise ConfigError(f"{env_class.__name__}.pool is {env_class.pool!r}; write pool = Pool(…)")
     return env_class
+
+
+def list_members(source: str) -> dict[str, Tool | type[Environment]]:
+    """Return the environments and tools that a module, or a Python file, defines or imports, by name."""
+    is_file = source.endswith(".py")
+    module = load_module(Path(source), "file") if is_file else import_here(source, f"module {source!r}")
+    return {
+        key: each
+        for key, each in vars(module).items()
+        if isinstance(each, Tool)
+        or (inspect.isclass(each) and issubclass(each, Environment) and each is not Environment)
+    }
 
 
 def _load_environment(name: str) -> type[Environment]:

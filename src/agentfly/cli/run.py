@@ -15,7 +15,8 @@ from rich.console import Console
 from agentfly import agents
 from agentfly.agent import BaseAgent
 from agentfly.backends.scripted import ScriptedBackend
-from agentfly.cli.live_view import LiveView, sanitize_text, summary_table
+from agentfly.cli.console import print_text, safe_text
+from agentfly.cli.live_view import LiveView, summary_table
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import agent_accepts, import_here, load_module, make_agent
 from agentfly.data import read_tasks, save_trajectories, select
@@ -121,8 +122,10 @@ def require_torch(command: str) -> None:
         raise ConfigError(f"agentfly {command} needs torch: pip install 'agentfly-rl[train]'")
 
 
-def build_run(agent: str, flags: Mapping[str, Any]) -> AgentRun:
-    """Build an agent from flags."""
+def build_run(flags: Mapping[str, Any]) -> AgentRun:
+    """Build an agent from flags; `agent` is its name in AGENTS."""
+    settings = dict(flags)
+    agent = settings.pop("agent", "hf")
     if agent not in AGENTS:
         raise ConfigError(f"there is no agent {agent!r}; there are {', '.join(AGENTS)}")
     if "model_name_or_path" not in flags:
@@ -134,9 +137,10 @@ def build_run(agent: str, flags: Mapping[str, Any]) -> AgentRun:
             import_here(module, f"{kind} {name!r}")
         return registry.find(name)
 
-    tools = [find(TOOLS, "tool", name) for name in flags.get("tools", ())]
-    rewards = {"reward": find(REWARDS, "reward", flags["reward"])} if "reward" in flags else {}
-    return AgentRun(AGENTS[agent](**{**flags, "tools": tools, **rewards}))
+    settings["tools"] = [find(TOOLS, "tool", name) for name in flags.get("tools", ())]
+    if "reward" in flags:
+        settings["reward"] = find(REWARDS, "reward", flags["reward"])
+    return AgentRun(AGENTS[agent](**settings))
 
 
 def run_and_show(
@@ -162,11 +166,11 @@ def run_and_show(
     decode = run.agent.template.codec.decode if run.agent.template is not None else None
     if tokens or len(result) == 1:
         for trajectory in result:
-            console.print(sanitize_text(trajectory.render(decode)))
+            console.print(safe_text(trajectory.render(decode)))
     console.print(summary_table(result))
     if save is not None:
         save_trajectories(save, result)
-        console.print(f"{len(result)} trajectories written to {save}", highlight=False, markup=False)
+        print_text(console, f"{len(result)} trajectories written to {save}")
     return result
 
 

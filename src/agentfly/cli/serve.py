@@ -250,15 +250,15 @@ class SignalFlag:
         self.received = False
 
     def __enter__(self) -> SignalFlag:
-        self._before = {each: signal.signal(each, self._record) for each in (signal.SIGINT, signal.SIGTERM)}
+        def record(_: int, __: FrameType | None) -> None:
+            self.received = True
+
+        self._before = {each: signal.signal(each, record) for each in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
-
-    def _record(self, _: int, __: FrameType | None) -> None:
-        self.received = True
 
 
 def parse_extra_flags(extra: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from agentfly.agent import BaseAgent
+from agentfly.cli.console import print_text
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.run import AgentRun, load_recipe
 from agentfly.demonstrations import demonstrate, demonstration_template, read_demonstrations
-from agentfly.errors import ConfigError, sanitize
+from agentfly.errors import ConfigError
 from agentfly.models import resolve, tiny
 from agentfly.runs.progress import ProgressSteps
 from agentfly.templates.tokenizer import load_tokenizer
@@ -102,10 +104,7 @@ def run_sft(run: AgentRun, config: SftConfig, console: Console | None = None) ->
     from agentfly.sft import build_sft_learner, demonstration_segments, measure_fit, train_sft
 
     console = console or Console()
-
-    def report(text: str) -> None:
-        console.print(sanitize(text), highlight=False, markup=False)
-
+    report = partial(print_text, console)
     chains = asyncio.run(_collect_demonstrations(run, config, report))
     chains = Random(config.seed).sample(chains, len(chains))
     held_out = min(round(config.validation_fraction * len(chains)), len(chains) - 1)

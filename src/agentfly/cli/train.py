@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import sys
@@ -17,6 +18,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.text import Text
 
+from agentfly.cli.console import print_text
 from agentfly.cli.recipes import Recipe
 from agentfly.cli.resolve import load_module, make_agent
 from agentfly.cli.run import require_torch
@@ -48,25 +50,19 @@ def train_recipe(recipe: Recipe, changes: Sequence[str], folder: Path | None, on
         return
     validate_overrides(overrides)  # before the recipe draws its tasks, and before torch is imported
     console = Console()
-    console.print(f"reading {recipe.path}", highlight=False, markup=False, soft_wrap=True)
+    print_text(console, f"reading {recipe.path}")
     plan = plan_recipe(recipe, overrides)
     if launch_or_join_ranks(plan.config, COMMAND):
         return
     tasks = f"{len(plan.tasks)} tasks, {len(plan.eval_tasks)} held out"
-    console.print(f"{tasks}; loading {plan.config.model}", highlight=False, markup=False)
+    print_text(console, f"{tasks}; loading {plan.config.model}")
     from agentfly.training.trainer import Trainer
 
-    place = folder or _create_free_folder(Path("runs"), recipe.name)
-    try:
-        metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
+    metadata = {"recipe": str(recipe.path.resolve()), "overrides": overrides}
+    with _claim_folder(folder, recipe.name) as place:
         trainer = Trainer(plan, place, metadata=metadata)
-    except BaseException:
-        if folder is None:
-            with contextlib.suppress(OSError):  # it is not empty
-                place.rmdir()
-        raise
-    with _report_run(trainer.config, place, str(trainer.memory)):
-        asyncio.run(trainer.run())
+        with _report_run(trainer.config, place, str(trainer.memory)):
+            asyncio.run(trainer.run())
 
 
 def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ()) -> None:
@@ -85,7 +81,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
     finished = run.report.exists() and done >= stored.get("steps", math.inf)
     if finished and from_step is None and not new:
         text = f"the run in {folder} is finished: see {run.report}; {_RESUME} {folder} steps={2 * done} trains on"
-        Console().print(text, highlight=False, markup=False, soft_wrap=True)
+        print_text(Console(), text)
         return
     if stored.get("on") == "verl":
         from agentfly.integrations.verl.config import ClusterConfig
@@ -98,7 +94,7 @@ def resume_run(folder: Path, from_step: int | None, changes: Sequence[str] = ())
             metadata = {"overrides": overrides}
             train_on_verl(make_plan, cluster, folder, metadata=metadata, resume=True, from_step=from_step)
         return
-    Console().print(f"reading {recipe.path}", highlight=False, markup=False, soft_wrap=True)
+    print_text(Console(), f"reading {recipe.path}")
     plan = plan_recipe(recipe, overrides, original.parent)
     if launch_or_join_ranks(plan.config, COMMAND, resumed=True):
         return
@@ -121,17 +117,10 @@ def _train_on_verl(recipe: Recipe, overrides: Mapping[str, Any], folder: Path | 
 
     require_verl()
     recipe = replace(recipe, path=recipe.path.resolve())  # read again by processes with another working directory
-    place = folder or _create_free_folder(Path("runs"), recipe.name)
     metadata = {"recipe": str(recipe.path), "overrides": overrides}
-    try:
-        make_plan = partial(plan_recipe, recipe, own)
-        with _report_run(make_plan().config, place, describe_cluster(cluster)):
-            train_on_verl(make_plan, cluster, place, metadata=metadata)
-    except BaseException:
-        if folder is None:
-            with contextlib.suppress(OSError):  # it is not empty
-                place.rmdir()
-        raise
+    make_plan = partial(plan_recipe, recipe, own)
+    with _claim_folder(folder, recipe.name) as place, _report_run(make_plan().config, place, describe_cluster(cluster)):
+        train_on_verl(make_plan, cluster, place, metadata=metadata)
 
 
 def plan_recipe(recipe: Recipe, overrides: Mapping[str, Any], beside: Path | None = None) -> TrainPlan:
@@ -168,18 +157,16 @@ def _report_run(config: TrainConfig, folder: Path, memory: str) -> Iterator[None
                 f"{name}={text}" if len(text) <= MAX_VALUE_LENGTH else f"{name}={text[: MAX_VALUE_LENGTH - 1]}…"
             )
     console.print(Columns(map(Text, fields), padding=(0, 3), column_first=True))
-    console.print(f"all fields: {folder / 'config.json'}", highlight=False, markup=False)
-    console.print(memory, highlight=False, markup=False)
+    print_text(console, f"all fields: {folder / 'config.json'}")
+    print_text(console, memory)
     try:
         yield
     except KeyboardInterrupt:
         done = max((record.step for record in RunDirectory(folder).records()), default=0)
         text = f"stopped after step {done} of {config.steps}; resume with: {_RESUME} {folder}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_text(console, text)
         raise SystemExit(130) from None
-    console.print(
-        f"see {folder / 'report.html'} and {folder / 'reward.png'}", highlight=False, markup=False, soft_wrap=True
-    )
+    print_text(console, f"see {folder / 'report.html'} and {folder / 'reward.png'}")
 
 
 def _find_recipe(folder: Path, original: Path) -> Path:
@@ -192,18 +179,27 @@ def _find_recipe(folder: Path, original: Path) -> Path:
         )
     if original.is_file() and original.read_bytes() == copy.read_bytes():
         return original
-    Console().print(f"{original} has changed since: using {copy}", highlight=False, markup=False)
+    print_text(Console(), f"{original} has changed since: using {copy}")
     return copy
 
 
-def _create_free_folder(folder: Path, name: str) -> Path:
-    """Create the next free run directory; creating it claims it against concurrent runs."""
-    number = 1
-    while True:
-        place = folder / f"{name}-{number}"
-        try:
+@contextlib.contextmanager
+def _claim_folder(folder: Path | None, name: str) -> Iterator[Path]:
+    """The given run directory; None: the next free one in runs/. Creating it claims it against concurrent runs.
+
+    After an error, a directory that was created and is still empty is removed.
+    """
+    if folder is not None:
+        yield folder
+        return
+    for number in itertools.count(1):
+        place = Path("runs", f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
             place.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return place
+            break
+    try:
+        yield place
+    except BaseException:
+        with contextlib.suppress(OSError):  # it is not empty
+            place.rmdir()
+        raise

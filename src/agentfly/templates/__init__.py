@@ -88,10 +88,7 @@ def load_template(
                 f"it reads {', '.join(sorted(template.reads - _STANDARD_VARIABLES)) or 'none'}"
             )
         parser, template.parser_problem = choose_parser(
-            template,
-            family.parser,
-            only=name is not None and family.format is not None,
-            trust=not family.writes_calls,
+            template, family.parser, only=name is not None and family.format is not None, trust=not family.writes_calls
         )
         template.parser = PARSERS[parser]
         if tools and not template.shows_tools:

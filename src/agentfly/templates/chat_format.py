@@ -96,8 +96,7 @@ class ChatFormat:
             self._refuse("close", f"{self.close} must end a turn: write one of them into assistant, behind {{content}}")
         if not self.opening.startswith(head):
             self._refuse(
-                "opening",
-                f"{self.opening!r} must begin like assistant, with {head!r}: a sampled turn becomes history",
+                "opening", f"{self.opening!r} must begin like assistant, with {head!r}: a sampled turn becomes history"
             )
         if self.tools and not (self.call and self.tool):
             self._refuse("tools", "are described, but call or tool (the answer) is missing")
@@ -125,44 +124,40 @@ class ChatFormat:
     def jinja(self) -> str:
         """Compile the format to a Jinja chat template."""
         head, tail = self.tool_group.split("{answers}")
-        system = _jinja_output(self.system, content="system") if self.system else self._raise_missing("system turn")
-        if self.system_in_user:
+        system = self._output("system turn", self.system, content="system")
+        if self.system and self.system_in_user:
             system = f"{{%- set first.prefix %}}{system}{{%- endset %}}"
+        later_system = "" if self.system_in_user else self.system
+        call = {"name": "call.function.name", "arguments": "call.function.arguments | tojson", "id": "call.id"}
+        answer = {"content": "text_of(message.content, 'tool')", "name": "message.name", "id": "message.tool_call_id"}
         parts = {
             "begin": _jinja_output(self.begin),
             "trim": json.dumps(self.trim),
-            "image": _jinja_output(self.image) if self.image else self._raise_missing("place for a picture"),
+            "image": self._output("place for a picture", self.image),
             "default_system": "none" if self.default_system is None else _jinja_string(self.default_system),
             "tool_line": _jinja_output(self.tool_line, tool="tool | tojson"),
-            "tools": _jinja_output(self.tools, tools="described")
-            if self.tools
-            else self._raise_missing("way to describe tools"),
+            "tools": self._output("way to describe tools", self.tools, tools="described"),
             "system": system,
             "user": _jinja_output(self.user, content="first.prefix ~ text_of(message.content, 'user')"),
             "thinking": _jinja_output(self.thinking, thinking="message.thinking or message.reasoning_content"),
             "between_calls": _jinja_output(self.between_calls),
-            "call": _jinja_output(
-                self.call, name="call.function.name", arguments="call.function.arguments | tojson", id="call.id"
-            )
-            if self.call
-            else self._raise_missing("way to write a call"),
+            "call": self._output("way to write a call", self.call, **call),
             "assistant": _jinja_output(self.assistant, content="text ~ calls"),
             "head": _jinja_output(head),
-            "tool": _jinja_output(
-                self.tool, content="text_of(message.content, 'tool')", name="message.name", id="message.tool_call_id"
-            )
-            if self.tool
-            else self._raise_missing("way to show a tool's answer"),
+            "tool": self._output("way to show a tool's answer", self.tool, **answer),
             "tail": _jinja_output(tail),
-            "later_system": self._raise_missing("place for a later system message")
-            if self.system_in_user or not self.system
-            else _jinja_output(self.system, content="text_of(message.content, 'system')"),
+            "later_system": self._output(
+                "place for a later system message", later_system, content="text_of(message.content, 'system')"
+            ),
             "opening": _jinja_output(self.opening),
         }
         skeleton = (resources.files(__package__) / "chat_format.jinja").read_text(encoding="utf-8")
         return re.sub(r"<<(\w+)>>", lambda part: parts[part[1]], skeleton).strip()
 
-    def _raise_missing(self, what: str) -> str:
+    def _output(self, what: str, text: str, **values: str) -> str:
+        """Jinja that outputs the text; without a text, one that raises an error that says what the format lacks."""
+        if text:
+            return _jinja_output(text, **values)
         return f"{{{{- raise_exception({_jinja_string(f'chat format {self.name} has no {what}')}) }}}}"
 
 

@@ -36,11 +36,8 @@ class CheckMark(enum.Enum):
     """Works, with a limitation."""
     BAD = "bad"
 
-    @property
-    def style(self) -> str:
-        return {CheckMark.GOOD: "green", CheckMark.NOTE: "yellow", CheckMark.BAD: "red"}[self]
 
-
+_STYLES = {CheckMark.GOOD: "green", CheckMark.NOTE: "yellow", CheckMark.BAD: "red"}
 _MARKS = {
     AuditVerdict.EXACT: CheckMark.GOOD,
     AuditVerdict.REWRITTEN: CheckMark.NOTE,
@@ -74,7 +71,7 @@ class TemplateReport:
         """The results as a table for a terminal."""
         table = Table("property", "", "detail", title=f"template {escape(self.template)}", title_justify="left")
         for finding in self.findings:
-            table.add_row(finding.property, f"[{finding.mark.style}]{finding.mark.value}[/]", escape(finding.detail))
+            table.add_row(finding.property, f"[{_STYLES[finding.mark]}]{finding.mark.value}[/]", escape(finding.detail))
         return table
 
 

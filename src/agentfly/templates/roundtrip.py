@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from agentfly.errors import TemplateError
 from agentfly.templates.codec import Codec, match_any
@@ -26,26 +25,20 @@ _SECOND = "zQsecond"
 _TEXT = "zQtext"
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A turn with calls, and a description of what it tests."""
-
-    description: str
-    turn: Message
-
-
 def _call(number: int, **arguments: object) -> ToolCall:
     # Kimi K2 takes the name of a call from its id; all other templates accept an id of this form.
     return ToolCall("search", arguments, f"functions.search:{number}")
 
 
 _NESTED = {"n": 3, "x": -1.5, "flag": True, "tags": ["a", "b c"], "where": {"near": {"lat": 48, "name": "é"}}}
-_PROBES = (
-    _Probe("a call with a string argument", Message("assistant", "", (_call(0, q=_MARK),))),
-    _Probe("number, list and object arguments", Message("assistant", "", (_call(0, q=_MARK, **_NESTED),))),
-    _Probe("two calls in one turn", Message("assistant", "", (_call(0, q=_MARK), _call(1, q=_SECOND)))),
-    _Probe("a call after text", Message("assistant", _TEXT, (_call(0, q=_MARK),))),
-)
+_FIRST_PROBE = "a call with a string argument"
+_PROBES = {
+    _FIRST_PROBE: Message("assistant", "", (_call(0, q=_MARK),)),
+    "number, list and object arguments": Message("assistant", "", (_call(0, q=_MARK, **_NESTED),)),
+    "two calls in one turn": Message("assistant", "", (_call(0, q=_MARK), _call(1, q=_SECOND))),
+    "a call after text": Message("assistant", _TEXT, (_call(0, q=_MARK),)),
+}
+"""Turns with calls, by what they test."""
 
 
 class _CallsDropped(TemplateError):
@@ -84,26 +77,26 @@ def choose_parser(template: Template, preferred: str, *, only: bool = False, tru
         if all(not _mismatch(PARSERS[name], probe, text) for probe, text in turns):
             return name, ""
     return preferred, next(
-        f"{f'its parser {preferred!r} does not parse' if only else 'no parser parses'} {probe.description}. "
+        f"{f'its parser {preferred!r} does not parse' if only else 'no parser parses'} {probe}. "
         f"The template writes {text[:160]!r}; as {preferred!r}: {wrong}"
         for probe, text in turns
         if (wrong := _mismatch(PARSERS[preferred], probe, text))
     )
 
 
-def _render_probes(template: Template) -> Iterator[tuple[_Probe, str]]:
+def _render_probes(template: Template) -> Iterator[tuple[str, str]]:
     """Yield the probes that this template can render, with the text of the turn as a model would sample it."""
-    for probe in _PROBES:
+    for probe, turn in _PROBES.items():
         try:
-            text, rest = render_turn(template, probe.turn)
+            text, rest = render_turn(template, turn)
         except TemplateError:
-            if probe is _PROBES[0]:
+            if probe == _FIRST_PROBE:
                 raise
             continue
         # Probes are skipped if the template renders one call per turn (Llama, gpt-oss) or no text with calls.
-        if all(str(call.arguments["q"]) in text for call in probe.turn.tool_calls):
+        if all(str(call.arguments["q"]) in text for call in turn.tool_calls):
             yield probe, text
-        elif probe is _PROBES[0]:
+        elif probe == _FIRST_PROBE:
             if _MARK in rest:
                 raise TemplateError(f"a stop token comes before the call: the template writes {(text + rest)[:160]!r}")
             raise _CallsDropped(f"it writes turns without their calls: a turn with a call is {(text + rest)[:160]!r}")
@@ -131,18 +124,19 @@ def render_turn(template: Template, turn: Message) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _mismatch(parser: TurnParser, probe: _Probe, text: str) -> str:
+def _mismatch(parser: TurnParser, probe: str, text: str) -> str:
     """Return how the parsed turn differs from the probe; "" if it is the same."""
+    turn = _PROBES[probe]
     reply = parser(text)
     if problem := next((call.problem for call in reply.calls if call.problem), ""):
         return problem[:120]
-    if len(reply.calls) != len(probe.turn.tool_calls):
-        return f"it finds {len(reply.calls)} calls, not {len(probe.turn.tool_calls)}"
-    for found, written in zip(reply.calls, probe.turn.tool_calls, strict=True):
+    if len(reply.calls) != len(turn.tool_calls):
+        return f"it finds {len(reply.calls)} calls, not {len(turn.tool_calls)}"
+    for found, written in zip(reply.calls, turn.tool_calls, strict=True):
         if found.name != written.name or not _equal(found.arguments, written.arguments):
             return f"it finds {found.name}({json.dumps(dict(found.arguments), ensure_ascii=False)[:120]})"
     content = reply.message.text.strip()
-    if content != (probe.turn.text if _TEXT in content else ""):
+    if content != (turn.text if _TEXT in content else ""):
         return f"it takes {content[:80]!r} for text"
     if _TEXT in text and _TEXT not in content + reply.message.thinking:
         return "it loses the text before the call"

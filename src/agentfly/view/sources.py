@@ -10,7 +10,6 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -36,6 +35,7 @@ DAMAGE = (
 _EVAL_CHAINS = "chains.jsonl"
 """The file with the chains in an output folder of `agentfly eval`."""
 Curve = list[tuple[int, float]]
+Kind = Literal["run", "eval", "trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ChainFile:
 class Source:
     """One PATH of the command line, or one run of a folder of runs."""
 
-    def __init__(self, number: int, path: Path, kind: Literal["run", "eval", "trajectories"]) -> None:
+    def __init__(self, number: int, path: Path, kind: Kind) -> None:
         self.number = number
         self.path = path
         self.kind = kind
@@ -222,32 +222,27 @@ def find_sources(paths: list[Path]) -> list[Source]:
 
     Raises DataError for a path that is none of these.
     """
-    numbers = count(1)
-    sources = []
+    found: dict[Path, Kind] = {}
     for path in paths:
         absolute = path.expanduser().absolute()
         if _is_run(absolute):
-            sources.append(Source(next(numbers), absolute, "run"))
+            found.setdefault(absolute, "run")
         elif (absolute / _EVAL_CHAINS).is_file():
-            sources.append(Source(next(numbers), absolute / _EVAL_CHAINS, "eval"))
+            found.setdefault(absolute / _EVAL_CHAINS, "eval")
         elif absolute.is_file():
-            sources.append(Source(next(numbers), absolute, _file_kind(absolute)))
+            found.setdefault(absolute, _file_kind(absolute))
         elif absolute.is_dir():
-            runs = sorted(filter(_is_run, absolute.iterdir()))
-            evals = sorted(absolute.glob(f"*/{_EVAL_CHAINS}"))
-            if not runs and not evals:
+            inside: dict[Path, Kind] = dict.fromkeys(sorted(filter(_is_run, absolute.iterdir())), "run")
+            inside |= dict.fromkeys(sorted(absolute.glob(f"*/{_EVAL_CHAINS}")), "eval")
+            if not inside:
                 raise DataError(
                     f"{path} is no run directory, no output folder of `agentfly eval`, and has none in it; "
                     "a run directory has config.json and trajectories/, an evaluation chains.jsonl"
                 )
-            sources += [Source(next(numbers), each, "run") for each in runs]
-            sources += [Source(next(numbers), each, "eval") for each in evals]
+            found = {**found, **inside}
         else:
             raise DataError(f"there is no {path}; give run directories, outputs of `agentfly eval`, or saved chains")
-    distinct: dict[Path, Source] = {}
-    for source in sources:
-        distinct.setdefault(source.path, source)
-    return list(distinct.values())
+    return [Source(number, path, kind) for number, (path, kind) in enumerate(found.items(), 1)]
 
 
 def _is_run(path: Path) -> bool:
@@ -255,7 +250,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.json").is_file() and (path / "trajectories").is_dir()
 
 
-def _file_kind(path: Path) -> Literal["eval", "trajectories"]:
+def _file_kind(path: Path) -> Kind:
     """Whether a file is the log of an evaluation or saved trajectories. Raises DataError if it is neither."""
     file = ChainFile(path)
     try:

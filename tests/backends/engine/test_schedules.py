@@ -98,7 +98,7 @@ class PagedRunner(ModelRunner):
         rows = batch.rows[: batch.decodes]
         batch.tables.tokens[rows, batch.starts[: batch.decodes]] = self._last[rows]  # what the host does not know yet
         launched = super().launch(batch)
-        self._last[batch.rows[batch.samples]] = launched.wait().tokens
+        self._last[batch.rows[batch.samples]] = launched().tokens
         return launched
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from agentfly.backends.base import Backend, OnUpdate, Request, validate_prompt
+from agentfly.backends.engine import loading
 from agentfly.backends.engine.engine import Engine
 from agentfly.backends.engine.kv_cache import cache_bytes, retain_freed_memory
-from agentfly.backends.engine.loading import graphs, load_model, max_positions, resolve_device, resolve_dtype
 from agentfly.backends.engine.model_runner import ModelRunner, SequentialRunner, supports_packing
 from agentfly.backends.engine.request import EngineRequest
 from agentfly.backends.engine.sampler import reject_extremes
 from agentfly.backends.engine.scheduler import CPU_ROWS, CPU_TOKENS, GPU_ROWS, GPU_TOKENS
 from agentfly.backends.engine.vision import RequestImages, mark_images, takes_images
-from agentfly.errors import BackendFault, ConfigError, describe
+from agentfly.errors import BackendFault, ConfigError
 from agentfly.models import resolve
 from agentfly.templates.codec import Codec
 from agentfly.templates.template import Template
@@ -60,14 +60,15 @@ class TransformersBackend(Backend):
             on_update: What running turns do when the weights change: continue, finish or abort.
         """
         self._on_update = OnUpdate.of(on_update)
-        rows = _validate_count("max_rows", max_rows)
-        tokens = _validate_count("max_batch_tokens", max_batch_tokens)
+        hint = ", or None for what suits the device"
+        rows: int | None = validate("max_rows", max_rows, PositiveInt | None, hint)
+        tokens: int | None = validate("max_batch_tokens", max_batch_tokens, PositiveInt | None, hint)
         if rows is not None and tokens is not None and rows > tokens:
             raise ConfigError(f"max_rows={rows} turns take a token each: max_batch_tokens={tokens} must be as many")
         if isinstance(model, str):
-            at = resolve_device(device)
+            at = loading.resolve_device(device)
             self._name = resolve(model)
-            loaded = load_model(self._name, at, resolve_dtype(dtype, at))
+            loaded = loading.load_model(self._name, at, loading.resolve_dtype(dtype, at))
         else:
             if device is not None or dtype is not None:
                 raise ConfigError("a model object has its device and dtype already; leave device= and dtype= out")
@@ -77,7 +78,7 @@ class TransformersBackend(Backend):
         at = next(loaded.parameters()).device
         gpu = at.type == "cuda"
         self._runner = _build_runner(loaded, cache_bytes(kv_memory, at), gpu)
-        self.context_length = min(max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
+        self.context_length = min(loading.max_positions(loaded.config.get_text_config()), self._runner.kv_cache.free)
         self._vocabulary = loaded.get_input_embeddings().weight.shape[0]
         self._codec: Codec | None = None
         self._image_processor: ImageProcessor | None = None
@@ -158,20 +159,10 @@ class TransformersBackend(Backend):
         An iterable that can be iterated twice is, so that weights made on the fly are never in memory all at once.
         """
         named = self.weights
-        try:
-            given = list(weights) if isinstance(weights, Iterator) else weights
-            for name, value in given:
-                if name not in named:
-                    raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(named)[:3])}, …")
-                if not isinstance(value, torch.Tensor):
-                    raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
-                if named[name].shape != value.shape:
-                    wrong = f"{tuple(value.shape)}, not {tuple(named[name].shape)}"
-                    raise ConfigError(f"the weight {name!r} has the shape {wrong}")
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
+        shapes = {name: each.shape for name, each in named.items()}
+        given = list(loading.iterate_tensors(weights)) if isinstance(weights, Iterator) else weights
+        for name, value in loading.iterate_tensors(given):
+            loading.check_weight(name, value, shapes)
 
         @torch.no_grad()
         def commit() -> None:
@@ -188,13 +179,8 @@ def _build_runner(model: Any, memory: int, gpu: bool) -> ModelRunner:
     if not supports_packing(model):
         _LOG.warning("%s is run one sequence at a time: its attention cannot be replaced", type(model).__name__)
         return SequentialRunner(model, memory)
-    if not gpu or not graphs(model):
+    if not gpu or not loading.graphs(model):
         return ModelRunner(model, memory)
     from agentfly.backends.engine.cuda_graphs import GraphRunner  # Triton comes with torch for GPUs only
 
     return GraphRunner(model, memory)
-
-
-def _validate_count(name: str, asked: int | None) -> int | None:
-    count: int | None = validate(name, asked, PositiveInt | None, ", or None for what suits the device")
-    return count

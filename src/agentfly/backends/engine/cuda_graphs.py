@@ -135,7 +135,13 @@ class StepGraph(AttentionLayout):
         result.copy_(self.output, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return _Replayed(done, result, sampling)
+
+        def wait() -> Output:
+            done.synchronize()
+            sampled = result.numpy()[:, :sampling].copy()
+            return Output(sampled[0].view(np.int32).astype(np.int64), sampled[1], sampled[2])
+
+        return wait
 
     def _resample_with_filters(self, batch: Batch, count: int) -> None:
         """Sample all rows again with their filters and penalties."""
@@ -199,20 +205,6 @@ class StepGraph(AttentionLayout):
         sample_row[samples:] = self._runner.max_rows
         temperatures.view(np.float32)[samples:] = 1
         uniforms.view(np.float32)[samples:] = 0
-
-
-class _Replayed:
-    """A step under way on the GPU."""
-
-    def __init__(self, done: torch.cuda.Event, result: torch.Tensor, count: int) -> None:
-        self._done = done
-        self._result = result
-        self._count = count
-
-    def wait(self) -> Output:
-        self._done.synchronize()
-        result = self._result.numpy()[:, : self._count].copy()
-        return Output(result[0].view(np.int32).astype(np.int64), result[1], result[2])
 
 
 class GraphRunner(ModelRunner):

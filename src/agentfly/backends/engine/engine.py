@@ -169,7 +169,7 @@ class Engine:
         """Take in the results of all steps but the last `ahead`."""
         while len(self._in_flight) > ahead:
             batch, launched = self._in_flight.popleft()
-            output = launched.wait()
+            output = launched()
             if not np.isfinite(output.logprobs).all():
                 self._check_finite(batch, output.logprobs)
             finished, reported = self._scheduler.update(batch, output, self.version)

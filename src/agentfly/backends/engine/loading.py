@@ -1,10 +1,10 @@
-"""Loads models from a folder or the hub, in the precision that is fast on this machine."""
+"""Loads models from a folder or the hub, in the precision that is fast on this machine; checks weights of an update."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, describe
 from agentfly.models.huggingface import hide_progress_bars
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -117,6 +117,30 @@ def _bfloat16_is_quick() -> bool:
     except subprocess.TimeoutExpired:
         return False
     return tried.returncode == 0 and tried.stdout.strip() == "True"
+
+
+def iterate_tensors(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights. An exception of the iterable is raised as ConfigError."""
+    pairs: Iterator[tuple[str, Any]] | None = None
+    while True:
+        try:
+            pairs = iter(weights) if pairs is None else pairs
+            name, value = next(pairs)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise ConfigError(f"the weights could not be read, none of them was taken: {describe(error)}") from error
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(f"the weight {name!r} is a {type(value).__name__}, not a tensor")
+        yield str(name), value
+
+
+def check_weight(name: str, value: torch.Tensor, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise ConfigError if a model with weights of these shapes has none of this name, or one of another shape."""
+    if name not in shapes:
+        raise ConfigError(f"the model has no weight {name!r}; it has {', '.join(list(shapes)[:3])}, …")
+    if tuple(value.shape) != tuple(shapes[name]):
+        raise ConfigError(f"the weight {name!r} has the shape {tuple(value.shape)}, not {tuple(shapes[name])}")
 
 
 def max_positions(config: Any) -> int:

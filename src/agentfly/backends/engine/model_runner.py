@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,22 +28,8 @@ from agentfly.vision import EncodedImage
 _LOG = logging.getLogger(__name__)
 
 
-class Launched(Protocol):
-    """A step that was started."""
-
-    def wait(self) -> Output:
-        """Wait until the step is done and return what it sampled."""
-        ...
-
-
-class Finished:
-    """A step that ran while it was launched."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def wait(self) -> Output:
-        return self._output
+Launched = Callable[[], Output]
+"""Waits until a step that was started is done, and returns what it sampled."""
 
 
 class ModelRunner:
@@ -84,10 +70,10 @@ class ModelRunner:
     def launch(self, batch: Batch) -> Launched:
         """Run a batch and sample a token after every chunk that ends its request's tokens."""
         logits = self.logits(batch)
-        if not batch.samples.any():
-            return Finished(Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32)))
-        tokens, logprobs, raw = sample(logits, sampling_rows(batch))
-        return Finished(Output(tokens.numpy(force=True), logprobs.numpy(force=True), raw.numpy(force=True)))
+        output = Output(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.float32))
+        if batch.samples.any():
+            output = Output(*(each.numpy(force=True) for each in sample(logits, sampling_rows(batch))))
+        return lambda: output
 
     def reset(self) -> None:
         """Drop what was derived from the weights: they are about to change."""

@@ -113,29 +113,38 @@ def _build_call(name: str, arguments: object, id: str, problem: str) -> ToolCall
     return add_problem(ToolCall(name, {}, id, problem), error)
 
 
-def parse_tagged_call(name: str, inside: str, opening: re.Pattern[str], closing: str) -> ToolCall:
+def parse_tagged_call(name: str, inside: str, opening: re.Pattern[str], closing: str, text: str = "") -> ToolCall:
     """Build a call from a name and arguments written as text between tags.
 
     `opening` matches up to the value and captures the argument's name. These formats have no escapes: a value ends at
     the first `closing`. Values stay text even if they are valid JSON: the tool's schema decides their type (see
-    `agentfly.schema`).
+    `agentfly.schema`). With `text`, `opening` also captures the declared type of the value: a value of the type `text`
+    is a string, all others are JSON.
     """
     name, problem = parse_name(name)
+    call = ToolCall(name, problem=problem)
     arguments: dict[str, object] = {}
     at = 0
     while found := opening.match(inside, at):
         key = found[1].strip()
         end = inside.find(closing, found.end())
         if end < 0:
-            error = f"its argument {key:.40} is not closed with {closing}"
-            return add_problem(ToolCall(name, arguments, problem=problem), error)
+            call = add_problem(call, f"its argument {key:.40} is not closed with {closing}")
+            return replace(call, arguments=arguments)
         if key in arguments:
-            problem = problem or f"its argument {key:.40} is given twice"
-        arguments[key] = inside[found.end() : end]
+            call = add_problem(call, f"its argument {key:.40} is given twice")
+        value = inside[found.end() : end]
+        arguments[key] = value
+        if text and found[2] != text:
+            parsed, stop, error = parse_json(value)
+            if error or value[stop:].strip():
+                call = add_problem(call, f"its argument {key:.40} is not JSON: {error or 'there is more after it'}")
+            else:
+                arguments[key] = parsed
         at = end + len(closing)
-    call = ToolCall(name, arguments, problem=problem)
-    rest = inside[at:].strip()
-    return add_problem(call, f"there is text that belongs to no argument: {rest[:40]!r}") if rest else call
+    if rest := inside[at:].strip():
+        call = add_problem(call, f"there is text that belongs to no argument: {rest[:40]!r}")
+    return replace(call, arguments=arguments)
 
 
 @dataclass(frozen=True, slots=True)

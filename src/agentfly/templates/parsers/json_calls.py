@@ -22,14 +22,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from agentfly.templates.parsers.calls import (
-    JsonCall,
-    add_problem,
-    json_type,
-    parse_json,
-    parse_name,
-    parse_named_call,
-)
+from agentfly.templates.parsers.calls import JsonCall, add_problem, json_type, parse_json, parse_name, parse_named_call
 from agentfly.templates.parsers.turn import BlockBodyParser, BlockParser, CallBlock, join_text, parse_plain
 from agentfly.types import Message, Reply, ToolCall
 

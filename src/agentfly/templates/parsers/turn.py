@@ -70,12 +70,7 @@ class BlockParser:
     """A parser for turns whose calls are delimited blocks."""
 
     def __init__(
-        self,
-        *blocks: CallBlock,
-        thinking: tuple[str, str] = THINK,
-        stray: str = "",
-        frame: str = "",
-        hint: str = "<",
+        self, *blocks: CallBlock, thinking: tuple[str, str] = THINK, stray: str = "", frame: str = "", hint: str = "<"
     ) -> None:
         """`stray` and `frame` are patterns without groups.
 

@@ -16,7 +16,7 @@ import html
 import re
 from dataclasses import replace
 
-from agentfly.templates.parsers.calls import MAX_DEPTH, add_problem, parse_json, parse_name, parse_tagged_call
+from agentfly.templates.parsers.calls import MAX_DEPTH, add_problem, parse_name, parse_tagged_call
 from agentfly.templates.parsers.turn import BlockParser, CallBlock, make_reply
 from agentfly.types import Reply, ToolCall
 
@@ -66,36 +66,6 @@ def _parse_glm_call(body: str) -> list[ToolCall]:
 parse_glm = BlockParser(CallBlock("<tool_call>", "</tool_call>", _parse_glm_call, _GLM_EXAMPLE), stray="</tool_call>")
 
 
-def parse_typed_call(name: str, inside: str, opening: re.Pattern[str], closing: str, text: str) -> ToolCall:
-    """Build a call from a name and arguments in tags that declare the type of the value.
-
-    `opening` captures the argument's name and type. A value of type `text` is a string; all others are JSON.
-    """
-    name, problem = parse_name(name)
-    call = ToolCall(name, {}, problem=problem)
-    arguments: dict[str, object] = {}
-    at = 0
-    while found := opening.match(inside, at):
-        key, start = found[1], found.end()
-        end = inside.find(closing, start)
-        if end < 0:
-            call = add_problem(call, f"its argument {key:.40} is not closed with {closing}")
-            return replace(call, arguments=arguments)
-        if key in arguments:
-            call = add_problem(call, f"its argument {key:.40} is given twice")
-        arguments[key] = inside[start:end]
-        if found[2] != text:
-            value, stop, error = parse_json(inside[start:end])
-            if error or inside[start + stop : end].strip():
-                call = add_problem(call, f"its argument {key:.40} is not JSON: {error or 'there is more after it'}")
-            else:
-                arguments[key] = value
-        at = end + len(closing)
-    if rest := inside[at:].strip():
-        call = add_problem(call, f"there is text that belongs to no argument: {rest[:40]!r}")
-    return replace(call, arguments=arguments)
-
-
 def _make_invoke_parser(prefix: str, wrapper: str, example: str, *, typed: bool = False) -> BlockParser:
     """Build a parser for `invoke` elements whose tags have this prefix, inside elements that match `wrapper`."""
     closing = f"</{prefix}parameter>"
@@ -108,9 +78,7 @@ def _make_invoke_parser(prefix: str, wrapper: str, example: str, *, typed: bool 
             return [
                 ToolCall(parse_name(name)[0], problem=f'its name is not closed with "> in <{prefix}invoke name="…">')
             ]
-        if typed:
-            return [parse_typed_call(name, inside, parameter, closing, text="true")]
-        return [parse_tagged_call(name, inside, parameter, closing)]
+        return [parse_tagged_call(name, inside, parameter, closing, text="true" if typed else "")]
 
     declared_type = ' string="true"' if typed else ""
     value = f'<{prefix}parameter name="KEY"{declared_type}>value{closing}'
@@ -184,8 +152,7 @@ def _parse_minicpm_call(body: str) -> list[ToolCall]:
 
 
 parse_minicpm = BlockParser(
-    CallBlock('<function name="', "</function>", _parse_minicpm_call, _MINICPM_EXAMPLE),
-    stray="</function>|</param>",
+    CallBlock('<function name="', "</function>", _parse_minicpm_call, _MINICPM_EXAMPLE), stray="</function>|</param>"
 )
 
 
@@ -202,9 +169,8 @@ def _parse_kimi_k3_call(body: str) -> list[ToolCall]:
     if head is None:
         return [ToolCall("", problem='its tag is not <|open|>call tool="NAME" index="1"<|sep|>')]
     inside = body[head.end() :]
-    return [
-        parse_typed_call(html.unescape(head[1]), inside, _KIMI_K3_ARGUMENT, "<|close|>argument<|sep|>", text="string")
-    ]
+    name = html.unescape(head[1])
+    return [parse_tagged_call(name, inside, _KIMI_K3_ARGUMENT, "<|close|>argument<|sep|>", text="string")]
 
 
 parse_kimi_k3 = BlockParser(
