@@ -157,28 +157,19 @@ class UITarsFormat(GUIFormat):
         "A new screenshot follows each action. If you have not seen the screen yet, write wait()."
     )
     nudge = "Write\nThought: <what to do next>\nAction: <one action, such as click(start_box='(x,y)')>"
-    actions: ClassVar[Mapping[str, str]] = {
-        "click": "click_at",
-        "left_double": "double_click_at",
-        "right_single": "right_click_at",
-        "drag": "drag",
-        "hotkey": "press_key",
-        "type": "type_text",
-        "scroll": "scroll",
-        "wait": "screenshot",
-        "finished": "",
+    _FORMS: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "click": ("click_at", "click(start_box='(x,y)')"),
+        "left_double": ("double_click_at", "left_double(start_box='(x,y)')"),
+        "right_single": ("right_click_at", "right_single(start_box='(x,y)')"),
+        "drag": ("drag", "drag(start_box='(x,y)', end_box='(x,y)')"),
+        "hotkey": ("press_key", "hotkey(key='enter')"),
+        "type": ("type_text", "type(content='text') # escape quotes and line breaks; a \\n at the end submits"),
+        "scroll": ("scroll", "scroll(start_box='(x,y)', direction='down or up')"),
+        "wait": ("screenshot", "wait() # look at the screen again"),
+        "finished": ("", "finished(content='answer') # the task is done"),
     }
-    _FORMS: ClassVar[Mapping[str, str]] = {
-        "click": "click(start_box='(x,y)')",
-        "left_double": "left_double(start_box='(x,y)')",
-        "right_single": "right_single(start_box='(x,y)')",
-        "drag": "drag(start_box='(x,y)', end_box='(x,y)')",
-        "hotkey": "hotkey(key='enter')",
-        "type": "type(content='text') # escape quotes and line breaks; a \\n at the end submits",
-        "scroll": "scroll(start_box='(x,y)', direction='down or up')",
-        "wait": "wait() # look at the screen again",
-        "finished": "finished(content='answer') # the task is done",
-    }
+    """The tool that each action calls, and how the action is written."""
+    actions: ClassVar[Mapping[str, str]] = {action: tool for action, (tool, _) in _FORMS.items()}
     _ACTION: ClassVar[re.Pattern[str]] = re.compile(r"^[ \t]*Action:[ \t]*", re.MULTILINE)
     _THOUGHT: ClassVar[re.Pattern[str]] = re.compile(r"^[ \t]*Thought:[ \t]*", re.MULTILINE)
 
@@ -192,7 +183,7 @@ class UITarsFormat(GUIFormat):
         for tool in self.other_tools:
             parameters = ", ".join(f"{name}=…" for name in tool.arguments.schema["properties"])
             others.append(f"{tool.name}({parameters}) # {tool.schema['function']['description']}")
-        return "\n".join([*(self._FORMS[action] for action in self.available), *others])
+        return "\n".join([*(self._FORMS[action][1] for action in self.available), *others])
 
     def parse(self, text: str) -> Reply:
         """Parse the actions after the first `Action:`. A reply without one has no call."""
@@ -202,7 +193,7 @@ class UITarsFormat(GUIFormat):
         thinking = before[thought.end() :].strip() if thought else ""
         if action is None:
             return Reply(Message("assistant", text, thinking=thinking))
-        example = f"Action: {self._FORMS[self.available[0]].partition(' #')[0]}"
+        example = f"Action: {self._FORMS[self.available[0]][1].partition(' #')[0]}"
         return self._build_reply(text, thinking, parse_python_calls(text[action.end() :]), (), example)
 
     def _convert(self, call: ToolCall) -> ToolCall | str:

@@ -66,7 +66,8 @@ def tools_command(
     ],
 ) -> None:
     """List the tools of an MCP server, as a model sees them."""
-    from agentfly.cli.env_instances import make_console, tool_lines
+    from agentfly.cli.console import make_console
+    from agentfly.cli.env_instances import tool_lines
     from agentfly.integrations.mcp import mcp_server
     from agentfly.tooling import Toolbox
 

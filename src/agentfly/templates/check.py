@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,44 +89,43 @@ def check(
     except (ConfigError, TemplateError) as error:
         loaded = load_template(template, tokenizer)
         tools_problem = str(error)
-    return TemplateReport(loaded.name, tuple(_run_checks(loaded, tokenizer, tools, tools_problem=tools_problem)))
+    findings = [_check_start(loaded, tokenizer)]
 
+    def add(property: str, mark: CheckMark, detail: str) -> None:
+        findings.append(CheckResult(property, mark, detail))
 
-def _run_checks(
-    template: Template, tokenizer: ChatTokenizer, tools: Sequence[Mapping[str, Any]], *, tools_problem: str
-) -> Iterator[CheckResult]:
-    yield _check_start(template, tokenizer)
-    for row in audit(template).rows:
-        is_rejected = row.kind.removesuffix(" after thinking") in template.rejections
+    for row in audit(loaded).rows:
+        is_rejected = row.kind.removesuffix(" after thinking") in loaded.rejections
         is_corrected = row.verdict is AuditVerdict.REFUSED and not is_rejected
         verdict = AuditVerdict.CORRECTED if is_corrected else row.verdict
-        yield CheckResult(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
-    yield _check_guard(template)
-    stops = [token for token, i in template.codec.control.items() if i in template.stop_ids]
+        add(f"extend: {row.kind}", _MARKS[verdict], f"{verdict.value}: {row.reason}".removesuffix(": "))
+    findings.append(_check_guard(loaded))
+    stops = [token for token, i in loaded.codec.control.items() if i in loaded.stop_ids]
     end = str(tokenizer.special_tokens_map.get("eos_token", ""))
     if end and end not in stops:
         detail = f"{', '.join(stops)}; the tokenizer's eos_token {end} is not among them"
-        yield CheckResult("end of turn", CheckMark.NOTE, detail)
+        add("end of turn", CheckMark.NOTE, detail)
     else:
-        yield CheckResult("end of turn", CheckMark.GOOD, ", ".join(stops))
-    thinking = "the prompt opens it" if template.thinking_open else "the prompt does not open it"
-    yield CheckResult("thinking", CheckMark.GOOD, thinking)
-    if template.rewrites:
-        detail = f"append and template differ after {'; '.join(template.rewrites)}"
-        yield CheckResult("history", CheckMark.NOTE, f"{detail}. In effect: {template.history.value}")
+        add("end of turn", CheckMark.GOOD, ", ".join(stops))
+    thinking = "the prompt opens it" if loaded.thinking_open else "the prompt does not open it"
+    add("thinking", CheckMark.GOOD, thinking)
+    if loaded.rewrites:
+        detail = f"append and template differ after {'; '.join(loaded.rewrites)}"
+        add("history", CheckMark.NOTE, f"{detail}. In effect: {loaded.history.value}")
     else:
-        yield CheckResult("history", CheckMark.GOOD, "append and template are equivalent")
+        add("history", CheckMark.GOOD, "append and template are equivalent")
     # A model that sees tools but whose calls are not parsed would end every chain at its first call.
-    renderer = Renderer(template.source, name=template.name, tools=tools, variables=special_tokens(tokenizer))
+    renderer = Renderer(loaded.source, name=loaded.name, tools=tools, variables=special_tokens(tokenizer))
     refusal = CheckMark.BAD if renderer.shows_tools else CheckMark.NOTE
-    yield CheckResult("tools", refusal if tools_problem else CheckMark.GOOD, tools_problem or "shown to the model")
-    parser = next((name for name, parser in PARSERS.items() if parser is template.parser), "your own")
-    if template.parser_problem:
-        yield CheckResult("parser", refusal, f"{parser}; calls are not parsed: {template.parser_problem}")
+    add("tools", refusal if tools_problem else CheckMark.GOOD, tools_problem or "shown to the model")
+    parser = next((name for name, parser in PARSERS.items() if parser is loaded.parser), "your own")
+    if loaded.parser_problem:
+        add("parser", refusal, f"{parser}; calls are not parsed: {loaded.parser_problem}")
     else:
-        yield CheckResult("parser", CheckMark.GOOD, parser)
-    images = (CheckMark.GOOD, "shown") if template.shows_images else (CheckMark.NOTE, "refused")
-    yield CheckResult("images", *images)
+        add("parser", CheckMark.GOOD, parser)
+    images = (CheckMark.GOOD, "shown") if loaded.shows_images else (CheckMark.NOTE, "refused")
+    add("images", *images)
+    return TemplateReport(loaded.name, tuple(findings))
 
 
 _CONVERSATIONS = (

@@ -58,11 +58,12 @@ class Renderer:
         environment = _make_environment(today or datetime.date.today())
         try:
             self._compiled = environment.from_string(source)
-            self.literals = frozenset(_comparison_literals(environment.parse(source)))
+            tree = environment.parse(source)
+            self.literals = frozenset(_comparison_literals(tree))
             """Strings that the template may compare with the text of a message."""
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"template {name!r} does not compile: line {error.lineno}: {error.message}") from error
-        self.reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        self.reads = frozenset(meta.find_undeclared_variables(tree))
         """Names of the variables that the template reads."""
         self._variables = {"documents": None, **(variables or {}), "tools": [dict(tool) for tool in tools] or None}
         self._needs_content_parts = not self._renders_text("zQ") and self._renders_text([_TEXT])
