@@ -16,8 +16,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.alfworld import ALFWorld
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import alfworld_won
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -29,16 +29,4 @@ KINDS, ROOMS = ["pick_and_place_simple"], ["bathroom"]
 
 tasks = ALFWorld.draw_tasks("train", 4000, kinds=KINDS, rooms=ROOMS)
 eval_tasks = ALFWorld.draw_tasks("validation", 100, kinds=KINDS, rooms=ROOMS)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=20,
-    sampling={"max_tokens": 48},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=20, max_tokens=48)

@@ -15,8 +15,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments import MathWithPython
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import math_equal
-from agentfly.training import TrainConfig
 
 PROMPT = "Compute with Python, then say the number."
 
@@ -27,16 +27,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = MathWithPython.draw_tasks("train", 2000, levels=[1])
 eval_tasks = MathWithPython.draw_tasks("validation", 100, levels=[1])
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=3,
-    sampling={"max_tokens": 64},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=3, max_tokens=64)

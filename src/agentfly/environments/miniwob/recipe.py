@@ -25,13 +25,8 @@ tasks = MiniWoB.draw_tasks("train", 2000)
 eval_tasks = MiniWoB.draw_tasks("validation", 96)
 config = TrainConfig(
     model="Qwen/Qwen2.5-VL-3B-Instruct",
-    algorithm="grpo",
-    tasks_per_step=8,
-    num_chains=8,
     max_turns=12,
     sampling={"max_tokens": 128},
-    optimizer={"learning_rate": 1e-6},
-    steps=100,
     evaluation={"every": 10},
     checkpoint={"every": 20},
 )

@@ -14,8 +14,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments import ProgramSynthesis
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import unit_tests
-from agentfly.training import TrainConfig
 
 PROMPT = "Try the function with Python, then give it as the answer."
 
@@ -26,16 +26,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = ProgramSynthesis.draw_tasks("train", 2000, kinds=["lists"])
 eval_tasks = ProgramSynthesis.draw_tasks("validation", 100, kinds=["lists"])
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=3,
-    sampling={"max_tokens": 256},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=3, max_tokens=256)

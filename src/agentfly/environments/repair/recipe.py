@@ -28,14 +28,5 @@ def agent(**model: Any) -> HFAgent:
 tasks = Repair.draw_tasks("train", 300)
 eval_tasks = Repair.draw_tasks("validation", 50)
 config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=10,
-    sampling={"max_tokens": 256},
-    optimizer={"learning_rate": 1e-6},
-    steps=100,
-    evaluation={"every": 20},
-    checkpoint={"every": 20},
+    tasks_per_step=16, sampling={"max_tokens": 256}, evaluation={"every": 20}, checkpoint={"every": 20}
 )

@@ -13,9 +13,9 @@ in many ways, most of them wrong; rewards alone teach it to open the room that i
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.rooms import Rooms
 from agentfly.rewards import digit_match
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -24,16 +24,11 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Rooms.draw_tasks("train", 1000)
 eval_tasks = Rooms.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny-vision",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
+config = small_model_config(
     max_turns=3,
-    sampling={"max_tokens": 32},
+    max_tokens=32,
+    model="tiny-vision",
     optimizer={"learning_rate": 5e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
     steps=50,
-    evaluation={"every": 10},
     checkpoint={"every": 25},
 )

@@ -30,14 +30,10 @@ def agent(**model: Any) -> HFAgent:
 tasks = ScienceWorld.draw_tasks("train", 400, tasks=SHORT)
 eval_tasks = ScienceWorld.draw_tasks("validation", 42, tasks=SHORT)
 config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
     tasks_per_step=16,
-    num_chains=8,
     max_turns=25,
     sampling={"max_tokens": 64},
     optimizer={"learning_rate": 3e-4},
-    steps=100,
     evaluation={"every": 20},
     checkpoint={"every": 20},
 )

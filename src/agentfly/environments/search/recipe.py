@@ -15,9 +15,9 @@ what to search for next; so a question of two hops takes two searches, in the ri
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.search import Search
 from agentfly.rewards import qa_em
-from agentfly.training import TrainConfig
 
 PROMPT = "Search, then answer in as few words as there are."
 
@@ -34,16 +34,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Search.draw_tasks("train", 6000, hops=(1, 2), articles=100)
 eval_tasks = Search.draw_tasks("validation", 100, hops=(1, 2), articles=100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=4,
-    sampling={"max_tokens": 48},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=4, max_tokens=48)

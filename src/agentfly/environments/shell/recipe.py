@@ -13,9 +13,9 @@ those of the reference command on a copy of the tree, so any correct solution co
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.shell import Shell
 from agentfly.rewards import shell_match
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -24,16 +24,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Shell.draw_tasks("train", 2000)
 eval_tasks = Shell.draw_tasks("validation", 88)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=4,
-    sampling={"max_tokens": 96},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=4, max_tokens=96)

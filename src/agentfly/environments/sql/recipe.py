@@ -15,9 +15,9 @@ model.
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.sql import SQL
 from agentfly.rewards import sql_match
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -27,16 +27,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = SQL.draw_tasks("train", 4000, levels=(1,))
 eval_tasks = SQL.draw_tasks("validation", 100, levels=(1,))
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=3,
-    sampling={"max_tokens": 64},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=60,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=3, max_tokens=64, steps=60)

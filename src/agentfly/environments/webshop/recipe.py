@@ -15,9 +15,9 @@ import os
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.webshop import WebShop, official_tasks
 from agentfly.rewards import webshop_reward
-from agentfly.training import TrainConfig
 
 PROMPT = "Search, click a product's number, click each option that is wanted, then click Buy Now."
 
@@ -40,16 +40,4 @@ def parse_tasks(split: str, count: int) -> list[dict[str, Any]]:
 
 tasks = parse_tasks("train", 12_000)
 eval_tasks = parse_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=8,
-    sampling={"max_tokens": 96},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=8, max_tokens=96)

@@ -13,8 +13,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import FrozenLake
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -23,16 +23,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = FrozenLake.draw_tasks("train", 4000)
 eval_tasks = FrozenLake.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=10,
-    sampling={"max_tokens": 32},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=10, max_tokens=32)

@@ -14,8 +14,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import ReasoningGym
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import reasoning_gym_score
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -24,16 +24,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = ReasoningGym.draw_tasks("train", 2000)
 eval_tasks = ReasoningGym.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=1,
-    sampling={"max_tokens": 256},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=1, max_tokens=256)

@@ -13,8 +13,8 @@ from typing import Any
 
 from agentfly.agents import HFAgent
 from agentfly.environments.games import Sokoban
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.rewards import game_won
-from agentfly.training import TrainConfig
 
 
 class Lettered(Sokoban):
@@ -29,16 +29,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = Lettered.draw_tasks("train", 4000, longest=12)
 eval_tasks = Lettered.draw_tasks("validation", 100, longest=12)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
-    max_turns=16,
-    sampling={"max_tokens": 32},
-    optimizer={"learning_rate": 3e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
-    steps=40,
-    evaluation={"every": 10},
-    checkpoint={"every": 20},
-)
+config = small_model_config(max_turns=16, max_tokens=32)

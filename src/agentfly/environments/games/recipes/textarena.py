@@ -23,15 +23,4 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = TextArenaGame.draw_tasks("train", 256)
 eval_tasks = TextArenaGame.draw_tasks("validation", 50)
-config = TrainConfig(
-    model="tiny",
-    algorithm="grpo",
-    tasks_per_step=8,
-    num_chains=8,
-    max_turns=10,
-    sampling={"max_tokens": 32},
-    optimizer={"learning_rate": 5e-4},
-    steps=50,
-    evaluation={"every": 10},
-    checkpoint={"every": 10},
-)
+config = TrainConfig(sampling={"max_tokens": 32}, optimizer={"learning_rate": 5e-4}, steps=50, evaluation={"every": 10})

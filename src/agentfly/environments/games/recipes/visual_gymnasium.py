@@ -55,13 +55,8 @@ tasks = LakeInImages.draw_tasks("train", 128)
 eval_tasks = LakeInImages.draw_tasks("validation", 32)
 config = TrainConfig(
     model="Qwen/Qwen2.5-VL-3B-Instruct",
-    algorithm="grpo",
     tasks_per_step=16,
-    num_chains=8,
-    max_turns=10,
     sampling={"max_tokens": 64},
-    optimizer={"learning_rate": 1e-6},
-    steps=100,
     evaluation={"every": 10},
     checkpoint={"every": 20},
 )

@@ -14,9 +14,9 @@ One run of 50 steps went from 0.08 to 0.26 of the held-out tasks: the tiny model
 from typing import Any
 
 from agentfly.agents import HFAgent
+from agentfly.environments.recipe_config import small_model_config
 from agentfly.environments.rooms import FindDigit
 from agentfly.rewards import digit_match
-from agentfly.training import TrainConfig
 
 
 def agent(**model: Any) -> HFAgent:
@@ -25,16 +25,11 @@ def agent(**model: Any) -> HFAgent:
 
 tasks = FindDigit.draw_tasks("train", 1000)
 eval_tasks = FindDigit.draw_tasks("validation", 100)
-config = TrainConfig(
-    model="tiny-vision-find",
-    algorithm="grpo",
-    tasks_per_step=16,
-    num_chains=8,
+config = small_model_config(
     max_turns=4,
-    sampling={"max_tokens": 32},
+    max_tokens=32,
+    model="tiny-vision-find",
     optimizer={"learning_rate": 5e-4, "schedule": "linear"},
-    micro_batch_tokens=4096,
     steps=50,
-    evaluation={"every": 10},
     checkpoint={"every": 25},
 )

@@ -25,13 +25,9 @@ tasks = VisualWebShop.draw_tasks("train", 2000)
 eval_tasks = VisualWebShop.draw_tasks("validation", 64)
 config = TrainConfig(
     model="Qwen/Qwen2.5-VL-3B-Instruct",
-    algorithm="grpo",
     tasks_per_step=4,
     num_chains=4,
-    max_turns=10,
     sampling={"max_tokens": 128},
-    optimizer={"learning_rate": 1e-6},
-    steps=100,
     evaluation={"every": 10},
     checkpoint={"every": 20},
 )
