@@ -20,34 +20,15 @@ if TYPE_CHECKING:
     from agentfly.environments.games.textworld_game import TextWorldGame
 
 __all__ = [
-    "ChessPuzzle",
-    "FrozenLake",
-    "GameEnvironment",
-    "GymnasiumEnvironment",
-    "OpenEnvEnvironment",
-    "ReasoningGym",
-    "Sokoban",
-    "TextArenaGame",
-    "TextGame",
-    "TextWorldGame",
-    "VisualGymnasium",
-    "lichess_tasks",
-]
-
+    "ChessPuzzle", "FrozenLake", "GameEnvironment", "GymnasiumEnvironment", "OpenEnvEnvironment", "ReasoningGym",
+    "Sokoban", "TextArenaGame", "TextGame", "TextWorldGame", "VisualGymnasium", "lichess_tasks",
+]  # fmt: skip
 _MODULES = {
-    "ChessPuzzle": "chess_puzzle",
-    "FrozenLake": "frozen_lake",
-    "GameEnvironment": "game",
-    "GymnasiumEnvironment": "gymnasium_env",
-    "OpenEnvEnvironment": "openenv_env",
-    "ReasoningGym": "reasoning_gym",
-    "Sokoban": "sokoban",
-    "TextArenaGame": "textarena_game",
-    "TextGame": "game",
-    "TextWorldGame": "textworld_game",
-    "VisualGymnasium": "gymnasium_env",
-    "lichess_tasks": "chess_puzzle",
-}
+    "ChessPuzzle": "chess_puzzle", "FrozenLake": "frozen_lake", "GameEnvironment": "game",
+    "GymnasiumEnvironment": "gymnasium_env", "OpenEnvEnvironment": "openenv_env", "ReasoningGym": "reasoning_gym",
+    "Sokoban": "sokoban", "TextArenaGame": "textarena_game", "TextGame": "game", "TextWorldGame": "textworld_game",
+    "VisualGymnasium": "gymnasium_env", "lichess_tasks": "chess_puzzle",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
