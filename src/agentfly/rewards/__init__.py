@@ -14,19 +14,9 @@ from agentfly.rewards.composition import gate, product
 from agentfly.rewards.format import answer_format, format_reward, length_reward, think_format
 
 __all__ = [
-    "answer_format",
-    "format_reward",
-    "gate",
-    "length_reward",
-    "product",
-    "qa_em",
-    "qa_em_format",
-    "qa_em_tool",
-    "qa_f1",
-    "qa_f1_format",
-    "qa_f1_tool",
-    "think_format",
-]
+    "answer_format", "format_reward", "gate", "length_reward", "product", "qa_em", "qa_em_format", "qa_em_tool",
+    "qa_f1", "qa_f1_format", "qa_f1_tool", "think_format",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

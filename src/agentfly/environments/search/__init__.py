@@ -6,14 +6,6 @@ from agentfly.environments.search.index import Hit, Passage, Retriever, read_cor
 from agentfly.environments.search.tasks import Encyclopedia, hotpotqa_tasks, two_wiki_passages, two_wiki_tasks
 
 __all__ = [
-    "Encyclopedia",
-    "Hit",
-    "Passage",
-    "Retriever",
-    "Search",
-    "hotpotqa_tasks",
-    "open_retriever",
-    "read_corpus",
-    "two_wiki_passages",
-    "two_wiki_tasks",
-]
+    "Encyclopedia", "Hit", "Passage", "Retriever", "Search", "hotpotqa_tasks", "open_retriever", "read_corpus",
+    "two_wiki_passages", "two_wiki_tasks",
+]  # fmt: skip
