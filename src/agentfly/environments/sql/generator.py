@@ -28,26 +28,18 @@ Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TextColumn:
-    """A column of words that several rows share."""
+class Column:
+    """A column of words that several rows share, or of distinct integers."""
 
     phrase: str
     """Name in questions."""
     names: Words
     """Possible names in the database."""
-    values: Words
+    values: Words | range
 
-
-@dataclass(frozen=True, slots=True)
-class NumberColumn:
-    """A column of distinct integers."""
-
-    phrase: str
-    names: Words
-    values: range
-
-
-Column = TextColumn | NumberColumn
+    @property
+    def is_text(self) -> bool:
+        return not isinstance(self.values, range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +54,7 @@ class Entity:
     """First and second words of names."""
     called: Words
     """Possible names of the column with the name."""
-    texts: tuple[TextColumn, ...]
-    numbers: tuple[NumberColumn, ...]
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class Domain:
     owner: Entity
     item: Entity
     visitor: Entity
-    deal: NumberColumn
+    deal: Column
     """The number of a deal, such as its price."""
     deals: Words
     """Possible names of the table of deals."""
@@ -94,9 +85,9 @@ class Table:
     reference: tuple[str, str] | None = None
     """Column with a foreign key, and the table that it refers to."""
 
-    def columns_of(self, column_type: type) -> list[tuple[Column, str]]:
-        """The columns of a type."""
-        return [each for each in self.columns if isinstance(each[0], column_type)]
+    def columns_of(self, is_text: bool) -> list[tuple[Column, str]]:
+        """The columns of words, or those of integers."""
+        return [each for each in self.columns if each[0].is_text == is_text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +107,12 @@ def load_domains() -> tuple[Domain, ...]:
     data = tomllib.loads((resources.files(__package__) / "domains.toml").read_text(encoding="utf-8"))
     lists = {name: tuple(words.split()) for name, words in data["lists"].items()}
 
-    def parse_text(line: str) -> TextColumn:
+    def parse_column(line: str) -> Column:
         phrase, names, values = line.split(": ")
-        return TextColumn(phrase, tuple(names.split()), lists.get(values) or tuple(values.split()))
-
-    def parse_number(line: str) -> NumberColumn:
-        phrase, names, values = line.split(": ")
-        low, high = map(int, values.split("-"))
-        return NumberColumn(phrase, tuple(names.split()), range(low, high + 1))
+        low, dash, high = values.partition("-")
+        is_range = bool(dash) and low.isdecimal()
+        numbers = range(int(low), int(high) + 1) if is_range else None
+        return Column(phrase, tuple(names.split()), numbers or lists.get(values) or tuple(values.split()))
 
     def parse_entity(entity: dict[str, Any]) -> Entity:
         first, second = data["naming"][entity["naming"]]
@@ -133,16 +122,13 @@ def load_domains() -> tuple[Domain, ...]:
             tables=tuple(entity["tables"].split()),
             naming=(lists[first], lists[second]),
             called=tuple(entity["called"].split()),
-            texts=tuple(map(parse_text, entity["texts"])),
-            numbers=tuple(map(parse_number, entity["numbers"])),
+            columns=tuple(map(parse_column, [*entity["texts"], *entity["numbers"]])),
         )
 
     return tuple(
         Domain(
-            owner=parse_entity(domain["owner"]),
-            item=parse_entity(domain["item"]),
-            visitor=parse_entity(domain["visitor"]),
-            deal=parse_number(domain["deal"]),
+            **{role: parse_entity(domain[role]) for role in ("owner", "item", "visitor")},
+            deal=parse_column(domain["deal"]),
             deals=tuple(domain["deals"].split()),
             verb=domain["verb"],
         )
@@ -156,9 +142,8 @@ def draw_schema(key: str, level: int) -> DatabaseSchema:
 
     def draw_table(entity: Entity, reference: tuple[str, str] | None = None) -> Table:
         used = {label := random.choice(entity.called)}
-        known: list[Column] = [*entity.texts, *entity.numbers]
         columns = []
-        for column in random.sample(known, len(known)):
+        for column in random.sample(entity.columns, len(entity.columns)):
             name = random.choice([each for each in column.names if each not in used])
             used.add(name)
             columns.append((column, name))
@@ -190,13 +175,10 @@ def build_database(key: str, level: int, twin: int = 0) -> bytes:
         names = list(first_names) if level == 1 else [" ".join(pair) for pair in product(first_names, second_names)]
         values: list[list[Any]] = [list(range(1, size + 1)), random.sample(names, size)]
         for column, name in table.columns:
-            if isinstance(column, TextColumn):
-                definitions.append(f"{name} TEXT")
-                few = random.sample(column.values, min(5, len(column.values)))
-                values.append(random.choices(few, k=size))
-            else:
-                definitions.append(f"{name} INTEGER")
-                values.append(random.sample(column.values, size))
+            definitions.append(f"{name} {'TEXT' if column.is_text else 'INTEGER'}")
+            # Few different words, so that several rows share one.
+            few = random.sample(column.values, min(5, len(column.values)) if column.is_text else size)
+            values.append(random.choices(few, k=size) if column.is_text else few)
         if table.reference is not None:
             name, target = table.reference
             definitions.append(f"{name} INTEGER REFERENCES {target}(id)")

@@ -15,16 +15,7 @@ from typing import Any
 
 from agentfly.environments.data import DatasetSource, belongs_to, read_rows, validate_count, validate_split
 from agentfly.environments.sql.database import Database, equal_rows, has_order_by
-from agentfly.environments.sql.generator import (
-    LEVELS,
-    TWINS,
-    DatabaseSchema,
-    NumberColumn,
-    Table,
-    TextColumn,
-    build_database,
-    draw_schema,
-)
+from agentfly.environments.sql.generator import LEVELS, TWINS, DatabaseSchema, Table, build_database, draw_schema
 from agentfly.errors import DataError
 
 KINDS = {
@@ -40,11 +31,7 @@ _AGGREGATES = {"average": "AVG", "highest": "MAX", "lowest": "MIN", "total": "SU
 _COMPARISONS = (("above", ">"), ("below", "<"))
 _JOIN_KINDS = {"join", "join_count", "each", "without", "met", "total"}
 SPIDER = DatasetSource("Spider", "https://yale-lily.github.io/spider", "spider")
-_SPIDER_FILES = {
-    "train": ("train_spider.json",),
-    "validation": ("train_spider.json",),
-    "test": ("questions.json", "dev.json"),
-}
+_SPIDER_TRAIN, _SPIDER_DEV = ("train_spider.json",), ("questions.json", "dev.json")
 
 
 class QuestionSampler:
@@ -57,9 +44,9 @@ class QuestionSampler:
         """Draw a question of a kind."""
         return self._draw_join(kind) if kind in _JOIN_KINDS else self._draw_single(kind)
 
-    def _draw_column(self, table: Table, column_type: type) -> tuple[str, str]:
-        """Draw a column: its name in questions, and in the database."""
-        column, name = self._random.choice(table.columns_of(column_type))
+    def _draw_column(self, table: Table, is_text: bool) -> tuple[str, str]:
+        """Draw a column of words or of integers: its name in questions, and in the database."""
+        column, name = self._random.choice(table.columns_of(is_text))
         return column.phrase, name
 
     def _draw_value(self, table: Table, column: str) -> Any:
@@ -69,11 +56,11 @@ class QuestionSampler:
     def _draw_condition(self, table: Table, exclude: str = "") -> tuple[str, str]:
         """Draw a condition on a column other than `exclude`, as text and SQL; at level 1 on text columns only."""
         is_single = len(self._schema.tables) == 1
-        candidates = table.columns_of(TextColumn) if is_single else table.columns
+        candidates = table.columns_of(is_text=True) if is_single else table.columns
         about, name = self._random.choice([each for each in candidates if each[1] != exclude])
         value = self._draw_value(table, name)
         column = name if is_single else f"{table.name}.{name}"
-        if isinstance(about, TextColumn):
+        if about.is_text:
             return f"whose {about.phrase} is {value}", f"{column} = '{value}'"
         word, sign = self._random.choice(_COMPARISONS)
         return f"whose {about.phrase} is {word} {value}", f"{column} {sign} {value}"
@@ -87,7 +74,7 @@ class QuestionSampler:
                 text, sql = self._draw_condition(table)
                 return f"Name the {many} {text}.", f"SELECT {label} FROM {name} WHERE {sql}"
             case "fact":
-                phrase, column = self._draw_column(table, random.choice((TextColumn, NumberColumn)))
+                phrase, column = self._draw_column(table, random.choice((True, False)))
                 value = self._draw_value(table, label)
                 question = f"What is the {phrase} of the {table.entity.one} {value}?"
                 return question, f"SELECT {column} FROM {name} WHERE {label} = '{value}'"
@@ -95,7 +82,7 @@ class QuestionSampler:
                 text, sql = self._draw_condition(table)
                 return f"How many {many} are there {text}?", f"SELECT COUNT(*) FROM {name} WHERE {sql}"
             case "aggregate":
-                phrase, column = self._draw_column(table, NumberColumn)
+                phrase, column = self._draw_column(table, is_text=False)
                 # Not on the same column: the highest of those above 7 is the highest of all.
                 text, sql = self._draw_condition(table, exclude=column)
                 word, function = random.choice(list(_AGGREGATES.items()))
@@ -103,7 +90,7 @@ class QuestionSampler:
                 return question, f"SELECT {function}({column}) FROM {name} WHERE {sql}"
             case "top":
                 number = random.randint(2, 5)
-                phrase, column = self._draw_column(table, NumberColumn)
+                phrase, column = self._draw_column(table, is_text=False)
                 word, order = random.choice((("highest", " DESC"), ("lowest", "")))
                 question = f"Name the {number} {many} with the {word} {phrase}, the {word} first."
                 return question, f"SELECT {label} FROM {name} ORDER BY {column}{order} LIMIT {number}"
@@ -112,16 +99,16 @@ class QuestionSampler:
                 question = f"How many {many} are there {text} and {more}?"
                 return question, f"SELECT COUNT(*) FROM {name} WHERE {sql} AND {other}"
             case "group":
-                phrase, column = self._draw_column(table, TextColumn)
+                phrase, column = self._draw_column(table, is_text=True)
                 question = f"How many {many} are there of each {phrase}? Give the {phrase} and the number."
                 return question, f"SELECT {column}, COUNT(*) FROM {name} GROUP BY {column}"
             case "having":
                 number = random.randint(1, 6)
-                phrase, column = self._draw_column(table, TextColumn)
+                phrase, column = self._draw_column(table, is_text=True)
                 question = f"Which {phrase} do more than {number} {many} share? Give each once."
                 return question, f"SELECT {column} FROM {name} GROUP BY {column} HAVING COUNT(*) > {number}"
             case _:  # nested
-                phrase, column = self._draw_column(table, NumberColumn)
+                phrase, column = self._draw_column(table, is_text=False)
                 word, sign = random.choice(_COMPARISONS)
                 question = f"Name the {many} whose {phrase} is {word} the average of all {many}."
                 average = f"(SELECT AVG({column}) FROM {name})"
@@ -219,7 +206,7 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
     own test set was published late and is rarely used. One in twenty training databases, by the checksum of its name,
     is for validation with all its questions. Raises DataError if the file of a database is missing.
     """
-    path = SPIDER.file(*_SPIDER_FILES[validate_split(split)])
+    path = SPIDER.file(*(_SPIDER_DEV if validate_split(split) == "test" else _SPIDER_TRAIN))
     rows, names = list[dict[str, Any]](), set[str]()
     for number, (place, source) in enumerate(read_rows(path)):
         # In InterCode's format `query` is the question; in the authors' it is the gold query.
