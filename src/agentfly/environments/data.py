@@ -18,6 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any
 
+import pydantic
+
 from agentfly.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -39,6 +41,15 @@ def validate_count(count: int) -> None:
     """Raise DataError unless `count` is a number of tasks."""
     if not isinstance(count, int) or count < 0:
         raise DataError(f"a number of tasks is 0 or more, not {count!r:.40}")
+
+
+def describe_errors(error: pydantic.ValidationError) -> str:
+    """Say what is wrong with a value that was validated, field by field; at most five."""
+    problems = (
+        f"{'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}, not {each['input']!r:.40}"
+        for each in error.errors(include_url=False)[:5]
+    )
+    return "; ".join(problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,11 @@ import enum
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import pydantic
+
+from agentfly.environments.data import describe_errors
 from agentfly.errors import DataError
 
 
@@ -28,20 +31,14 @@ class TaskType(enum.Enum):
     @property
     def needs(self) -> tuple[str, str] | None:
         """The trait required for the treatment and the trait it results in; None for tasks without treatment."""
-        treatments = {
-            TaskType.CLEAN: ("cleanable", "isClean"),
-            TaskType.HEAT: ("heatable", "isHot"),
-            TaskType.COOL: ("coolable", "isCool"),
-        }
-        return treatments.get(self)
+        treatments = {"CLEAN": ("cleanable", "isClean"), "HEAT": ("heatable", "isHot"), "COOL": ("coolable", "isCool")}
+        return treatments.get(self.name)
 
 
-TRAITS = frozenset(
-    {
-        *("pickupable", "moveable", "cleanable", "heatable", "coolable", "toggleable", "sliceable"),
-        *("isReceptacleObject", "isClean", "isHot", "isCool", "isToggled", "isOn", "isSliced"),
-    }
-)
+TRAITS = frozenset({
+    "pickupable", "moveable", "cleanable", "heatable", "coolable", "toggleable", "sliceable", "isReceptacleObject",
+    "isClean", "isHot", "isCool", "isToggled", "isOn", "isSliced",
+})  # fmt: skip
 """Unary predicates of things in the planning domain."""
 APPLIANCES = {
     "cleanable": frozenset({"Sink", "SinkBasin"}),
@@ -50,6 +47,7 @@ APPLIANCES = {
 }
 """By trait: the receptacle types that treat such a thing."""
 KNIVES = frozenset({"Knife", "ButterKnife"})
+Names = Annotated[frozenset[str], pydantic.PlainSerializer(sorted)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,11 @@ class ALFWorldGoal:
 class Receptacle:
     """A fixed container or surface."""
 
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = {"extra": "forbid"}
+
     name: str
     type: str
-    at: int | None
+    at: int | None = None
     """Location from which it can be used; None if it cannot be reached."""
     openable: bool = False
     opened: bool = False
@@ -84,7 +84,7 @@ class Thing:
     inside: tuple[str, ...] = ()
     """Names of the receptacles that contain it; several if, for example, a shelf is part of a cabinet."""
     at: tuple[int, ...] = ()
-    traits: frozenset[str] = frozenset()
+    traits: Names = frozenset()
     holds: tuple[str, ...] = ()
     """Names of the things inside it, as in a box. They never leave it."""
 
@@ -100,7 +100,7 @@ class ALFWorldGame:
     """Initial location of the player."""
     receptacles: tuple[Receptacle, ...]
     things: tuple[Thing, ...]
-    fits: Mapping[str, frozenset[str]]
+    fits: Mapping[str, Names]
     """By receptacle type: the types of things that may be put there."""
 
     def __post_init__(self) -> None:
@@ -117,53 +117,19 @@ class ALFWorldGame:
 
     def to_json(self) -> dict[str, Any]:
         """The game as a task column; empty and default values are left out."""
-        return {
-            "task": self.task,
-            "goal": {"kind": self.goal.kind.value, "thing": self.goal.thing, "target": self.goal.target},
-            "start": self.start,
-            "receptacles": [_to_json(each) for each in self.receptacles],
-            "things": [_to_json(each) for each in self.things],
-            "fits": {receptacle: sorted(things) for receptacle, things in self.fits.items()},
-        }
+        row: dict[str, Any] = _GAME.dump_python(self, mode="json", exclude_defaults=True)
+        return row
 
     @classmethod
     def from_json(cls, value: Any) -> ALFWorldGame:
         """Inverse of `to_json`. Raises DataError for anything else."""
         try:
-            goal = value["goal"]
-            return cls(
-                task=str(value["task"]),
-                goal=ALFWorldGoal(TaskType(goal["kind"]), str(goal["thing"]), str(goal["target"])),
-                start=int(value["start"]),
-                receptacles=tuple(Receptacle(**{"at": None, **each}) for each in value["receptacles"]),
-                things=tuple(map(_read_thing, value["things"])),
-                fits={str(name): frozenset(types) for name, types in value["fits"].items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _GAME.validate_python(value)
+        except pydantic.ValidationError as error:
             raise DataError(
-                f"this is not an ALFWorld game: {type(error).__name__} {error}; the column 'game' is made by "
+                f"this is not an ALFWorld game: {describe_errors(error)}; the column 'game' is made by "
                 "ALFWorld.draw_tasks or official_tasks"
             ) from error
 
 
-def _read_thing(row: Mapping[str, Any]) -> Thing:
-    lists: dict[str, tuple[Any, ...]] = {}
-    for field in ("inside", "at", "traits", "holds"):
-        value = row.get(field, ())
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{field} must be a list, not {value!r:.40}")
-        lists[field] = tuple(value)
-    traits = frozenset(lists.pop("traits"))
-    return Thing(row["name"], row["type"], traits=traits, **lists)
-
-
-def _to_json(each: Receptacle | Thing) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name in each.__slots__:
-        value = getattr(each, name)
-        if not value and not (name == "at" and value == 0):  # location 0 is falsy but not a default
-            continue
-        if isinstance(value, frozenset):
-            value = sorted(value)
-        row[name] = list(value) if isinstance(value, tuple) else value
-    return row
+_GAME = pydantic.TypeAdapter(ALFWorldGame)

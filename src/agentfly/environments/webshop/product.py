@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 import pydantic
 
+from agentfly.environments.data import describe_errors
 from agentfly.errors import DataError
 from agentfly.extras import require_extra
 
@@ -113,13 +114,13 @@ class ShopGoal:
         try:
             return _GOAL.validate_python(row)
         except pydantic.ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'all'}: {e['msg']}" for e in error.errors())
             fields = ", ".join(field.name for field in dataclasses.fields(cls))
-            raise DataError(f"a goal has {fields}; this one does not fit: {problems:.500}") from error
+            raise DataError(f"a goal has {fields}; this one does not fit: {describe_errors(error)}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The column `goal` of a task."""
-        return {**dataclasses.asdict(self), "attributes": list(self.attributes), "options": list(self.options)}
+        row: dict[str, Any] = _GOAL.dump_python(self, mode="json")
+        return row
 
 
 _GOAL = pydantic.TypeAdapter(ShopGoal)
