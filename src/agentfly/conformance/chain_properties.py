@@ -27,11 +27,8 @@ async def determinism(subject: Subject) -> str:
     calls = 0
     for task in subject.tasks(2):
         first = await subject.trace(task)
-        manager = subject.manager()
-        try:
+        async with subject.manager() as manager:
             second = await subject.replay(manager, task, first.calls)
-        finally:
-            await manager.close()
         if difference := first.difference(second):
             subject.deterministic = False
             raise PropertyFailed(difference)
@@ -45,14 +42,11 @@ async def reset_isolation(subject: Subject) -> str:
     first, second = subject.tasks(2)
     fresh = await subject.trace(second)
     before = await subject.trace(first)
-    manager = subject.manager()
-    try:
+    async with subject.manager() as manager:
         async with subject.session(manager, first) as session:
             await session.replay(before.calls)
             await session.replay(subject.valid_calls(first))
         used = await subject.replay(manager, second, fresh.calls)
-    finally:
-        await manager.close()
     if difference := fresh.difference(used):
         subject.isolated = False
         raise PropertyFailed(f"after another chain, {difference}")
@@ -64,15 +58,11 @@ async def concurrent_instances(subject: Subject) -> str:
     subject.require_determinism()
     tasks = subject.tasks(subject.instances)
     alone = [await subject.trace(task) for task in tasks]
-    manager = subject.manager(len(tasks))
-    try:
-        async with asyncio.TaskGroup() as group:
-            replays = [
-                group.create_task(subject.replay(manager, task, trace.calls))
-                for task, trace in zip(tasks, alone, strict=True)
-            ]
-    finally:
-        await manager.close()
+    async with subject.manager(len(tasks)) as manager, asyncio.TaskGroup() as group:
+        replays = [
+            group.create_task(subject.replay(manager, task, trace.calls))
+            for task, trace in zip(tasks, alone, strict=True)
+        ]
     for trace, replay in zip(alone, replays, strict=True):
         if difference := trace.difference(replay.result()):
             raise PropertyFailed(f"concurrently with {len(tasks) - 1} others, {difference}")
@@ -86,8 +76,7 @@ async def bad_actions(subject: Subject) -> str:
     calls = list(invalid_calls(subject.toolbox, task, Random(subject.seed)))
     remaining = iter(calls)
     call = next(remaining, None)
-    manager = subject.manager()
-    try:
+    async with subject.manager() as manager:
         while call is not None:  # a new chain after each call that ends one
             async with subject.session(manager, task) as session:
                 while call is not None:
@@ -102,8 +91,6 @@ async def bad_actions(subject: Subject) -> str:
                     call = next(remaining, None)
                     if answer.ends_chain:
                         break
-    finally:
-        await manager.close()
     return f"{len(calls)} invalid calls were answered"
 
 
@@ -113,8 +100,7 @@ async def bad_tasks(subject: Subject) -> str:
     (task,) = subject.tasks(1)
     bad = [Task(task.messages, dict.fromkeys(task.columns), "nothing"), Task(task.messages, {}, "no columns")]
     rejected = 0
-    manager = subject.manager()
-    try:
+    async with subject.manager() as manager:
         for each in bad:
             try:
                 async with subject.session(manager, each):
@@ -124,8 +110,6 @@ async def bad_tasks(subject: Subject) -> str:
             async with subject.session(manager, task):
                 pass
         failed_closes = await _count_failed_closes(manager)
-    finally:
-        await manager.close()
     if failed_closes:
         raise PropertyFailed("an instance whose reset failed could not be closed; see the warnings")
     return f"{rejected} of {len(bad)} were rejected; the next chain worked as usual"
@@ -140,17 +124,15 @@ async def cancellation(subject: Subject) -> str:
     timeout = CANCEL_TIMEOUT + 3 * (time.monotonic() - begun)
     comparable = subject.deterministic and subject.isolated and subject.env_class.deterministic
     call = (*trace.calls, *subject.valid_calls(task))[0]
-    manager = subject.manager()
     try:
-        for delay in CANCEL_AFTER:
-            await _cancel_call(subject, manager, task, call=call, delay=delay, timeout=timeout)
-        async with time_limit(timeout):
-            after = await subject.replay(manager, task, trace.calls)
-        failed_closes = await _count_failed_closes(manager)
+        async with subject.manager() as manager:
+            for delay in CANCEL_AFTER:
+                await _cancel_call(subject, manager, task, call=call, delay=delay, timeout=timeout)
+            async with time_limit(timeout):
+                after = await subject.replay(manager, task, trace.calls)
+            failed_closes = await _count_failed_closes(manager)
     except TimeoutError:
         raise PropertyFailed(f"after a call was cancelled, the next chain waited more than {timeout:.0f} s") from None
-    finally:
-        await manager.close()
     if failed_closes:
         raise PropertyFailed("an instance whose call was cancelled could not be closed; see the warnings")
     if comparable and (difference := trace.difference(after)):

@@ -15,10 +15,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from agentfly.conformance.clock import Stopwatch, descendants
-from agentfly.conformance.subject import NotApplicable, PropertyFailed, Subject, format_error
+from agentfly.conformance.subject import NotApplicable, PropertyFailed, Subject
 from agentfly.demonstrations import demonstrate
 from agentfly.environment import Environment, has_tasks
-from agentfly.errors import AgentFlyError, ConfigError
+from agentfly.errors import ConfigError
 from agentfly.types import Task
 
 RELEASE_TIMEOUT = 5.0
@@ -94,13 +94,9 @@ async def no_global_state(subject: Subject) -> str:
 
 async def _run_chains(subject: Subject, tasks: list[Task]) -> None:
     """Make valid calls in one instance per task, concurrently, and close the instances."""
-    manager = subject.manager(len(tasks))
-    try:
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                group.create_task(subject.replay(manager, task, subject.valid_calls(task)))
-    finally:
-        await manager.close()
+    async with subject.manager(len(tasks)) as manager, asyncio.TaskGroup() as group:
+        for task in tasks:
+            group.create_task(subject.replay(manager, task, subject.valid_calls(task)))
 
 
 def _global_variables(env_class: type[Environment]) -> dict[str, Any]:
@@ -143,8 +139,7 @@ async def expert_solves(subject: Subject) -> str:
     _require_tasks_and_reward(subject)
     if not subject.has_expert:
         raise NotApplicable("it has no expert")
-    agent = subject.agent()
-    try:
+    async with subject.agent() as agent:
         for split, tasks in subject.samples.items():
             found = await demonstrate(agent, tasks, threshold=FULL_REWARD, max_turns=MAX_TURNS)
             subject.demonstrations[split] = found
@@ -153,10 +148,6 @@ async def expert_solves(subject: Subject) -> str:
                 raise PropertyFailed(
                     f"{len(found.rejected)} of {len(tasks)} tasks of {split} are not solved: {reasons}"
                 )
-    except AgentFlyError as error:
-        raise PropertyFailed(format_error(error)) from None
-    finally:
-        await agent.close()
     count = sum(map(len, subject.samples.values()))
     reward = f" with {subject.env_class.scored_by} ≥ {FULL_REWARD:g}" if subject.reward else ""
     return f"it solves {count} of {count} tasks of {', '.join(subject.samples)}{reward}"
@@ -168,8 +159,7 @@ async def reward_bounds(subject: Subject) -> str:
     if subject.reward is None:
         raise NotApplicable("it names no reward (scored_by)")
     most = 0.0
-    agent = subject.agent()
-    try:
+    async with subject.agent() as agent:
         for split, tasks in subject.samples.items():
             for chain in await agent.run(tasks):
                 if chain.reward is None:
@@ -182,10 +172,6 @@ async def reward_bounds(subject: Subject) -> str:
             if most >= FULL_REWARD or (least is not None and most > least):
                 comparison = "" if least is None else f", the expert {least:g}"
                 raise PropertyFailed(f"a chain without calls earns {most:g} in {split}{comparison}")
-    except AgentFlyError as error:
-        raise PropertyFailed(format_error(error)) from None
-    finally:
-        await agent.close()
     return f"chains without calls earn at most {most:g}"
 
 

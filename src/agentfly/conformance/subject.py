@@ -15,7 +15,7 @@ from agentfly.agents import HFAgent
 from agentfly.conformance.session import CallAnswer, CheckSession, Trace, valid_arguments
 from agentfly.demonstrations import Demonstrations
 from agentfly.environment import Environment, Scope, has_tasks
-from agentfly.errors import describe
+from agentfly.errors import AgentFlyError, describe
 from agentfly.resources import ResourceManager
 from agentfly.scoring import REWARDS, Reward
 from agentfly.tooling import Tool, Toolbox
@@ -138,20 +138,28 @@ class Subject:
         tasks = next(iter(self.samples.values()))
         return [tasks[number % len(tasks)] for number in range(count)]
 
-    def manager(self, instances: int = 1) -> ResourceManager:
-        """Create a manager for this environment; it starts no instance yet."""
+    @asynccontextmanager
+    async def manager(self, instances: int = 1) -> AsyncIterator[ResourceManager]:
+        """A manager for this environment, closed at the end; it starts no instance yet."""
         pool = replace(self.env_class.pool, min_warm=0, max_instances=instances)
-        return ResourceManager({self.env_class: pool})
+        manager = ResourceManager({self.env_class: pool})
+        try:
+            yield manager
+        finally:
+            await manager.close()
 
-    def agent(self) -> HFAgent:
-        """Create an agent with the environment's tools and reward, whose model makes no call."""
-        return HFAgent(
-            tools=list(self.toolbox),
-            reward=self.reward,
-            template="chatml",
-            backend="scripted",
-            backend_config={"script": "I do not know."},
-        )
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[HFAgent]:
+        """An agent with the environment's tools and reward, whose model makes no call. AgentFly's errors fail the
+        property."""
+        script = {"backend": "scripted", "backend_config": {"script": "I do not know."}}
+        agent = HFAgent(tools=list(self.toolbox), reward=self.reward, template="chatml", **script)
+        try:
+            yield agent
+        except AgentFlyError as error:
+            raise PropertyFailed(format_error(error)) from None
+        finally:
+            await agent.close()
 
     def require_tools(self) -> None:
         """Raise NotApplicable if the environment has no tools."""
@@ -195,26 +203,22 @@ class Subject:
         answers: list[CallAnswer] = []
         generated = iter(self.valid_calls(task))
         follow_expert = self.has_expert
-        manager = self.manager()
-        try:
-            async with self.session(manager, task) as session:
-                while len(calls) < MAX_CALLS and not (answers and answers[-1].ends_chain):
-                    call: ToolCall | str | None = None
-                    if follow_expert:
-                        try:
-                            call = await session.expert()
-                        except Exception:  # the property "expert solves" reports it
-                            follow_expert = False
-                    if call is None:
+        async with self.manager() as manager, self.session(manager, task) as session:
+            while len(calls) < MAX_CALLS and not (answers and answers[-1].ends_chain):
+                call: ToolCall | str | None = None
+                if follow_expert:
+                    try:
+                        call = await session.expert()
+                    except Exception:  # the property "expert solves" reports it
                         follow_expert = False
-                        call = next(generated, None)
-                    if not isinstance(call, ToolCall):
-                        break
-                    calls.append(call)
-                    answers.append(await session.act(call))
-                return Trace(tuple(calls), tuple(answers), session.state())
-        finally:
-            await manager.close()
+                if call is None:
+                    follow_expert = False
+                    call = next(generated, None)
+                if not isinstance(call, ToolCall):
+                    break
+                calls.append(call)
+                answers.append(await session.act(call))
+            return Trace(tuple(calls), tuple(answers), session.state())
 
     async def replay(self, manager: ResourceManager, task: Task, calls: Sequence[ToolCall]) -> Trace:
         """Make the calls in an instance of the manager."""

@@ -20,7 +20,7 @@ from agentfly.sandbox.mechanisms import Mechanism, shared_sandbox
 from agentfly.tooling import tool
 from agentfly.types import Task
 
-_TIMEOUT = 600.0
+TOOL_TIMEOUT = 600.0
 """Seconds until a tool call fails; the session's own limit ends it long before."""
 _MAX_FILE_BYTES = 1 << 20
 """Largest file that can be read or edited as text."""
@@ -77,16 +77,16 @@ class SandboxEnvironment(Environment):
         """Provide a new session with the task's files."""
         if self._unused:
             self._unused = False
-            await self._write_files()
+            await self._write_files(self.session)
         else:
             await self._replace_session()
 
     async def _replace_session(self) -> None:
         await self.session.close()
         self._session = await self._sandbox.open_session(self.limits)
-        await self._write_files()
+        await self._write_files(self.session)
 
-    async def _write_files(self) -> None:
+    async def _write_files(self, session: Session) -> None:
         """Write the task's files into a new session."""
         raise NotImplementedError
 
@@ -104,12 +104,11 @@ class CodeInterpreter(SandboxEnvironment):
         """Observation of the last Python or shell call; None before the first."""
         await self._reset_session()
 
-    async def _write_files(self) -> None:
-        """Write the task's files into a new session."""
+    async def _write_files(self, session: Session) -> None:
         self._history: deque[tuple[str, bytes | None]] = deque(maxlen=_MAX_UNDO)
         """Path and previous content of each change; None if the file did not exist."""
         for path, data in self._files.items():
-            await self.session.put(path, data)
+            await session.put(path, data)
 
     async def _observe(self, outcome: Outcome) -> dict[str, Any]:
         """Build the tool result of an outcome. If the session has ended, replace it."""
@@ -123,7 +122,7 @@ class CodeInterpreter(SandboxEnvironment):
             result["image"] = list(outcome.figures)
         return result
 
-    @tool(name="code_interpreter", timeout=_TIMEOUT, max_length=20_000)
+    @tool(name="code_interpreter", timeout=TOOL_TIMEOUT, max_length=20_000)
     async def run_python(self, code: str) -> dict[str, Any]:
         """Run Python code. Variables, imports and files stay for the next call. Shows what was printed and the value
         of the last expression.
@@ -133,7 +132,7 @@ class CodeInterpreter(SandboxEnvironment):
         """
         return await self._observe(await self.session.run(code))
 
-    @tool(timeout=_TIMEOUT, max_length=20_000)
+    @tool(timeout=TOOL_TIMEOUT, max_length=20_000)
     async def run_shell(self, command: str) -> dict[str, Any]:
         """Run a shell command in the working folder.
 
@@ -142,7 +141,7 @@ class CodeInterpreter(SandboxEnvironment):
         """
         return await self._observe(await self.session.shell(command))
 
-    @tool(timeout=_TIMEOUT, max_length=20_000)
+    @tool(timeout=TOOL_TIMEOUT, max_length=20_000)
     @_answer_file_errors
     async def read_file(self, path: str, first: int = 1, last: int | None = None) -> str:
         """Read a text file, or some of its lines.
@@ -160,7 +159,7 @@ class CodeInterpreter(SandboxEnvironment):
             "".join(lines[max(first, 1) - 1 : last]) or f"{path} has {len(lines)} lines; none of them is in this range."
         )
 
-    @tool(timeout=_TIMEOUT)
+    @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
     async def write_file(self, path: str, content: str) -> str:
         """Write a text file, replacing what was there.
@@ -174,7 +173,7 @@ class CodeInterpreter(SandboxEnvironment):
         await self.session.put(path, data)
         return f"{path} written."
 
-    @tool(timeout=_TIMEOUT)
+    @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
     async def edit_file(self, path: str, old: str, new: str) -> str:
         """Replace a piece of a text file.
@@ -193,7 +192,7 @@ class CodeInterpreter(SandboxEnvironment):
         await self.session.put(path, data)
         return f"{path} written."
 
-    @tool(timeout=_TIMEOUT)
+    @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
     async def undo_edit(self, path: str) -> str:
         """Take back the last change that edit_file or write_file made to a file; again, the one before it.
@@ -213,7 +212,7 @@ class CodeInterpreter(SandboxEnvironment):
         del self._history[index]
         return f"{path} is {'gone again' if before is None else 'as it was before the last change'}."
 
-    @tool(timeout=_TIMEOUT)
+    @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
     async def list_files(self, path: str = ".") -> str:
         """List the files and folders below a folder.
@@ -225,7 +224,7 @@ class CodeInterpreter(SandboxEnvironment):
         lines = [f"{each.path}/" if each.kind == "folder" else f"{each.path} ({each.size} bytes)" for each in entries]
         return "\n".join(lines) or "(empty)"
 
-    @tool(timeout=_TIMEOUT)
+    @tool(timeout=TOOL_TIMEOUT)
     @_answer_file_errors
     async def search_files(self, pattern: str, path: str = ".") -> str:
         """Search the text files below a folder, line by line.

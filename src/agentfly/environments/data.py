@@ -12,8 +12,12 @@ import hashlib
 import json
 import lzma
 import os
+import tomllib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import IO, Any
@@ -41,6 +45,18 @@ def validate_count(count: int) -> None:
     """Raise DataError unless `count` is a number of tasks."""
     if not isinstance(count, int) or count < 0:
         raise DataError(f"a number of tasks is 0 or more, not {count!r:.40}")
+
+
+@cache
+def load_toml(package: str, name: str) -> dict[str, Any]:
+    """Read a TOML file of a package. The result is shared: do not change it."""
+    return tomllib.loads((resources.files(package) / name).read_text(encoding="utf-8"))
+
+
+def in_dataset_split(key: str, split: str) -> bool:
+    """Whether a row of a public dataset is in a split: the test file is not divided, and of the training file a
+    twentieth, chosen by the checksum of a key, is for validation."""
+    return split == "test" or (zlib.crc32(key.encode()) % 20 == 0) == (split == "validation")
 
 
 def describe_errors(error: pydantic.ValidationError) -> str:

@@ -14,11 +14,9 @@ import functools
 import itertools
 import json
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 from agentfly.environments.alfworld.game import APPLIANCES, ALFWorldGame, ALFWorldGoal, Receptacle, TaskType, Thing
 from agentfly.environments.alfworld.household import Household, next_command
 from agentfly.environments.alfworld.pddl import make_identifier, read_problem
-from agentfly.environments.data import DatasetSource, read_json, read_rows, sample_tasks
+from agentfly.environments.data import DatasetSource, load_toml, read_json, read_rows, sample_tasks
 from agentfly.errors import ConfigError, DataError
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
@@ -151,7 +149,7 @@ class RoomVocabulary:
 @functools.cache
 def load_vocabulary() -> RoomVocabulary:
     """Read `rooms.toml`."""
-    table = tomllib.loads(resources.files(__package__).joinpath("rooms.toml").read_text("utf-8"))
+    table = load_toml(__package__, "rooms.toml")
     groups: dict[str, list[str]] = {}
 
     def expand(types: str) -> list[str]:

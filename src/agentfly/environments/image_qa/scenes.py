@@ -30,13 +30,8 @@ Color = tuple[int, int, int]
 
 BACKGROUNDS: tuple[Color, ...] = ((255, 255, 255), (250, 247, 238), (240, 244, 250), (243, 249, 243))
 COLORS: tuple[Color, ...] = (
-    (200, 50, 45),
-    (45, 95, 190),
-    (30, 130, 70),
-    (220, 140, 20),
-    (120, 60, 150),
-    (20, 130, 140),
-)
+    (200, 50, 45), (45, 95, 190), (30, 130, 70), (220, 140, 20), (120, 60, 150), (20, 130, 140),
+)  # fmt: skip
 INK, FAINT = (30, 30, 35), (190, 192, 198)
 PLACES = (
     "Alden", "Brack", "Corvo", "Delmi", "Estel", "Farno", "Gadby", "Helm", "Irwen", "Jostal", "Kemp", "Lorne", "Mavik",

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from agentfly.environment import Environment
-from agentfly.errors import DataError
+from agentfly.environments.data import validate_count, validate_split
 from agentfly.models.lookup import draw, find_fact
 from agentfly.tooling import tool
 from agentfly.types import Task, ToolCall
@@ -23,10 +23,8 @@ class Lookup(Environment):
     @classmethod
     def draw_tasks(cls, split: str = "train", count: int = 100, *, seed: int = 0) -> list[dict[str, Any]]:
         """Draw tasks of a split; the seed determines them. Held-out tasks are about people of no training task."""
-        if split not in ("train", *HELD_OUT):
-            raise DataError(f"there is no split {split!r}; there are train, {', '.join(HELD_OUT)}")
-        if count < 0:
-            raise DataError(f"count is a number of tasks, 0 or more, not {count}")
+        validate_split(split)
+        validate_count(count)
         random = Random(seed)
         rows: list[dict[str, Any]] = []
         while len(rows) < count:

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_rows, sample_tasks, validate_split
+from agentfly.environments.data import (
+    DatasetSource,
+    in_dataset_split,
+    load_toml,
+    read_rows,
+    sample_tasks,
+    validate_split,
+)
 from agentfly.errors import DataError
 
 LEVELS = (1, 2, 3)
@@ -44,21 +48,17 @@ class ProblemKind:
     def draw(self, random: Random) -> tuple[str, str]:
         """Draw a question and the program that computes its answer."""
         numbers = {name: random.randint(*limits) for name, limits in self.ranges.items()}
-        words = _load_problems()["words"]
+        words = load_toml(__package__, "problems.toml")["words"]
         chosen = {"who": random.choice(words["names"]), "thing": random.choice(words["things"])}
         months = {f"month_{name}": words["months"][number - 1] for name, number in numbers.items() if number <= 12}
         return self.question.format(**numbers, **chosen, **months), self.program.format(**numbers)
 
 
 @cache
-def _load_problems() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / "problems.toml").read_text(encoding="utf-8"))
-
-
-@cache
 def load_kinds(level: int) -> tuple[ProblemKind, ...]:
     """Load the problem kinds of a level."""
-    return tuple(ProblemKind(**each) for each in _load_problems()["kinds"] if each["level"] == level)
+    kinds = load_toml(__package__, "problems.toml")["kinds"]
+    return tuple(ProblemKind(**each) for each in kinds if each["level"] == level)
 
 
 def draw_tasks(split: str, count: int, seed: int, levels: Sequence[int]) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _load_tasks(source: DatasetSource, name: str, split: str, *, files: tuple[st
             answer = extract_box(str(row.get("solution", "")))
         if not isinstance(question, str) or not answer:
             raise DataError(f"{place}: a problem of {source.name} has a question and its answer, not {row!r:.80}")
-        if split == "test" or (zlib.crc32(question.encode()) % 20 == 0) == (split == "validation"):
+        if in_dataset_split(question, split):
             extra: dict[str, Any] = {key: row[key] for key in ("level", "subject") if key in row}
             question = _INSTRUCTION.sub("", question)
             tasks.append({"id": f"{name}/{number}", "question": question, "answer": answer, **extra})

@@ -21,7 +21,7 @@ from agentfly.environments.browser import BrowserEnvironment, Coordinate, Key
 from agentfly.environments.data import sample_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.extras import install_command
-from agentfly.images import COORDINATE_MAX
+from agentfly.images import COORDINATE_MAX, open_image
 from agentfly.scoring import reward
 from agentfly.tooling import tool
 from agentfly.types import Image, Task, ToolCall
@@ -166,10 +166,13 @@ class MiniWoB(BrowserEnvironment):
         return await self._observe()
 
     async def _observe(self) -> dict[str, Any]:
-        data = await self.browser.screenshot(WIDTH, HEIGHT)
+        image = Image.of(await self.browser.screenshot(WIDTH, HEIGHT))
         if self.scale != 1:
-            data = enlarge(data, self.scale)
-        return {"observation": "", "image": Image.of(data)}
+            from PIL.Image import Resampling
+
+            size = (WIDTH * self.scale, HEIGHT * self.scale)
+            image = Image.of(open_image(image).resize(size, Resampling.LANCZOS))
+        return {"observation": "", "image": image}
 
     async def expert(self) -> ToolCall | str:
         """The next action of a program that reads the page's elements; tasks outside of TASKS have none."""
@@ -217,19 +220,6 @@ def serve_file(path: str, *, seed: int) -> bytes | None:
         return None
     content = file.read_bytes()
     return content + f"\nMath.seedrandom({json.dumps(str(seed))});\n".encode() if path == "/core/core.js" else content
-
-
-def enlarge(png: bytes, scale: int) -> bytes:
-    """Enlarge an image by a whole factor."""
-    import io
-
-    from PIL import Image as Pillow
-
-    with Pillow.open(io.BytesIO(png)) as image:
-        larger = image.resize((image.width * scale, image.height * scale), Pillow.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    larger.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 @reward

@@ -12,16 +12,13 @@ task number.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from random import Random
 from textwrap import indent
 from typing import Any
 
 from agentfly.environments.code_interpreter import CodeInterpreter
-from agentfly.environments.data import DatasetSource, belongs_to, read_rows, sample_tasks, validate_split
+from agentfly.environments.data import DatasetSource, belongs_to, load_toml, read_rows, sample_tasks, validate_split
 from agentfly.errors import ConfigError, DataError
 from agentfly.types import Task, ToolCall
 
@@ -43,11 +40,6 @@ MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": ran
 _MBPP_COLUMNS = {"question": ("query", "text", "prompt"), "solution": ("gold", "code"), "tests": ("tests", "test_list")}
 """Column names in InterCode's file and in the authors' own."""
 KINDS = ("numbers", "strings", "lists")
-
-
-@cache
-def _load_functions() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / "functions.toml").read_text(encoding="utf-8"))
 
 
 def _draw_arguments(random: Random, kind: str | Sequence[Sequence[int]]) -> tuple[Any, ...]:
@@ -117,10 +109,11 @@ class ProgramSynthesis(CodeInterpreter):
 
         def draw(random: Random, number: int) -> tuple[str, dict[str, Any]] | None:
             kind = kinds[number % len(kinds)]
-            function = random.choice(_load_functions()[kind])
+            functions = load_toml(__package__, "functions.toml")
+            function = random.choice(functions[kind])
             if "items" in function:
                 # A pipeline: draw a condition, a change and a result for its items.
-                parts = _load_functions()["parts"][function["parts"]]
+                parts = functions["parts"][function["parts"]]
                 condition_words, condition = random.choice(parts["conditions"]) if random.random() < 0.8 else ("", "")
                 change_words, change = random.choice(parts["changes"]) if random.random() < 0.7 else ("", "x")
                 result_words, result = random.choice(parts["results"])

@@ -17,7 +17,7 @@ from agentfly.environments.repair import tasks
 from agentfly.environments.repair.judge import RepairJudge, copy_image_folder, is_source, open_task_sandbox
 from agentfly.environments.repair.tasks import Mutation
 from agentfly.errors import ConfigError, DataError
-from agentfly.sandbox import FileAccessError, Outcome
+from agentfly.sandbox import FileAccessError, Outcome, Session
 from agentfly.scoring import reward
 from agentfly.types import Task, ToolCall
 
@@ -60,9 +60,9 @@ class Repair(CodeInterpreter):
             self._unused = False
         await super().reset(task)
 
-    async def _write_files(self) -> None:
-        await copy_image_folder(self.session, self._columns)
-        await super()._write_files()
+    async def _write_files(self, session: Session) -> None:
+        await copy_image_folder(session, self._columns)
+        await super()._write_files(session)
 
     async def sources(self) -> dict[str, bytes]:
         """Return the package's current source files by path."""

@@ -9,16 +9,21 @@ containing articles.
 from __future__ import annotations
 
 import json
-import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from itertools import count
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_rows, validate_count, validate_split
+from agentfly.environments.data import (
+    DatasetSource,
+    in_dataset_split,
+    load_toml,
+    read_rows,
+    validate_count,
+    validate_split,
+)
 from agentfly.environments.search.index import Passage, read_corpus
 from agentfly.errors import DataError
 
@@ -46,12 +51,7 @@ class Relation:
     """Template of a question for the value."""
 
 
-RELATIONS = tuple(
-    Relation(**each)
-    for each in tomllib.loads((resources.files(__package__) / "relations.toml").read_text(encoding="utf-8"))[
-        "relations"
-    ]
-)
+RELATIONS = tuple(Relation(**each) for each in load_toml(__package__, "relations.toml")["relations"])
 _ARTICLE_SHARES = {"person": 0.45, "town": 0.25, "country": 0.05, "company": 0.15, "river": 0.10}
 _RELATIONS_OF = {kind: [each for each in RELATIONS if each.kind == kind] for kind in _ARTICLE_SHARES}
 _FIRST_SYLLABLES = [consonant + vowel for consonant in "BDFGKLMNPRSTVZ" for vowel in "aeiou"]
@@ -170,25 +170,17 @@ def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[s
             return start, path, visited[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _QuestionFiles:
-    """File names of a data set, the preferred ones first. The published test sets have no answers: dev is test."""
-
-    source: DatasetSource
-    train: tuple[str, ...]
-    dev: tuple[str, ...]
-
-
-HOTPOTQA = _QuestionFiles(
-    DatasetSource("HotpotQA", "https://hotpotqa.github.io", "retrieval"),
-    ("hotpot_train_v1.1.json",),
-    ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
-)
-TWO_WIKI = _QuestionFiles(
-    DatasetSource("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval"),
-    ("2wiki_train.json", "2wikimultihop/train.json"),
-    ("2wiki_dev.json", "2wikimultihop/dev.json"),
-)
+HOTPOTQA = DatasetSource("HotpotQA", "https://hotpotqa.github.io", "retrieval")
+TWO_WIKI = DatasetSource("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval")
+_TRAIN_FILES = {
+    HOTPOTQA: ("hotpot_train_v1.1.json",),
+    TWO_WIKI: ("2wiki_train.json", "2wikimultihop/train.json"),
+}
+"""File names, the preferred ones first. The published test sets have no answers: dev is test."""
+_DEV_FILES = {
+    HOTPOTQA: ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
+    TWO_WIKI: ("2wiki_dev.json", "2wikimultihop/dev.json"),
+}
 
 
 def hotpotqa_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any]]:
@@ -203,16 +195,16 @@ def two_wiki_tasks(split: str, *, file: str | None = None) -> list[dict[str, Any
 
 def two_wiki_passages() -> list[Passage]:
     """Read a corpus of about six thousand Wikipedia passages for questions of 2WikiMultihopQA."""
-    return list(read_corpus(TWO_WIKI.source.file("2wiki_passages.json")))
+    return list(read_corpus(TWO_WIKI.file("2wiki_passages.json")))
 
 
-def _read_questions(files: _QuestionFiles, split: str, file: str | None) -> list[dict[str, Any]]:
+def _read_questions(dataset: DatasetSource, split: str, file: str | None) -> list[dict[str, Any]]:
     """Read rows with `question`, `answer`, `kind`, `titles` of the supporting passages and, if the file has them, the
     `passages` to search. Every twentieth training question, by its checksum, is for validation."""
     validate_split(split)
-    names = (file,) if file is not None else files.dev if split == "test" else files.train
+    names = (file,) if file is not None else (_DEV_FILES if split == "test" else _TRAIN_FILES)[dataset]
     rows: list[dict[str, Any]] = []
-    for place, source in read_rows(files.source.file(*names)):
+    for place, source in read_rows(dataset.file(*names)):
         if not all(isinstance(source.get(name), str) for name in ("question", "answer")):
             raise DataError(f"{place}: a row has the texts question and answer, not {source!r:.80}")
         row = {"question": source["question"], "answer": source["answer"], "kind": source.get("type", "")}
@@ -229,8 +221,7 @@ def _read_questions(files: _QuestionFiles, split: str, file: str | None) -> list
                 ]
         except (TypeError, ValueError, KeyError) as error:
             raise DataError(f"{place}: its context or supporting facts have an unknown shape: {error!r}") from None
-        is_held_out = zlib.crc32(row["question"].encode()) % 20 == 0
-        if split == "test" or is_held_out == (split == "validation"):
+        if in_dataset_split(row["question"], split):
             rows.append(row)
     return rows
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from gzip import GzipFile
 from typing import Any, ClassVar
 
-from agentfly.environments.code_interpreter import SandboxEnvironment
+from agentfly.environments.code_interpreter import TOOL_TIMEOUT, SandboxEnvironment
 from agentfly.environments.shell import tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.sandbox import EndReason, FileAccessError, Limits, Outcome, Session
@@ -37,8 +37,6 @@ _MAX_BYTES = 8 << 20
 _LIST_COMMAND = r"/usr/bin/find . -mindepth 1 -printf '%y\t%m\t%l\t%P\0'"
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip", ".gz")
 _WORD = re.compile(r"\w\w+")
-_TIMEOUT = 600.0
-"""Seconds until a tool call fails; the session's own limit ends it long before."""
 _SORT = re.compile(r"\bsort\b")
 _COMPLETED = (EndReason.OK, EndReason.ERROR)
 """A nonzero exit status is not a failure: `grep` has one if nothing matches."""
@@ -171,10 +169,7 @@ class Shell(SandboxEnvironment):
         self.commands = 0
         """Number of commands."""
 
-    async def _write_files(self) -> None:
-        await self._write_tree(self.session)
-
-    async def _write_tree(self, session: Session) -> None:
+    async def _write_files(self, session: Session) -> None:
         """Write the task's files into a session and run its setup script. Raises DataError."""
         try:
             for path, text in self._files.items():
@@ -186,7 +181,7 @@ class Shell(SandboxEnvironment):
             if outcome.end not in _COMPLETED:
                 raise DataError(f"the script of the column 'setup' fails: {outcome.text:.200}")
 
-    @tool(name="shell", timeout=_TIMEOUT, max_length=100_000)
+    @tool(name="shell", timeout=TOOL_TIMEOUT, max_length=100_000)
     async def run_shell(self, command: str) -> dict[str, Any]:
         """Run a shell command. It starts in the folder of the task. What the last command prints is the answer.
 
@@ -242,7 +237,7 @@ class Shell(SandboxEnvironment):
             raise DataError("the row needs a command in the column 'gold'")
         session = await self._sandbox.open_session(self.limits)
         try:
-            await self._write_tree(session)
+            await self._write_files(session)
             before = await read_state(session)
             outcome = await session.shell(self._gold)
             if outcome.end not in _COMPLETED:

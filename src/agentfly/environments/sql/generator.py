@@ -7,14 +7,13 @@ the words of the question are always the same. Twins of a database have the same
 from __future__ import annotations
 
 import sqlite3
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import product
 from random import Random
 from typing import Any
 
+from agentfly.environments.data import load_toml
 from agentfly.environments.sql.database import build_image
 
 LEVELS = (1, 2, 3)
@@ -104,7 +103,7 @@ class DatabaseSchema:
 @cache
 def load_domains() -> tuple[Domain, ...]:
     """Load all domains from `domains.toml`."""
-    data = tomllib.loads((resources.files(__package__) / "domains.toml").read_text(encoding="utf-8"))
+    data = load_toml(__package__, "domains.toml")
     lists = {name: tuple(words.split()) for name, words in data["lists"].items()}
 
     def parse_column(line: str) -> Column:

@@ -6,14 +6,20 @@ split, so no question is in two splits, whatever the seeds.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, belongs_to, read_rows, validate_count, validate_split
+from agentfly.environments.data import (
+    DatasetSource,
+    belongs_to,
+    in_dataset_split,
+    read_rows,
+    validate_count,
+    validate_split,
+)
 from agentfly.environments.sql.database import Database, equal_rows, has_order_by
 from agentfly.environments.sql.generator import LEVELS, TWINS, DatabaseSchema, Table, build_database, draw_schema
 from agentfly.errors import DataError
@@ -214,8 +220,7 @@ def spider_tasks(split: str) -> list[dict[str, Any]]:
         question, gold, name = map(source.get, keys)
         if not all(isinstance(each, str) and each for each in (question, gold, name)):
             raise DataError(f"{place}: a row has query, gold and db, or question, query and db_id, not {source!r:.80}")
-        is_held_out = zlib.crc32(str(name).encode()) % 20 == 0
-        if split == "test" or is_held_out == (split == "validation"):
+        if in_dataset_split(str(name), split):
             row = {"id": f"spider/{split}/{number}", "question": question, "gold": gold}
             rows.append({**row, "kind": source.get("hardness", ""), "database": {"spider": name}})
             names.add(str(name))

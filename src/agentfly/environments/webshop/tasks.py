@@ -14,15 +14,13 @@ import functools
 import hashlib
 import itertools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import DatasetSource, read_json, validate_count, validate_split
+from agentfly.environments.data import DatasetSource, load_toml, read_json, validate_count, validate_split
 from agentfly.environments.webshop.product import ShopGoal, ShopProduct, make_goal, make_option_goal
 from agentfly.errors import DataError
 
@@ -76,12 +74,11 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
             goals += entry.human
         elif entry.instruction:
             # One goal per combination of the product's options, with option names in alphabetical order.
-            names = sorted(entry.product.options)
-            for values in itertools.product(*(entry.product.options[name] for name in names)):
+            product, instruction, wanted = entry.product, entry.instruction, entry.instruction_attributes
+            names = sorted(product.options)
+            for values in itertools.product(*(product.options[name] for name in names)):
                 chosen = dict(zip(names, values, strict=True))
-                goals.append(
-                    make_option_goal(entry.product, entry.instruction, entry.instruction_attributes, chosen=chosen)
-                )
+                goals.append(make_option_goal(product, instruction, wanted, chosen=chosen))
     Random(_SHUFFLE_SEED).shuffle(goals)
     # A product that lists an option twice yields the same goal twice: keep the first.
     first = {(goal.instruction, goal.asin): number for number, goal in reversed(list(enumerate(goals)))}
@@ -89,8 +86,8 @@ def official_tasks(split: str, *, shop: str = "official", human: bool = False) -
     numbers = range(len(goals))[SPLITS[split]]
     return [
         {"id": f"{shop}/{kind}/{number}", "question": goal.instruction, "shop": shop, "goal": goal.to_json()}
-        for number, goal in ((number, goals[number]) for number in numbers)
-        if first[goal.instruction, goal.asin] == number
+        for number, goal in enumerate(goals)
+        if number in numbers and first[goal.instruction, goal.asin] == number
     ]
 
 
@@ -114,20 +111,16 @@ def _read_files(shop: str, folder: Path) -> tuple[CatalogEntry, ...]:
             if asin != "nan" and len(asin) <= 10 and asin not in entries:
                 about = known.get(asin, {})
                 product = read_product(row, about.get("attributes", ["DUMMY_ATTR"]))
+                goals = []
+                for each in human.get(asin) or row.get("instructions") or []:
+                    if wanted := each["instruction_attributes"]:
+                        instruction, options = each["instruction"].strip("."), each["instruction_options"]
+                        goals.append(make_goal(product, instruction, wanted, options=options))
                 entries[asin] = CatalogEntry(
                     product=product,
                     instruction=about.get("instruction") or "",
                     instruction_attributes=tuple(about.get("instruction_attributes") or ()),
-                    human=tuple(
-                        make_goal(
-                            product,
-                            each["instruction"].strip("."),
-                            each["instruction_attributes"],
-                            options=each["instruction_options"],
-                        )
-                        for each in human.get(asin) or row.get("instructions") or []
-                        if each["instruction_attributes"]
-                    ),
+                    human=tuple(goals),
                 )
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"row {number} of {FILES[shop][0]} in {folder} cannot be read: {error!r}") from error
@@ -178,25 +171,10 @@ class ProductKind:
     """Minimum and maximum, in dollars."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProductVocabulary:
-    """What products are drawn from."""
-
-    kinds: tuple[ProductKind, ...]
-    starts: tuple[str, ...]
-    """First halves of brand names."""
-    ends: tuple[str, ...]
-    """Second halves of brand names."""
-    lines: tuple[str, ...]
-    """Names of product lines."""
-    features: tuple[str, ...]
-    """Sentence templates with `{attribute}` and `{query}`."""
-
-
 @functools.cache
-def load_vocabulary() -> ProductVocabulary:
-    """Read `kinds.toml`."""
-    table = tomllib.loads(resources.files(__package__).joinpath("kinds.toml").read_text("utf-8"))
+def load_kinds() -> tuple[ProductKind, ...]:
+    """Read the kinds of products in `kinds.toml`."""
+    table = load_toml(__package__, "kinds.toml")
     kinds = []
     for row in table["kind"]:
         # An option names a list in [values], or has its own; `shared` names a list in [attributes].
@@ -207,7 +185,7 @@ def load_vocabulary() -> ProductVocabulary:
         attributes = (*table["attributes"].get(row.get("shared", ""), ()), *row.get("attributes", ()))
         named = {name: row[name] for name in ("category", "path", "query", "noun")}
         kinds.append(ProductKind(**named, attributes=attributes, options=options, prices=tuple(row["prices"])))
-    return ProductVocabulary(tuple(kinds), **{name: tuple(listed) for name, listed in table["brands"].items()})
+    return tuple(kinds)
 
 
 def generate_catalog(products: int, seed: int) -> Iterator[ShopProduct]:
@@ -219,14 +197,14 @@ def generate_catalog(products: int, seed: int) -> Iterator[ShopProduct]:
 def draw_product(position: int, seed: int) -> ShopProduct:
     """The product at a position."""
     random = Random(f"product {position} of {seed}")
-    vocabulary = load_vocabulary()
-    kind = random.choice(vocabulary.kinds)
-    brand = random.choice(vocabulary.starts) + random.choice(vocabulary.ends)
-    line = random.choice(vocabulary.lines)
+    words = load_toml(__package__, "kinds.toml")["brands"]
+    kind = random.choice(load_kinds())
+    brand = random.choice(words["starts"]) + random.choice(words["ends"])
+    line = random.choice(words["lines"])
     attributes = random.sample(kind.attributes, random.randint(3, 5))
     lowest = random.randint(kind.prices[0] * 100, kind.prices[1] * 100) / 100
     features = tuple(
-        random.choice(vocabulary.features).format(attribute=attribute.capitalize(), query=kind.query)
+        random.choice(words["features"]).format(attribute=attribute.capitalize(), query=kind.query)
         for attribute in random.sample(attributes, len(attributes))
     )
     options = {}
