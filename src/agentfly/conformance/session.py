@@ -76,8 +76,7 @@ class CheckSession:
             context = Context(self._task, turn=self._turn)
             self._turn += 1
             result = await self._leases.act(
-                tool.environments,
-                lambda envs: tool.run(call.arguments, context=context, environments=envs),
+                tool.environments, lambda envs: tool.run(call.arguments, context=context, environments=envs)
             )
         return CallAnswer(_mask_durations(result.observation), result.status, result.ends_chain)
 

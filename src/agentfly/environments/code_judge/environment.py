@@ -231,11 +231,7 @@ async def unit_tests(
 
 @reward(timeout=None)
 async def output_match(
-    prediction: str,
-    cases: Sequence[Mapping[str, str]],
-    judge: CodeJudge,
-    match: str = "words",
-    tolerance: float = 1e-6,
+    prediction: str, cases: Sequence[Mapping[str, str]], judge: CodeJudge, match: str = "words", tolerance: float = 1e-6
 ) -> dict[str, Any]:
     """The fraction of the column `cases`, each with `stdin` and `expected`, whose expected output the program prints.
 

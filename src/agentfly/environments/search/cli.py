@@ -7,14 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="Build, serve and query passage indexes.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(help="Build, serve and query passage indexes.", no_args_is_help=True, rich_markup_mode=None)
 Source = Annotated[
-    str,
-    typer.Argument(help="Index folder, URL of a retrieval server, or a search engine such as wikipedia."),
+    str, typer.Argument(help="Index folder, URL of a retrieval server, or a search engine such as wikipedia.")
 ]
 
 

@@ -172,10 +172,7 @@ def _draw_path(encyclopedia: Encyclopedia, hops: int, random: Random) -> tuple[s
 
 HOTPOTQA = DatasetSource("HotpotQA", "https://hotpotqa.github.io", "retrieval")
 TWO_WIKI = DatasetSource("2WikiMultihopQA", "https://github.com/Alab-NII/2wikimultihop", "retrieval")
-_TRAIN_FILES = {
-    HOTPOTQA: ("hotpot_train_v1.1.json",),
-    TWO_WIKI: ("2wiki_train.json", "2wikimultihop/train.json"),
-}
+_TRAIN_FILES = {HOTPOTQA: ("hotpot_train_v1.1.json",), TWO_WIKI: ("2wiki_train.json", "2wikimultihop/train.json")}
 """File names, the preferred ones first. The published test sets have no answers: dev is test."""
 _DEV_FILES = {
     HOTPOTQA: ("hotpot_dev_distractor_v1.json", "hotpotqa_closed_60.json", "hotpotqa_dev_pairs.json"),
