@@ -50,6 +50,9 @@ class Corridor(Environment):
             steps: How far; backwards where it is below 0.
             mood: How you feel about it.
         """
+        return await self._walk(steps, mood)
+
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         self.at += max(-10, min(steps, 10))
         return {"observation": f"You are at {self.at}, {mood[:20]}.", "ends_chain": self.at == self.door}
 
@@ -88,7 +91,7 @@ class Undocumented(Corridor):
         Args:
             steps: How far.
         """
-        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+        return await self._walk(steps, mood)
 
 
 class Unseeded(Corridor):
@@ -135,15 +138,8 @@ class Unstartable(Corridor):
 class Dice(Corridor):
     """What is said depends on chance that no seed decides."""
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
-        answer: dict[str, Any] = await Corridor.walk.function(self, steps, mood)
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
+        answer = await super()._walk(steps, mood)
         return {**answer, "observation": f"{answer['observation']} The wind blows from {os.urandom(4).hex()}."}
 
 
@@ -153,16 +149,9 @@ class Remembering(Corridor):
     async def start(self) -> None:
         self.walked: list[int] = []
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         self.walked.append(self.at)
-        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+        return await super()._walk(steps, mood)
 
 
 @cache
@@ -177,31 +166,17 @@ class Shared(Corridor):
         await super().reset(task)
         _shared_state()["door"] = self.door
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
-        answer: dict[str, Any] = await Corridor.walk.function(self, steps, mood)
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
+        answer = await super()._walk(steps, mood)
         return {**answer, "observation": f"{answer['observation']} The door is at {_shared_state()['door']}."}
 
 
 class Touchy(Corridor):
     """It cannot take every text."""
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         mood.encode()
-        return await Corridor.walk.function(self, steps, mood.split()[0])  # type: ignore[no-any-return]
+        return await super()._walk(steps, mood.split()[0])
 
 
 LOCK = SimpleNamespace(taken=False)
@@ -219,18 +194,11 @@ class Grasping(Corridor):
             raise
         await super().reset(task)
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         LOCK.taken = True
         await asyncio.sleep(0.02)
         LOCK.taken = False
-        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+        return await super()._walk(steps, mood)
 
 
 class Jammed(Corridor):
@@ -238,18 +206,11 @@ class Jammed(Corridor):
 
     busy = False
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         self.busy = True
         await asyncio.sleep(0.001)
         self.busy = False
-        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+        return await super()._walk(steps, mood)
 
     async def close(self) -> None:
         if self.busy:
@@ -272,19 +233,12 @@ class Halfway(Corridor):
 class Deaf(Corridor):
     """It goes on when it is cancelled."""
 
-    @tool
-    async def walk(self, steps: int, mood: str = "calm") -> dict[str, Any]:
-        """Walk along the corridor.
-
-        Args:
-            steps: How far.
-            mood: How you feel about it.
-        """
+    async def _walk(self, steps: int, mood: str) -> dict[str, Any]:
         try:
             await asyncio.sleep(0.001)
         except asyncio.CancelledError:
             await asyncio.sleep(30)
-        return await Corridor.walk.function(self, steps, mood)  # type: ignore[no-any-return]
+        return await super()._walk(steps, mood)
 
 
 HELD = SimpleNamespace(descriptors=list[int]())
