@@ -12,9 +12,11 @@ import hashlib
 import json
 import lzma
 import os
+import sqlite3
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -25,6 +27,7 @@ from typing import IO, Any
 import pydantic
 
 from agentfly.errors import DataError
+from agentfly.types import Task
 
 SPLITS = ("train", "validation", "test")
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
@@ -45,6 +48,19 @@ def validate_count(count: int) -> None:
     """Raise DataError unless `count` is a number of tasks."""
     if not isinstance(count, int) or count < 0:
         raise DataError(f"a number of tasks is 0 or more, not {count!r:.40}")
+
+
+def get_column(task: Task, name: str, hint: str) -> Any:
+    """Return the column of a task, or raise DataError. hint: says what makes rows with this column."""
+    if name not in task.columns:
+        raise DataError(f"task {task.id!r} has no column {name!r}; {hint}")
+    return task.columns[name]
+
+
+def query_sqlite(path: Path, statement: str, *values: str) -> list[tuple[str, ...]]:
+    """Run a statement on an SQLite file, which several processes may share, and return its rows."""
+    with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
+        return connection.execute(statement, values).fetchall()
 
 
 @cache

@@ -15,13 +15,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import pydantic
 
+from agentfly.environments.data import query_sqlite
 from agentfly.environments.model_server import ModelServer
 from agentfly.errors import ConfigError, DataError
 from agentfly.scoring import Reward, reward
@@ -60,7 +60,7 @@ class Judge(ModelServer):
             table = "create table if not exists judgments (request text primary key, answer text not null)"
             try:
                 self._cache.parent.mkdir(parents=True, exist_ok=True)
-                await call(_query_cache, self._cache, table)
+                await call(query_sqlite, self._cache, table)
             except (OSError, sqlite3.Error) as error:
                 raise ConfigError(
                     f"{path} cannot keep judgments: {error}; name another file in {CACHE_VARIABLE}"
@@ -102,18 +102,12 @@ class Judge(ModelServer):
     async def _request(self, key: str, messages: Sequence[Mapping[str, str]], schema: type[M]) -> str:
         if self._cache is not None:
             select = "select answer from judgments where request = ?"
-            if rows := await call(_query_cache, self._cache, select, key):
+            if rows := await call(query_sqlite, self._cache, select, key):
                 return str(rows[0][0])
         answer = (await self.chat(messages, schema=schema)).model_dump_json()
         if self._cache is not None:
-            await call(_query_cache, self._cache, "insert or replace into judgments values (?, ?)", key, answer)
+            await call(query_sqlite, self._cache, "insert or replace into judgments values (?, ?)", key, answer)
         return answer
-
-
-def _query_cache(path: Path, statement: str, *values: str) -> list[tuple[str, ...]]:
-    """Run a statement on the SQLite file of judgments, which several processes may share."""
-    with closing(sqlite3.connect(path, timeout=30)) as database, database:
-        return database.execute(statement, values).fetchall()
 
 
 # Names and docstrings of these two classes are part of the JSON schema that is sent, and of the cache key.

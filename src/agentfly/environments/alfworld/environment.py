@@ -13,7 +13,8 @@ from agentfly.environments.alfworld.game import ALFWorldGame
 from agentfly.environments.alfworld.household import NOTHING_HAPPENS, Household, next_command
 from agentfly.environments.alfworld.pddl import write_problem
 from agentfly.environments.alfworld.tasks import draw_tasks
-from agentfly.errors import ConfigError, DataError
+from agentfly.environments.data import get_column
+from agentfly.errors import ConfigError
 from agentfly.extras import require_extra
 from agentfly.scoring import reward
 from agentfly.tooling import tool
@@ -98,11 +99,8 @@ class ALFWorld(Environment):
 
     async def reset(self, task: Task) -> None:
         """Start the game in the column `game`."""
-        if "game" not in task.columns:
-            raise DataError(
-                f"task {task.id!r} has no column 'game'; ALFWorld.draw_tasks and official_tasks make such rows"
-            )
-        self._game = ALFWorldGame.from_json(task.columns["game"])
+        hint = "ALFWorld.draw_tasks and official_tasks make such rows"
+        self._game = ALFWorldGame.from_json(get_column(task, "game", hint))
         self._house = Household(self._game)
         self._engine: ALFWorldEngine = self._house
         self._commands: list[str] = []

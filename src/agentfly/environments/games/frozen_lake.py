@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from agentfly.environments.data import sample_tasks
+from agentfly.environments.data import get_column, sample_tasks
 from agentfly.environments.games.game import (
     OFFSETS,
     Direction,
@@ -72,9 +72,8 @@ class FrozenLake(GameEnvironment):
     async def reset(self, task: Task) -> None:
         """Start on the lake in the column `lake`; the columns `slippery` and `seed` determine the slips."""
         self.begin()
-        if "lake" not in task.columns:
-            raise DataError(f"task {task.id!r} has no column 'lake'; FrozenLake.draw_tasks makes such rows")
-        self._rows = validate_rows(task.columns["lake"], START + ICE + HOLE + GOAL, "lake")
+        lake = get_column(task, "lake", "FrozenLake.draw_tasks makes such rows")
+        self._rows = validate_rows(lake, START + ICE + HOLE + GOAL, "lake")
         if len(find_symbols(START, self._rows)) != 1 or not find_symbols(GOAL, self._rows):
             raise DataError(f"the lake of task {task.id!r} needs one start (S) and a goal (G)")
         (self._at,) = find_symbols(START, self._rows)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from agentfly.environments.data import sample_tasks
+from agentfly.environments.data import get_column, sample_tasks
 from agentfly.environments.games.game import (
     OFFSETS,
     Direction,
@@ -78,9 +78,8 @@ class Sokoban(GameEnvironment):
     async def reset(self, task: Task) -> None:
         """Start the level in the column `level`: rows in the usual symbols."""
         self.begin()
-        if "level" not in task.columns:
-            raise DataError(f"task {task.id!r} has no column 'level'; Sokoban.draw_tasks makes such rows")
-        rows = validate_rows(task.columns["level"], SYMBOLS + FLOOR, "level")
+        level = get_column(task, "level", "Sokoban.draw_tasks makes such rows")
+        rows = validate_rows(level, SYMBOLS + FLOOR, "level")
         self._room, self._state = read_level(rows)
         self._solution: dict[SokobanState, Direction] = {}
 

@@ -172,8 +172,7 @@ class _JudgeProcess:
 @reward(timeout=None)
 async def math_equal(prediction: str, answer: str | float, judge: MathJudge) -> dict[str, float]:
     """1 if the answer equals the column `answer`, else 0."""
-    accuracy = await _accuracy(prediction, answer, judge)
-    return {"reward": accuracy, "acc": accuracy}
+    return await _score(prediction, answer, judge)
 
 
 @reward(timeout=None)
@@ -181,9 +180,7 @@ async def math_equal_tool(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
     """1 if the answer is right and a tool was called before it, 0.1 if it is wrong; 0 without a tool call."""
-    accuracy = await _accuracy(prediction, answer, judge)
-    used_tool = float(has_successful_call(trajectory))
-    return {"reward": used_tool * max(accuracy, TOOL_CREDIT), "acc": accuracy, "used_tool": used_tool}
+    return await _score(prediction, answer, judge, used_tool=has_successful_call(trajectory))
 
 
 @reward(timeout=None)
@@ -191,9 +188,7 @@ async def math_equal_think(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
     """1 if the answer is right and every reply has a thought, else 0."""
-    accuracy = await _accuracy(prediction, answer, judge)
-    thought = float(has_thoughts(trajectory))
-    return {"reward": accuracy * thought, "acc": accuracy, "thought": thought}
+    return await _score(prediction, answer, judge, thought=has_thoughts(trajectory))
 
 
 @reward(timeout=None)
@@ -201,14 +196,16 @@ async def math_equal_think_tool(
     prediction: str, answer: str | float, trajectory: Trajectory, judge: MathJudge
 ) -> dict[str, float]:
     """The reward of `math_equal_tool` if every reply has a thought, else 0."""
-    accuracy = await _accuracy(prediction, answer, judge)
-    used_tool, thought = float(has_successful_call(trajectory)), float(has_thoughts(trajectory))
-    score = thought * used_tool * max(accuracy, TOOL_CREDIT)
-    return {"reward": score, "acc": accuracy, "used_tool": used_tool, "thought": thought}
+    used_tool, thought = has_successful_call(trajectory), has_thoughts(trajectory)
+    return await _score(prediction, answer, judge, used_tool=used_tool, thought=thought)
 
 
-async def _accuracy(prediction: str, answer: str | float, judge: MathJudge) -> float:
-    return float(await judge.equal(extract_answer(prediction.rpartition(_CLOSE)[2]), answer))
+async def _score(prediction: str, answer: str | float, judge: MathJudge, **conditions: bool) -> dict[str, float]:
+    """The accuracy, or 0 unless all conditions hold. With the condition `used_tool`, a wrong answer earns a little."""
+    accuracy = float(await judge.equal(extract_answer(prediction.rpartition(_CLOSE)[2]), answer))
+    score = max(accuracy, TOOL_CREDIT) if "used_tool" in conditions else accuracy
+    metrics = {name: float(holds) for name, holds in conditions.items()}
+    return {"reward": score * all(conditions.values()), "acc": accuracy, **metrics}
 
 
 def has_thoughts(trajectory: Trajectory) -> bool:

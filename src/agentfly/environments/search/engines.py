@@ -11,11 +11,9 @@ import json
 import os
 import re
 import reprlib
-import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from urllib.parse import quote
 import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from agentfly.environments.data import query_sqlite
 from agentfly.environments.search.index import Hit, Passage, Retriever, load_index
 from agentfly.errors import AgentFlyError, ConfigError, DataError, describe
 from agentfly.http_body import HEADERS, parse_json, read_body_sync, read_error_text_sync
@@ -111,10 +110,7 @@ class Cache:
                 self._entries.popitem(last=False)
 
     def _query_file(self, statement: str, *values: str) -> list[tuple[str, ...]]:
-        if self._path is None:
-            return []
-        with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
-            return connection.execute(statement, values).fetchall()
+        return [] if self._path is None else query_sqlite(self._path, statement, *values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from agentfly.environment import Environment
+from agentfly.environments.data import get_column
 from agentfly.environments.sql import tasks
 from agentfly.environments.sql.database import (
     Database,
@@ -55,11 +56,8 @@ class SQL(Environment):
 
     async def reset(self, task: Task) -> None:
         """Open a fresh copy of the database that the column `database` names."""
-        if "database" not in task.columns:
-            raise DataError(
-                f"task {task.id!r} has no column 'database'; SQL.draw_tasks and spider_tasks make such rows"
-            )
-        self._column, self._gold = task.columns["database"], task.columns.get("gold")
+        self._column = get_column(task, "database", "SQL.draw_tasks and spider_tasks make such rows")
+        self._gold = task.columns.get("gold")
         await self.close()
         self._database = await call(lambda: Database(load_image(self._column), seconds=self.seconds))
         self.submitted: str | None = None
