@@ -26,14 +26,6 @@ HIDDEN_TESTS = 5
 """Hidden tests of a generated task."""
 _MAX_ATTEMPTS = 20
 """Sets of tests that are tried for one function."""
-_FUNCTION_NAMES = (
-    "answer", "apply", "calculate", "convert", "f", "find", "g", "h", "process", "run", "solve", "transform", "work",
-)  # fmt: skip
-_WORDS = (
-    "acorn", "amber", "anchor", "apple", "at", "bee", "birch", "by", "cat", "cloud", "copper", "dawn", "ebb", "elm",
-    "fern", "go", "harbour", "ice", "ivy", "jade", "kite", "lantern", "level", "moss", "noon", "oak", "orchard",
-    "pearl", "quill", "radar", "river", "see", "stone", "tide", "umber", "violet", "we", "willow", "yarrow", "zinc",
-)  # fmt: skip
 MBPP = DatasetSource("MBPP", "https://github.com/google-research/google-research/tree/master/mbpp (mbpp.jsonl)", "code")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 """Task numbers of each split; `prompt` tasks are examples for few-shot prompts."""
@@ -47,7 +39,8 @@ def _draw_arguments(random: Random, kind: str | Sequence[Sequence[int]]) -> tupl
     if kind == "list":
         return ([random.randint(-20, 40) for _ in range(random.randint(5, 9))],)
     if isinstance(kind, str):
-        return (" ".join(random.choices(_WORDS, k=random.randint(4, 8))),)
+        words = load_toml(__package__, "functions.toml")["words"]["texts"]
+        return (" ".join(random.choices(words, k=random.randint(4, 8))),)
     return tuple(random.randint(low, high) for low, high in kind)
 
 
@@ -135,7 +128,7 @@ class ProgramSynthesis(CodeInterpreter):
                 return None
             # Draw a name, then tests that a constant, or a function that returns an argument, passes at most once: all
             # arguments and all values differ, and no value equals an argument.
-            name = random.choice(_FUNCTION_NAMES)
+            name = random.choice(functions["words"]["names"])
             signature = f"{name}({function['parameters']})"
             solution = f"def {signature}:\n{indent(body, '    ')}"
             names: dict[str, Any] = {}
