@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentfly.agents import HFAgent
+from agentfly.backends.scripted import ScriptedBackend
 from agentfly.conformance.session import CallAnswer, CheckSession, Trace, valid_arguments
 from agentfly.demonstrations import Demonstrations
 from agentfly.environment import Environment, Scope, has_tasks
@@ -152,8 +153,8 @@ class Subject:
     async def agent(self) -> AsyncIterator[HFAgent]:
         """An agent with the environment's tools and reward, whose model makes no call. AgentFly's errors fail the
         property."""
-        script = {"backend": "scripted", "backend_config": {"script": "I do not know."}}
-        agent = HFAgent(tools=list(self.toolbox), reward=self.reward, template="chatml", **script)
+        backend = ScriptedBackend("I do not know.")
+        agent = HFAgent(tools=list(self.toolbox), reward=self.reward, template="chatml", backend=backend)
         try:
             yield agent
         except AgentFlyError as error:
