@@ -58,7 +58,8 @@ def test_recipe_imports_no_environment_that_it_does_not_name() -> None:
     assert environment_modules(run) == set()
     load = "from agentfly.cli.recipes import find_recipe; from agentfly.cli.resolve import load_module"
     loaded = environment_modules(f"{load}; load_module(find_recipe('lookup').path, 'recipe')")
-    assert loaded == {f"agentfly.environments{part}" for part in ("", ".lookup", ".lookup.environment")}
+    parts = ("", ".data", ".lookup", ".lookup.environment")  # data: what environments share
+    assert loaded == {f"agentfly.environments{part}" for part in parts}
     loaded = environment_modules(f"{load}; load_module(find_recipe('frozen_lake').path, 'recipe')")
     assert {name for name in loaded if ".games." in name} == {
         f"agentfly.environments.games.{part}" for part in ("frozen_lake", "game")
